@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.errors import CheckpointError, ConfigError, FrameError, PsfleetError, RuleError
-from psfleet.platform.atomic_files import let_appear, read_small, reason, replace
+from psfleet.platform.files import let_appear, read_small, reason, replace
 from psfleet.settings.declaration import from_variables, to_variables
 from psfleet.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
 from psfleet.settings.environment import Environment, check_endpoint, reader_environment

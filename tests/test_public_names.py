@@ -27,7 +27,7 @@ FACES = (
         "psfleet/initializer.py",
         "psfleet/regularizer.py",
     ),
-    *("psfleet/fleet/fleet.py", "psfleet/testing/local_fleet.py", "psfleet/schema/entry.py"),
+    *("psfleet/fleet/fleet.py", "psfleet/testing/local_fleet.py"),
     *("psfleet/optimizer/rule_optimizers.py", "psfleet/optimizer/dygraph.py"),
     # These hand on a name that they import.
     *("psfleet/datasets/parquet.py", "psfleet/platform/arrow.py"),

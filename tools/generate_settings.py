@@ -19,7 +19,7 @@ from psfleet.settings.declared_settings import (  # noqa: E402
     StageSettings,
     UserSettings,
 )
-from psfleet.strategy.strategy_settings import PARTS  # noqa: E402
+from psfleet.strategy.distributed_strategy import PARTS  # noqa: E402
 from psfleet_launch.engines.launch_engine import EngineSettings  # noqa: E402
 from psfleet_launch.job.job_request import JobRequest, Launch  # noqa: E402
 

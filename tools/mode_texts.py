@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CHOICES = ROOT / "psfleet" / "settings" / "choices.py"
+CHOICES = ROOT / "psfleet" / "settings" / "kinds.py"
 NUMBERS = ROOT / "protos" / "psfleet" / "v1" / "shard.proto"
 GUIDE = ROOT / "docs" / "strategies.md"
 _NAMES = re.compile(r"(?<=^Mode = Literal\[).*(?=\])", re.MULTILINE)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeGuard
 
 from psfleet.formats import SERVERS, write_running_job, write_scale
-from psfleet.platform.stop_signals import wakes_on_signals
+from psfleet.platform.threads import wakes_on_signals
 from psfleet.settings.kinds import MOST_SERVERS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses

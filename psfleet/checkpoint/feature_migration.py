@@ -18,12 +18,12 @@ from psfleet.checkpoint.loading import Events, Snapshot, load_events
 from psfleet.checkpoint.manifest import Manifest, chain
 from psfleet.checkpoint.resharding import grown_columns, grown_spec, rewrite, shape_text
 from psfleet.checkpoint.tensors import place_of
+from psfleet.entry import CapacityEntry, part_of
 from psfleet.errors import CheckpointError
 from psfleet.feature_sets.feature_set import FeatureSet, Table
+from psfleet.initializer import starting
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.parameters.initializer import starting
 from psfleet.rules.rule import Rule
-from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import OWN, DecaySpec, TableSpec
 from psfleet.shard.events import CreateTable, RestorePart
 from psfleet.shard.shard import Shard

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.feature_sets.value_hashes import hashed
-from psfleet.platform.atomic_files import reason
+from psfleet.platform.files import reason
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import TableSpec
 from psfleet.settings.kinds import local_path

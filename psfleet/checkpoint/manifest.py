@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.checkpoint.tensors import digest, place_of, put_back
+from psfleet.entry import make_entry
 from psfleet.errors import CheckpointError
 from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.platform.atomic_files import read_small, reason, regular, write_durably
+from psfleet.platform.files import read_small, reason, regular, write_durably
 from psfleet.platform.object_store import readable
 from psfleet.rules import make_rule, reference_of
 from psfleet.runtime.worker_state import read_states
-from psfleet.schema.entry import make_entry
 from psfleet.schema.table import (
     DecaySpec,
     InitializerSpec,

@@ -21,7 +21,7 @@ from psfleet.checkpoint.resharding import rewrite
 from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.formats import Format
-from psfleet.platform.atomic_files import reason
+from psfleet.platform.files import reason
 from psfleet.platform.object_store import upload
 from psfleet.schema.table import TableSpec
 from psfleet.settings.kinds import local_path, url_of

@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 
 from psfleet.errors import CheckpointError
 from psfleet.formats import Format
-from psfleet.platform.atomic_files import regular, sync
+from psfleet.platform.files import regular, sync
 
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document

@@ -37,7 +37,7 @@ from psfleet.checkpoint.tensors import (
 )
 from psfleet.errors import CheckpointError
 from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.platform.atomic_files import exchange, reason, sync
+from psfleet.platform.files import exchange, reason, sync
 from psfleet.platform.object_store import ObjectStore, readable
 from psfleet.schema.table import TableSpec
 from psfleet.settings.kinds import local_path, shown_url, url_of

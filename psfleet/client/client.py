@@ -19,20 +19,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.client.client_tables import ClientFeatures, DenseTable, SparseTable
 from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
+from psfleet.entry import Entry
 from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
 from psfleet.execution.model_files import TableNames, folder_of, load, save
 from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.initializer import Initializer, starting
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 from psfleet.mode_runtimes.switch import change
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.wrapping_optimizers import check_outside
-from psfleet.parameters.initializer import Initializer, starting
 from psfleet.parameters.parameter import Parameter, as_numbers
-from psfleet.runtime.interface import ClosedRuntime, FollowedCut, PendingPush, ReadVersion, Runtime
-from psfleet.runtime.pooled_ids import PooledIds
+from psfleet.runtime.interface import (
+    ClosedRuntime,
+    FollowedCut,
+    PendingPush,
+    PooledIds,
+    ReadVersion,
+    Runtime,
+)
 from psfleet.runtime.process_runtime import current, is_failure
-from psfleet.schema.entry import Entry
 from psfleet.schema.table import Device, InitializerSpec, RowPrecision, ServerCount, TableSpec
 from psfleet.strategy import Settings
 from psfleet.validation.annotations import NonNegativeInt, checked

@@ -13,8 +13,7 @@ from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.parameters.gradients import PooledGradient, gradient_of
 from psfleet.parameters.parameter import as_numbers
 from psfleet.runtime.evictions import EvictionReader
-from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, Read
-from psfleet.runtime.pooled_ids import PooledIds, read_of
+from psfleet.runtime.interface import Gradient, PendingPull, PendingPush, PooledIds, Read, read_of
 from psfleet.runtime.validation import as_float32, as_ids
 from psfleet.schema.table import TableSpec
 from psfleet.validation.annotations import checked

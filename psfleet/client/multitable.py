@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.parameters.parameter_client import write_weights
-from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime
-from psfleet.runtime.pooled_ids import as_asked
+from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime, as_asked
 from psfleet.schema.table import TableSpec
 from psfleet.validation.annotations import checked
 

@@ -14,8 +14,8 @@ from psfleet.mode_runtimes.switch import connect as connect_cluster
 from psfleet.platform.logs import set_up_logs
 from psfleet.runtime.interface import Runtime, load_runtime
 from psfleet.runtime.process_runtime import Parts, current
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment, read_environment
+from psfleet.settings.kinds import Mode
 from psfleet.strategy import WireSettings, resolve
 from psfleet.validation.annotations import checked
 

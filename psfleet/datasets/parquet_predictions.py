@@ -19,7 +19,7 @@ from psfleet.datasets.row_group_files import RowGroupFiles
 from psfleet.errors import ShapeError, UsageError
 from psfleet.formats import Format, reading
 from psfleet.platform.arrow import pa, pq
-from psfleet.platform.atomic_files import read_small, sync
+from psfleet.platform.files import read_small, sync
 from psfleet.settings.kinds import local_path
 
 _FORMAT = Format("predictions")

@@ -11,8 +11,7 @@ import numpy as np
 from psfleet.datasets.read_ahead import with_next
 from psfleet.errors import UsageError
 from psfleet.execution import untrained
-from psfleet.parameters.binding import invalidate, read_ahead
-from psfleet.parameters.moving_average import note
+from psfleet.parameters.binding import invalidate, note, read_ahead
 from psfleet.parameters.parameter import SparseGrad, fetch
 from psfleet.platform.threads import deferred
 from psfleet.program.operation import Array, Gradient

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from psfleet.errors import TableConflict
 from psfleet.parameters.parameter import Parameter, check_rows
 from psfleet.rules.momentum import SGD
-from psfleet.runtime.interface import Read, Runtime, TableState
-from psfleet.runtime.pooled_ids import Asked
+from psfleet.runtime.interface import Asked, Read, Runtime, TableState
 from psfleet.schema.table import TableSpec, key_of
 
 Floats = NDArray[np.float32]

@@ -28,7 +28,7 @@ from psfleet.feature_sets.feature_document import write_features
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.parameters.parameter import Parameter
-from psfleet.platform.atomic_files import read_small, replace, sync
+from psfleet.platform.files import read_small, replace, sync
 from psfleet.platform.logs import log_of
 from psfleet.platform.object_store import readable, upload
 from psfleet.program.gradient import ancestors

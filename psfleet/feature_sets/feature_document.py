@@ -27,7 +27,7 @@ from psfleet.feature_sets.transforms import (
 )
 from psfleet.feature_sets.transforms.transform import FittedTransform, Function, Transform
 from psfleet.formats import Format, exact, reading
-from psfleet.platform.atomic_files import reason, replace
+from psfleet.platform.files import reason, replace
 
 if TYPE_CHECKING:
     from psfleet.feature_sets.feature_set import FeatureSet

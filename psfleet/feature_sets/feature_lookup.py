@@ -15,7 +15,7 @@ from psfleet.feature_sets.jagged import Jagged
 from psfleet.feature_sets.value_hashes import are_value, hashed
 from psfleet.kernels.bags import RowBags
 from psfleet.parameters.gradients import PooledGradient
-from psfleet.runtime.pooled_ids import PooledIds, frozen
+from psfleet.runtime.interface import PooledIds, frozen
 from psfleet.runtime.validation import as_ids
 
 Floats = NDArray[np.float32]

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from psfleet.entry import Entry
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.feature_sets.feature_batches import fit
 from psfleet.feature_sets.feature_document import read_statistics, write_features
 from psfleet.feature_sets.jagged import Jagged, as_plain
 from psfleet.feature_sets.transforms.transform import FittedTransform, Transform, transforms_of
 from psfleet.feature_sets.value_types import Dtype
-from psfleet.parameters.initializer import Initializer
-from psfleet.schema.entry import Entry
+from psfleet.initializer import Initializer
 from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.validation.annotations import (
     Must,

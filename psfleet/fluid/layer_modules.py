@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from psfleet import initializer
 from psfleet.checkpoint.tensors import read_arrays, write_arrays
 from psfleet.errors import CheckpointError, ShapeError, UsageError
 from psfleet.formats import Format, exact, reading
-from psfleet.parameters import initializer
 from psfleet.parameters.binding import tables
 from psfleet.parameters.parameter import Parameter
-from psfleet.platform.atomic_files import let_appear
+from psfleet.platform.files import let_appear
 from psfleet.program import names
 from psfleet.program.attribute import ParamAttr, attribute, make_parameter
 from psfleet.program.variable import Variable

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from psfleet import layers
+from psfleet.entry import Entry
 from psfleet.fluid import learning_rate_scheduler
 from psfleet.fluid.learning_rate_scheduler import autoincreased_step_counter
 from psfleet.layers.activations import *
@@ -35,7 +36,6 @@ from psfleet.optimizer.lr import (
 )
 from psfleet.program.ops.manipulate import Reshape
 from psfleet.program.variable import Variable, apply
-from psfleet.schema.entry import Entry
 from psfleet.validation.annotations import AnyNumber, checked
 
 __all__ = [

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from psfleet import layers
+from psfleet import initializer, layers
 from psfleet.errors import IdError
 from psfleet.fluid import layer_modules
 from psfleet.fluid.layer_modules import Layer, Sequential
 from psfleet.layers.moving_statistics import channel_axis, moving_average
 from psfleet.layers.named_activation import activate
-from psfleet.parameters import initializer
-from psfleet.parameters.moving_average import note
+from psfleet.parameters.binding import note
 from psfleet.program.ops import normalize
 from psfleet.program.ops.embedding import DenseEmbedding
 from psfleet.program.ops.embedding import Embedding as SparseEmbedding

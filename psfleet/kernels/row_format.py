@@ -74,7 +74,7 @@ def _words(form: SlotFormat, count: int) -> int:
     return {"float32": count, "bfloat16": (count + 1) // 2, "int8": 1 + (count + 3) // 4}[form]
 
 
-# A rule's functions stand in the same module: the names here are those that psfleet.rules.functions refuses.
+# A rule's functions stand in the same module: the names here are those that psfleet.rules.rule refuses.
 _HEAD = """
 from numba import uint32
 

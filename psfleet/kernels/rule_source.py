@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.rules.functions import functions_of
-from psfleet.rules.rule import Rule
+from psfleet.rules.rule import Rule, functions_of
 from psfleet.schema.table import DecaySpec
 
 # Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of

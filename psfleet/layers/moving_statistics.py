@@ -1,8 +1,8 @@
 """Statistics that batch normalisation keeps of earlier batches."""
 
+from psfleet import initializer
 from psfleet.errors import ConfigError
-from psfleet.parameters import initializer
-from psfleet.parameters.moving_average import promise
+from psfleet.parameters.binding import promise
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.attribute import ParamAttr, make_parameter
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from psfleet import initializer
 from psfleet.errors import ShapeError
 from psfleet.layers.arithmetic import scale as scaled
 from psfleet.layers.moving_statistics import channel_axis, moving_average
 from psfleet.layers.named_activation import activate
 from psfleet.layers.reductions import sum as summed
-from psfleet.parameters import initializer
 from psfleet.program import names
 from psfleet.program.attribute import Attribute, attribute, create_parameter, make_parameter
 from psfleet.program.operation import axis_of, size_of

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from psfleet.entry import Entry, ShowClickEntry, part_of
 from psfleet.errors import IdError, ShapeError, UsageError
 from psfleet.program import names
 from psfleet.program.attribute import attribute, make_parameter
@@ -13,7 +14,6 @@ from psfleet.program.operation import dtype_of, extents
 from psfleet.program.ops.embedding import DenseEmbedding, Embedding
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, apply, leaf
-from psfleet.schema.entry import Entry, ShowClickEntry, part_of
 from psfleet.validation.annotations import checked
 
 __all__ = ["embedding"]

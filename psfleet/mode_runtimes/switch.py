@@ -12,8 +12,8 @@ from psfleet.errors import ConfigError
 from psfleet.platform.logs import log_of
 from psfleet.runtime.interface import Runtime, load_runtime
 from psfleet.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Correction
 from psfleet.strategy import ConsistencySettings, Settings, WireSettings
 

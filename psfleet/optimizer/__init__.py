@@ -18,7 +18,7 @@ from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer
 from psfleet.optimizer.rule_optimizers import *  # noqa: F403  # the stub lists the names
 from psfleet.optimizer.wrapping_optimizers import LookAhead, RecomputeOptimizer
-from psfleet.parameters.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
+from psfleet.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
 AdamOptimizer = Adam
 AdamWOptimizer = AdamW

@@ -12,7 +12,7 @@ from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.gradients import Grad, scaled
 from psfleet.parameters.parameter import Parameter
 from psfleet.parameters.placement import has_any_id
-from psfleet.parameters.regularizer import WeightDecay
+from psfleet.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 from psfleet.validation.annotations import NonNegative, NonNegativeInt

@@ -14,7 +14,7 @@ from psfleet.parameters.binding import tables
 from psfleet.parameters.gradients import zeroed
 from psfleet.parameters.parameter import Parameter, as_numbers, fetch
 from psfleet.parameters.placement import AveragedBinding
-from psfleet.parameters.regularizer import WeightDecay
+from psfleet.regularizer import WeightDecay
 from psfleet.validation.annotations import (
     NonNegative,
     NonNegativeInt,

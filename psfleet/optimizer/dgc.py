@@ -15,7 +15,7 @@ from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Pairs, Rate
 from psfleet.parameters import binding
 from psfleet.parameters.gradients import Grad, SparseElements, densify
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.regularizer import WeightDecay
+from psfleet.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked

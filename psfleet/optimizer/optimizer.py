@@ -18,7 +18,7 @@ from psfleet.parameters.binding import BoundTable, as_gradient, tables
 from psfleet.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.parameters.placement import LazyBinding
-from psfleet.parameters.regularizer import WeightDecay, as_decay, as_regularizer
+from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
 from psfleet.stages.links import here

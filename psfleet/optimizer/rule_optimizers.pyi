@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
-from psfleet.parameters.regularizer import WeightDecay
+from psfleet.regularizer import WeightDecay
 
 __all__ = [
     "AMSGrad",

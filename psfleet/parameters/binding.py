@@ -1,8 +1,12 @@
-"""Binding of the optimizers' parameters: one table each, and the values this worker has seen."""
+"""Binding of the optimizers' parameters: one table each, and the values this worker has seen.
 
+Moving averages of what batches show, such as batch_norm's means, are dense tables that no optimizer trains.
+"""
+
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +17,9 @@ from psfleet.parameters.parameter import Parameter, SparseGrad, check_rows
 from psfleet.parameters.parameter_client import ParameterClient, are_equal
 from psfleet.parameters.placement import AveragedBinding, LazyBinding, has_any_id, place
 from psfleet.platform.threads import deferred
+from psfleet.rules.momentum import SGD
 from psfleet.rules.rule import Rule
-from psfleet.runtime.interface import Gradient, Runtime, is_trained
-from psfleet.runtime.pooled_ids import Asked, PooledIds
+from psfleet.runtime.interface import Asked, Gradient, PooledIds, Runtime, is_trained
 from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.stages.links import here
@@ -378,3 +382,45 @@ def _master(parameter: Parameter) -> Floats:
 
 def _has_value(parameter: Parameter) -> bool:
     return parameter._value is not None
+
+
+@dataclass(eq=False)
+class _Average:
+    """Updates a table as average = momentum * average + (1 - momentum) * value.
+
+    That is SGD at the rate 1 - momentum with the gradient -value and the L2 decay 1. The decay is the
+    servers': it takes the average that they have, however old the one is that a worker has seen, so that an
+    average of variances never falls below 0.
+    """
+
+    momentum: float
+    lazy: bool = False
+    every_row: bool = False
+
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        return SGD()
+
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec:
+        return DecaySpec(l2=1.0)
+
+    def lender(self, parameter: Parameter) -> "_Average":
+        return self
+
+
+@functools.cache
+def _average(momentum: float) -> _Average:
+    return _Average(momentum)
+
+
+def promise(parameter: Parameter, momentum: float) -> None:
+    """Let a parameter's value come from its table, which is made when it is first needed."""
+    owner = _average(momentum)
+    binding = LazyBinding(lambda target: tables().seat(owner, target), early=True)
+    parameter.binding = parameter.binding or binding
+
+
+def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
+    """Take a value into the average, with the next push of this worker."""
+    home = tables()
+    seat = home.seat(_average(momentum), parameter)
+    home.send_along(seat, -np.asarray(value, np.float32), 1.0 - momentum)

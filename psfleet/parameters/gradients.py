@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.entry import ShowClickEntry, part_of
 from psfleet.errors import ShapeError
 from psfleet.kernels.bags import spread_parts
 from psfleet.kernels.dedup import dedup
 from psfleet.parameters.parameter import Parameter, SparseGrad, as_numbers, check_rows
-from psfleet.runtime.interface import Gradient
-from psfleet.runtime.pooled_ids import PooledIds, joined_ids
+from psfleet.runtime.interface import Gradient, PooledIds, joined_ids
 from psfleet.runtime.validation import as_ids
-from psfleet.schema.entry import ShowClickEntry, part_of
 
 Floats = NDArray[np.float32]
 

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from psfleet.entry import Entry
 from psfleet.errors import IdError, ShapeError
+from psfleet.initializer import Assign, Initializer, starting
 from psfleet.kernels.initial_values import initial_array, initial_rows
-from psfleet.parameters.initializer import Assign, Initializer, starting
 from psfleet.platform.logs import log_of
-from psfleet.runtime.pooled_ids import Asked, PooledIds
+from psfleet.runtime.interface import Asked, PooledIds
 from psfleet.runtime.validation import as_ids
-from psfleet.schema.entry import Entry
 from psfleet.schema.table import InitializerSpec, RowPrecision, ServerCount
 from psfleet.validation.annotations import Must, NonNegative, checked
 

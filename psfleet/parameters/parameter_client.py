@@ -8,8 +8,17 @@ from numpy.typing import NDArray
 
 from psfleet.errors import IdError, ShapeError
 from psfleet.kernels.dedup import first_repeat
-from psfleet.runtime.interface import Gradient, PendingPull, Read, Runtime, TableState
-from psfleet.runtime.pooled_ids import Asked, PooledIds, as_asked, read_of
+from psfleet.runtime.interface import (
+    Asked,
+    Gradient,
+    PendingPull,
+    PooledIds,
+    Read,
+    Runtime,
+    TableState,
+    as_asked,
+    read_of,
+)
 from psfleet.schema.table import TableSpec
 
 Floats = NDArray[np.float32]

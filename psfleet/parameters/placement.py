@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from psfleet.parameters.parameter import Parameter, check_rows, fetch
 from psfleet.rules.rule import Rule
-from psfleet.runtime.pooled_ids import Asked, PooledIds
+from psfleet.runtime.interface import Asked, PooledIds
 from psfleet.runtime.process_runtime import active
 from psfleet.schema.table import MAX_DIM, DecaySpec, key_of
 

@@ -6,16 +6,16 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
+from psfleet import initializer as initializers
+from psfleet.entry import Entry
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.initial_values import initial_rows
-from psfleet.parameters import initializer as initializers
 from psfleet.parameters.parameter import Parameter, note_dense_rows
-from psfleet.parameters.regularizer import WeightDecay
 from psfleet.program import names
 from psfleet.program.operation import dtype_of
 from psfleet.program.program import default_main_program, default_startup_program
 from psfleet.program.variable import Variable, leaf
-from psfleet.schema.entry import Entry
+from psfleet.regularizer import WeightDecay
 from psfleet.schema.table import InitializerSpec, RowPrecision, ServerCount
 from psfleet.validation.annotations import Must, NonNegative, check_fields, checked
 

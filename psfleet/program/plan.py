@@ -13,7 +13,7 @@ from psfleet.program.ops.embedding import Embedding
 from psfleet.program.ops.normalize import BatchNorm
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable
-from psfleet.runtime.pooled_ids import Asked
+from psfleet.runtime.interface import Asked
 
 Needs = dict[Record, tuple[bool, ...]]
 

@@ -9,6 +9,8 @@ import pkgutil
 from psfleet.rules.adagrad import Adadelta as Adadelta
 from psfleet.rules.adagrad import Adagrad as Adagrad
 from psfleet.rules.adagrad import DecayedAdagrad as DecayedAdagrad
+from psfleet.rules.adagrad import Ftrl as Ftrl
+from psfleet.rules.adagrad import ProximalGD as ProximalGD
 from psfleet.rules.adagrad import RowWiseAdagrad as RowWiseAdagrad
 from psfleet.rules.adam import Adam as Adam
 from psfleet.rules.adam import Adamax as Adamax
@@ -35,8 +37,6 @@ from psfleet.rules.momentum import SGD as SGD
 from psfleet.rules.momentum import DGCMomentum as DGCMomentum
 from psfleet.rules.momentum import ExactSum as ExactSum
 from psfleet.rules.momentum import Momentum as Momentum
-from psfleet.rules.proximal import Ftrl as Ftrl
-from psfleet.rules.proximal import ProximalGD as ProximalGD
 from psfleet.rules.rmsprop import RMSProp as RMSProp
 from psfleet.rules.rmsprop import Rprop as Rprop
 from psfleet.rules.rmsprop import TorchRMSprop as TorchRMSprop

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from psfleet.errors import RuleError
 from psfleet.rules.finding_rules import POLICIES, NamedDefinition
-from psfleet.rules.functions import fault_of
+from psfleet.rules.rule import fault_of
 from psfleet.validation.annotations import Range
 
 _COUNTERS = ("age", "clicks", "frequency", "shows")

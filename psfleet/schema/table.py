@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, get_args
 
+from psfleet.entry import CapacityEntry, Entry, EvictionStreamEntry, ShowClickEntry, part_of
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.rules.eviction_policy import LRU, EvictionPolicy
-from psfleet.rules.functions import check_functions
-from psfleet.rules.rule import Rule
-from psfleet.schema.entry import CapacityEntry, Entry, EvictionStreamEntry, ShowClickEntry, part_of
-from psfleet.settings.choices import Device
+from psfleet.rules.rule import Rule, check_functions
+from psfleet.settings.kinds import Device
 from psfleet.validation.annotations import Range, check
 
 

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
 from psfleet.errors import not_installed
 from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.platform.atomic_files import read_small, regular, replace, sync
+from psfleet.platform.files import read_small, regular, replace, sync
 from psfleet.rules.momentum import SGD
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.serving.row_formats import CODECS
 from psfleet.serving.row_source import ServedRows
-from psfleet.settings.choices import ArrayFormat, RowForm
+from psfleet.settings.kinds import ArrayFormat, RowForm
 
 EXPORT = "export.json"
 Arrays = dict[str, NDArray[Any]]

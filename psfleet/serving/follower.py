@@ -25,8 +25,8 @@ from psfleet.schema.table import TableSpec
 from psfleet.serving.following import Following, FoundSnapshot, Rest, TakeCut
 from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot
 from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy
-from psfleet.settings.choices import RowForm
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import RowForm
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -23,8 +23,7 @@ from psfleet.serving.row_source import (
     rows_of_program,
     rows_of_snapshot,
 )
-from psfleet.settings.choices import RowForm
-from psfleet.settings.kinds import url_of
+from psfleet.settings.kinds import RowForm, url_of
 from psfleet.validation.annotations import FilePath, checked
 
 FEATURES = ("features.toml", "features.json")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.kernels import number_formats
 from psfleet.kernels.number_formats import decode_int8, encode_int8
-from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import RowForm
 
 Floats = NDArray[np.float32]
 Codes = NDArray[Any]

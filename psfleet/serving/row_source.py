@@ -18,7 +18,7 @@ from psfleet.runtime.interface import Read, missing_table
 from psfleet.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime
 from psfleet.schema.table import TableSpec, key_of
 from psfleet.serving.served_table import ServedTable
-from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import RowForm
 from psfleet.shard.events import CreateTable
 from psfleet.tables.row_data import ROW_IDS, rows_of
 

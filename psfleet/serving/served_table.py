@@ -9,7 +9,7 @@ from psfleet.kernels.generate import static_kernels
 from psfleet.kernels.initial_values import address_of, initial_rows
 from psfleet.schema.table import TableSpec
 from psfleet.serving.row_formats import CODECS, Codes
-from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import RowForm
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

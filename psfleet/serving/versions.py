@@ -10,7 +10,7 @@ from psfleet.platform.logs import log_of
 from psfleet.platform.object_store import folders_in, is_whole
 from psfleet.serving.batching import Batcher
 from psfleet.serving.model import Model, load
-from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import RowForm
 
 _log = log_of(__name__)
 

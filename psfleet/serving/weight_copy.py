@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.schema.table import TableSpec
 from psfleet.serving.row_source import ServedRows
-from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import RowForm
 from psfleet.shard.table_placement import dense_range
 from psfleet.wire.table_messages import ChangedTable, read_changes, read_rows
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsRequest

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any, Literal
 
 from psfleet.errors import ConfigError
-from psfleet.settings.choices import DEVICE_PLACES
 from psfleet.settings.declaration import check, setting, settings_of
 from psfleet.settings.kinds import (
     BYTES,
+    DEVICE_PLACES,
     FOLDER,
     FOLDER_OR_URL,
     INTERVAL,

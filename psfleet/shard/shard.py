@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from psfleet.errors import NoRoom, PsfleetError, rows_move
 from psfleet.observability.exposition import StalenessHistogram
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import (
     BeginCut,
     Call,

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from psfleet.consistency import NO_MODE, ConsistencyMode, find_part
 from psfleet.errors import ConfigError, DeadlineExceeded, ProtocolError
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.membership_view import InstallView
 from psfleet.shard.rounds import Rounds

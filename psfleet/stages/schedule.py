@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar, get_args
 from numpy.typing import NDArray
 
 from psfleet.errors import ConfigError
-from psfleet.settings.choices import Schedule as Kind
+from psfleet.settings.kinds import Schedule as Kind
 from psfleet.stages.links import Links, StagePosition, exchange
 
 __all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "even_sizes", "make_schedule"]

@@ -15,6 +15,7 @@ A strategy file is TOML with a table for each part that is to be on:
 
 from psfleet.strategy.distributed_strategy import (
     DistributedStrategy,
+    Settings,
     load_strategy_file,
     overridden,
     resolve,
@@ -31,7 +32,6 @@ from psfleet.strategy.strategy_parts import (
     RecomputeSettings,
     WireSettings,
 )
-from psfleet.strategy.strategy_settings import Settings
 
 __all__ = [
     "AMPSettings",

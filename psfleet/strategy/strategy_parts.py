@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from psfleet.consistency import MODES, ConsistencyMode, find_mode
 from psfleet.errors import ConfigError
-from psfleet.settings.choices import Format, Mode, Schedule
 from psfleet.settings.declaration import Setting, check, setting, settings_of
-from psfleet.settings.kinds import one_of
+from psfleet.settings.kinds import Format, Mode, Schedule, one_of
 
 
 @dataclass(frozen=True, init=False)

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.kernels.dedup import ascending
 from psfleet.kernels.hashing import drawn
 from psfleet.kernels.initial_values import initializer_arguments
 from psfleet.runtime.evictions import EvictionCause
-from psfleet.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.budget import MemoryAccount
 from psfleet.tables.lifetime import CandidateCounts, CandidateIds, EvictionRanking, rows_to_evict

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.entry import CapacityEntry, part_of
 from psfleet.errors import UsageError
-from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.lifetime import CandidateIds
 from psfleet.tables.row_memory import RowMemory

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.entry import CountFilterEntry, ShowClickEntry, TTLEntry, part_of
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import hash_ids
 from psfleet.runtime.evictions import EvictionCause
-from psfleet.schema.entry import CountFilterEntry, ShowClickEntry, TTLEntry, part_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.row_data import CandidateData, TableClock

@@ -140,7 +140,7 @@ class MemoryKind(ABC):
     It loads no library of a device before it is asked for a table or whether one is here.
 
     Attributes:
-        name: Name in settings and tables (psfleet/settings/choices.py).
+        name: Name in settings and tables (psfleet/settings/kinds.py).
         label: Name of the memory, for messages.
         setting: The setting that says how much of it tables may take; "": there is none.
         is_host: Kernels for the CPU reach it, and every process has it.

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from psfleet.entry import CapacityEntry, part_of
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import hash_ids, largest_share
-from psfleet.schema.entry import CapacityEntry, part_of
 from psfleet.schema.table import TableSpec
 
 Ids = NDArray[np.int64]

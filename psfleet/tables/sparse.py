@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.entry import EvictionStreamEntry, part_of
 from psfleet.errors import UsageError
 from psfleet.kernels.dedup import ascending
 from psfleet.kernels.rule_source import scalars_of
 from psfleet.runtime.evictions import EvictedIds, EvictionCause
-from psfleet.schema.entry import EvictionStreamEntry, part_of
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.admission import AdmissionFilter, admission_rule
 from psfleet.tables.budget import MemoryAccount, MemoryBudget

@@ -27,7 +27,7 @@ from psfleet.formats import (
     write_unscaled,
 )
 from psfleet.mode_runtimes.switch import connect
-from psfleet.platform.sockets import make_private_folder
+from psfleet.platform.files import make_private_folder
 from psfleet.platform.threads import ServiceThread
 from psfleet.runtime.interface import Runtime
 from psfleet.settings.environment import Environment, read_environment

@@ -12,8 +12,7 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.kernels.device.cuda_text import CudaSource
 from psfleet.kernels.rule_source import twin_push
 from psfleet.rules import make_rule, reference_of
-from psfleet.rules.functions import check_functions
-from psfleet.rules.rule import Rule
+from psfleet.rules.rule import Rule, check_functions
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.tables.dense import DenseTable

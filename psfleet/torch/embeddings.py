@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from psfleet.entry import Entry
 from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.initializer import Initializer, starting
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.wrapping_optimizers import check_outside
-from psfleet.parameters.initializer import Initializer, starting
 from psfleet.runtime.validation import as_ids
-from psfleet.schema.entry import Entry
 from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.show_click import scores_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from psfleet.kernels.bags import RowBags
 from psfleet.parameters.gradients import PooledGradient
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.runtime.pooled_ids import PooledIds, joined_ids
+from psfleet.runtime.interface import PooledIds, joined_ids
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

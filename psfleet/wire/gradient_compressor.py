@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.wire.value_formats import FORMATS, CompressedValues
 
 Floats = NDArray[np.float32]

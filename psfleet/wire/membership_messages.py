@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet.consistency import MODES, ConsistencyMode, find_mode
 from psfleet.datasets.round_plan import PlanEntry
 from psfleet.errors import ConfigError, FrameError, ShapeError
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.membership_view import InstallView, ViewReport
 from psfleet.wire.message_converter import Converter, SpreadCodec
 from psfleet.wire.v1 import membership_pb2, shard_pb2

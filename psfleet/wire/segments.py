@@ -22,7 +22,7 @@ from psfleet.errors import FrameError
 from psfleet.kernels.initial_values import STREAM_FROM, address_of, copy_over
 from psfleet.runtime.interface import Gradient, Precision, Read
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.shard.events import PartState
 from psfleet.wire import frame
 from psfleet.wire.frame import field as field_bytes

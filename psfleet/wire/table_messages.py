@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.entry import make_entry
 from psfleet.errors import ConfigError, FrameError
 from psfleet.formats import exact
 from psfleet.rules import make_rule, reference_of
 from psfleet.runtime.evictions import EvictedIds
-from psfleet.schema.entry import make_entry
 from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec, arguments, later_values
 from psfleet.tables.row_data import TableClock
 from psfleet.wire.body import parse

@@ -2,7 +2,7 @@
 
 bfloat16 keeps the range and three digits. int8 keeps a step of 1/127 of the largest value of a row, or
 of 256 neighbouring values of a dense array; docs/wire.md says what becomes of the rest. A new format is
-a class here, a number in protos/psfleet/v1/frame.proto, and a choice of psfleet.settings.choices.
+a class here, a number in protos/psfleet/v1/frame.proto, and a choice of psfleet.settings.kinds.
 """
 
 import math
@@ -25,7 +25,7 @@ from psfleet.kernels.number_formats import (
     encode_int8_fed,
 )
 from psfleet.runtime.interface import Precision
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.wire.v1 import frame_pb2
 
 Floats = NDArray[np.float32]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import click
 
 from psfleet.errors import PsfleetError
-from psfleet.settings.choices import DEVICE_PLACES
 from psfleet.settings.environment import read_environment
+from psfleet.settings.kinds import DEVICE_PLACES
 
 _OPTIONS = {
     "index": "PSFLEET_RANK",

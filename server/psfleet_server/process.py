@@ -21,7 +21,7 @@ from psfleet.http2.calls import InboundMessages
 from psfleet.kernels.dedup import merge_pushes
 from psfleet.observability.tracing import open_tracing
 from psfleet.platform.logs import log_of, set_up_logs
-from psfleet.platform.stop_signals import stops_on_signals
+from psfleet.platform.threads import stops_on_signals
 from psfleet.rules import import_rules
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import SnapshotInterval

@@ -16,7 +16,7 @@ import pytest
 
 from psfleet.chaos.audit import ChaosSettings
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of
 from tests.pools import started_pool

@@ -19,17 +19,12 @@ from psfleet.checkpoint import (
 )
 from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, ShowClickEntry
 from psfleet.errors import CheckpointError
 from psfleet.kernels.hashing import owned_by
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.entry import (
-    CapacityEntry,
-    CountFilterEntry,
-    EvictionStreamEntry,
-    ShowClickEntry,
-)
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Join, Push
 from psfleet.shard.shard import Shard

@@ -12,11 +12,18 @@ from safetensors.numpy import load_file
 
 from psfleet import optimizer
 from psfleet.checkpoint import load_shard, plan_migration, read_specs, reshard, save_fleet
-from psfleet.entry import CountFilterEntry, Entry, ProbabilityEntry, TTLEntry
+from psfleet.entry import (
+    FORMS,
+    CountFilterEntry,
+    Entry,
+    ProbabilityEntry,
+    TTLEntry,
+    make_entry,
+    stored_as,
+)
 from psfleet.errors import ConfigError
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.rules import SGD
-from psfleet.schema.entry import FORMS, make_entry, stored_as
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.admission import AdmissionRule, admits

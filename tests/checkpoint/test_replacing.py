@@ -14,7 +14,7 @@ import psfleet.checkpoint.writing
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import CheckpointError
 from psfleet.formats import Format
-from psfleet.platform.atomic_files import exchange
+from psfleet.platform.files import exchange
 from psfleet.rules.momentum import SGD
 from psfleet.runtime.interface import Read
 from psfleet.schema.table import TableSpec

@@ -13,8 +13,8 @@ from psfleet.errors import ServerUnavailable
 from psfleet.faults import MessageFaults, Send
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime

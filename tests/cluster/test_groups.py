@@ -9,7 +9,7 @@ import pytest
 import psfleet
 from psfleet.client import Client
 from psfleet.optimizer import Adam
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.table_placement import SHARE, servers_of
 from psfleet.testing.local_fleet import LocalFleet
 

@@ -16,8 +16,8 @@ from psfleet import rules
 from psfleet.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailable
 from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire import frame
 from psfleet.wire.frame import field

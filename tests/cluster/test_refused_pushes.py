@@ -15,7 +15,7 @@ from psfleet.kernels.hashing import owned_by
 from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from tests.trainings import in_threads
 

@@ -9,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 import psfleet
+from psfleet.entry import CountFilterEntry
 from psfleet.errors import ProtocolError, ServerUnavailable
 from psfleet.formats import write_running_job, write_scale_ready
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.entry import CountFilterEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import Mode
 from psfleet.strategy import Settings
 from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet

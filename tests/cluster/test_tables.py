@@ -15,8 +15,8 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.faults import MessageFaults
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime.interface import Gradient, TableState
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals

@@ -6,7 +6,7 @@ from psfleet.consistency import find_mode
 from psfleet.mode_runtimes.switch import connect
 from psfleet.observability.exposition import StalenessHistogram, quantile
 from psfleet.runtime.interface import Read
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Join, Pull, Push
 from psfleet.shard.shard import Shard
 from psfleet.strategy import ConsistencySettings

@@ -27,8 +27,7 @@ from psfleet.parameters.parameter import SparseGrad
 from psfleet.parameters.parameter_client import ParameterClient
 from psfleet.program.gradient import summed
 from psfleet.program.program import Program, program_guard
-from psfleet.runtime.interface import Gradient
-from psfleet.runtime.pooled_ids import PooledIds
+from psfleet.runtime.interface import Gradient, PooledIds
 from psfleet.runtime.process_runtime import current
 from psfleet.runtime.runtime_bases import ForwardingRuntime
 from psfleet.schema.table import key_of

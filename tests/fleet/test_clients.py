@@ -16,8 +16,8 @@ from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
 from psfleet.program.program import Program, program_guard
 from psfleet.runtime.process_runtime import active, current
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import read_environment
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from tests.programs import ended
 

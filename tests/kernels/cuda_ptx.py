@@ -31,7 +31,7 @@ from psfleet.rules import (
     Rule,
 )
 from psfleet.rules.eviction_policy import DecayedFrequency
-from psfleet.rules.functions import functions_of
+from psfleet.rules.rule import functions_of
 from tests.tables.worth import Worth
 
 RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]

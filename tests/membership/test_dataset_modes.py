@@ -13,7 +13,7 @@ from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, together

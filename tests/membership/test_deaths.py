@@ -19,7 +19,7 @@ from psfleet.faults import DeathFault, SimulatedDeath
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, same_bits

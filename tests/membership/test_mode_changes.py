@@ -15,7 +15,7 @@ from psfleet.faults import SimulatedDeath
 from psfleet.formats import write_request
 from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1 import shard_pb2

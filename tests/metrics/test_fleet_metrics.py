@@ -19,7 +19,7 @@ from psfleet.metrics.fleet_metrics import Slices
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.strategy import WireSettings
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

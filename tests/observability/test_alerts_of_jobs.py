@@ -17,7 +17,7 @@ import pytest
 
 from psfleet.chaos.audit import ChaosSettings
 from psfleet.observability.fleet_panels import PANELS
-from psfleet.platform.atomic_files import exchange
+from psfleet.platform.files import exchange
 from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job

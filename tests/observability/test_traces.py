@@ -15,8 +15,8 @@ from psfleet.client import Client
 from psfleet.errors import ConfigError, ServerUnavailable
 from psfleet.observability.tracing import open_tracing
 from psfleet.optimizer import SGD
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment, read_environment
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience

@@ -10,7 +10,7 @@ from psfleet.errors import NotReady
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.shard_pb2 import LeaveRequest
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -15,7 +15,7 @@ from psfleet.errors import LogError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable

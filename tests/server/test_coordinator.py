@@ -19,7 +19,7 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import SendError
 from psfleet.shard.membership_view import ViewReport
 from psfleet.wire.membership_messages import write_mode

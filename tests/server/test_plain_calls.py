@@ -14,11 +14,11 @@ import pytest
 
 import psfleet
 from psfleet.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
+from psfleet.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.kernels.initial_values import address_of
 from psfleet.observability.exposition import LatencyHistogram
 from psfleet.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.settings.declared_settings import ServerLimits
 from psfleet.settings.environment import Environment

@@ -20,11 +20,11 @@ import pytest
 from numpy.typing import NDArray
 
 import psfleet
+from psfleet.entry import CapacityEntry
 from psfleet.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
 from psfleet.kernels.hashing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import FollowedCut, Gradient, Read, Runtime, load_runtime
-from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.serving.follower import Follower
 from psfleet.settings.environment import Environment

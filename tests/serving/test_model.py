@@ -15,7 +15,7 @@ from psfleet.rules.momentum import SGD
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.serving.exported_rows import rows_of_export
 from psfleet.serving.served_table import ServedTable
-from psfleet.settings.choices import RowForm
+from psfleet.settings.kinds import RowForm
 from tests.serving import models
 
 SPEC = TableSpec("rows", "sparse", (16,), SGD(), initializer=InitializerSpec(low=-1, high=1))

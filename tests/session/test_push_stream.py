@@ -6,7 +6,7 @@ import pytest
 
 from psfleet.consistency import find_mode
 from psfleet.errors import ServerUnavailable
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import MarkCut
 from psfleet_worker.session.instructions import (
     AwaitMarking,

@@ -8,7 +8,7 @@ from psfleet.errors import PsfleetError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import (
     BeginCut,
     Event,

@@ -20,7 +20,7 @@ from psfleet.rules import SGD, Adam
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.runtime.process_runtime import active, current
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable

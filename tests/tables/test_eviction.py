@@ -23,12 +23,12 @@ from psfleet.entry import (
     EvictionStreamEntry,
     ShowClickEntry,
     TTLEntry,
+    make_entry,
 )
 from psfleet.errors import ConfigError, RuleError, UsageError
 from psfleet.rules import SGD
 from psfleet.runtime.evictions import EvictionReader
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.entry import make_entry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.assigned_weights import add_rows, set_rows
 from psfleet.tables.memory_choice import MemoryChoice

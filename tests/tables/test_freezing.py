@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
+from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.rules import ASGD, SGD, Adam, RowWiseAdagrad, Rule, make_rule
-from psfleet.schema.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
 from psfleet.schema.table import TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_memory import EVERY

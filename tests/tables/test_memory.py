@@ -16,9 +16,9 @@ from psfleet.rules import Adam
 from psfleet.runtime.evictions import EvictionCause
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Join, Pull, Push, SendOutcome
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import MemoryBudget

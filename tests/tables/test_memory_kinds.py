@@ -14,7 +14,7 @@ from psfleet.errors import UsageError
 from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import DEVICE_PLACES, Device
+from psfleet.settings.kinds import DEVICE_PLACES, Device
 from psfleet.shard.shard import Shard
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.host_rows import HostRowMemory
@@ -129,7 +129,7 @@ def test_no_code_decides_by_the_name_of_a_memory() -> None:
         path
         for folder in ("psfleet", "server/psfleet_server", "worker/psfleet_worker")
         for path in (ROOT / folder).rglob("*.py")
-        if path != ROOT / "psfleet" / "settings" / "choices.py"
+        if path != ROOT / "psfleet" / "settings" / "kinds.py"
     ]
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno} decides by the memory {node.value!r}"

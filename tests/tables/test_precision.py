@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from psfleet.entry import CapacityEntry, ShowClickEntry
 from psfleet.errors import UsageError
 from psfleet.kernels.hashing import GOLDEN, hash_ids
 from psfleet.kernels.initial_values import initial_rows, initializer_arguments
 from psfleet.kernels.row_format import RowColumn, RowFormat
 from psfleet.kernels.rule_source import twin_push
 from psfleet.rules import SGD, Adam, make_rule
-from psfleet.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
 from psfleet.tables.assigned_weights import add_rows, refill, set_rows, weights_of
 from psfleet.tables.row_data import HistoryPoint, PackedRows

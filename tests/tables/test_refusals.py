@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from psfleet import entry
-from psfleet.entry import EvictionPolicy
+from psfleet.entry import EvictionPolicy, make_entry
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
-from psfleet.schema.entry import make_entry
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice

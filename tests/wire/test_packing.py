@@ -13,7 +13,7 @@ from psfleet.errors import FrameError, PsfleetError, UsageError
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.wire import frame, segments
 from psfleet.wire.gradient_compressor import GradientCompressor, repacked, value_format
 from psfleet.wire.v1.frame_pb2 import Header, Precision, Segment

@@ -25,8 +25,8 @@ from psfleet.runtime.interface import (
 from psfleet.runtime.validation import NonFiniteCheck
 from psfleet.runtime.worker_state import ScriptProgress
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Mode
 from psfleet.settings.environment import Environment
+from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Correction
 from psfleet.shard.membership_view import Position
 from psfleet.stages.links import StagePosition

@@ -12,8 +12,7 @@ from resource import struct_rusage
 
 from psfleet.errors import ConfigError
 from psfleet.formats import write_relocations
-from psfleet.platform.stop_signals import wakes_on_signals
-from psfleet.platform.threads import ServiceThread
+from psfleet.platform.threads import ServiceThread, wakes_on_signals
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.engines.local import LocalEngine

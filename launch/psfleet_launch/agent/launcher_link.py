@@ -13,8 +13,7 @@ from typing import Any
 import grpc
 
 from psfleet.errors import AccessDenied, ServerUnavailable
-from psfleet.platform.stop_signals import Waker
-from psfleet.platform.threads import ServiceThread
+from psfleet.platform.threads import ServiceThread, Waker
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import open_channel
 from psfleet.wire.connections.tls_sockets import why_refused

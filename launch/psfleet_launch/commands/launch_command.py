@@ -21,7 +21,7 @@ from psfleet.observability.tracing import check_tracing
 from psfleet.platform.object_store import latest_snapshot
 from psfleet.settings.declaration import settings_of
 from psfleet.settings.kinds import local_path
-from psfleet.strategy.strategy_settings import PARTS
+from psfleet.strategy.distributed_strategy import PARTS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show

@@ -17,9 +17,8 @@ import click
 
 from psfleet.errors import ConfigError, PsfleetError
 from psfleet.platform.object_store import readable, upload
-from psfleet.platform.stop_signals import handled, stops_on_signals
-from psfleet.settings.choices import ExportFormat, RowForm
-from psfleet.settings.kinds import shown_url, url_of
+from psfleet.platform.threads import handled, stops_on_signals
+from psfleet.settings.kinds import ExportFormat, RowForm, shown_url, url_of
 
 
 @click.command()

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from psfleet.errors import ConfigError
 from psfleet.settings.declaration import Setting, from_tables, settings_of
 from psfleet.strategy import Settings, load_strategy_file, overridden
-from psfleet.strategy.strategy_settings import PARTS
+from psfleet.strategy.distributed_strategy import PARTS
 
 Command = Callable[..., Any]
 

@@ -21,8 +21,8 @@ from psfleet.formats import (
     SCALED,
     SERVERS,
 )
+from psfleet.platform.files import make_private_folder
 from psfleet.platform.object_store import is_whole, latest_snapshot, own_snapshots, remove_snapshot
-from psfleet.platform.sockets import make_private_folder
 from psfleet.platform.threads import ServiceThread
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import place_or_url, shown_url, url_of

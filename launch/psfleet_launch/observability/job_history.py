@@ -20,7 +20,7 @@ from typing import Any
 
 from psfleet.errors import FrameError
 from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.platform.atomic_files import let_appear, read_small
+from psfleet.platform.files import let_appear, read_small
 from psfleet.platform.logs import FIRST_NONFINITE
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet import layers
+from psfleet.entry import Entry
 from psfleet.layers import batch_norm
 from psfleet.program.variable import Variable
-from psfleet.schema.entry import Entry
 from psfleet.validation.annotations import checked
 
 __all__ = ["batch_norm", "embedding", "fc"]

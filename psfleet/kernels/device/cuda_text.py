@@ -14,8 +14,7 @@ from textwrap import indent
 from typing import Any
 
 from psfleet.kernels.rule_source import CHUNK, LANES, result_count, sum_count
-from psfleet.rules.functions import functions_of
-from psfleet.rules.rule import Rule
+from psfleet.rules.rule import Rule, functions_of
 
 _HEAD = """\
 import numpy as np

@@ -13,7 +13,7 @@ from psfleet.parameters.gradients import PooledGradient
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.gradient import scatter_rows
 from psfleet.program.operation import Array, Context, Gradient, Op, Spec
-from psfleet.runtime.pooled_ids import Asked, PooledIds
+from psfleet.runtime.interface import Asked, PooledIds
 
 if TYPE_CHECKING:
     from psfleet.program.variable import Variable

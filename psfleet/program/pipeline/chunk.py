@@ -21,7 +21,7 @@ from psfleet.program.program import Program
 from psfleet.program.recompute import RecomputingRun
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
-from psfleet.runtime.pooled_ids import PooledIds
+from psfleet.runtime.interface import PooledIds
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.errors import UsageError
-from psfleet.rules.functions import is_same_on_devices
+from psfleet.rules.rule import is_same_on_devices
 from psfleet.schema.table import Device, TableSpec
 from psfleet.tables.budget import MemoryBudget, tables_share
 from psfleet.tables.memory_kind import DenseMemory, MemoryKind, dense_bytes, gradient_places

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 c5de30186b48e07f2b41235f0a6274305e2207b91bcaf87d155aeee3cfea422e
+# From protos/psfleet/v1/shard.proto, SHA-256 a7348f866401a575ab43b343581df8061a6b7c20ee95ef34c84589ad9d14c1e1
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

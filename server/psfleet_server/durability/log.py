@@ -32,7 +32,7 @@ from psfleet.chaos.audit import DiskFullFault
 from psfleet.errors import FrameError, LogError, NoRoom
 from psfleet.faults import NO_CRASH, CrashFaults
 from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.atomic_files import reason, regular, replace
+from psfleet.platform.files import reason, regular, replace
 from psfleet.platform.logs import log_of
 from psfleet.wire.body import flat, parse
 from psfleet.wire.frame import Part

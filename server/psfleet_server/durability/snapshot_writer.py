@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from psfleet.checkpoint import Part, ShardFile, write_frozen
 from psfleet.errors import CheckpointError, PsfleetError
 from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.platform.atomic_files import reason
+from psfleet.platform.files import reason
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import FrozenShard

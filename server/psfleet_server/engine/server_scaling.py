@@ -17,7 +17,7 @@ from pathlib import Path
 from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.faults import CrashFaults
 from psfleet.formats import Scaled, read_scaled, write_promise
-from psfleet.platform.atomic_files import reason
+from psfleet.platform.files import reason
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.wire.connections.access import Access

@@ -18,7 +18,7 @@ from psfleet.errors import FrameError, PsfleetError
 from psfleet.kernels.initial_values import address_of, floats_at
 from psfleet.platform.memory import content_address
 from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.shard.shard_tables import ShardTables, Table
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.row_update import PlacedRows

@@ -22,7 +22,7 @@ from psfleet.http2.calls import Behavior, InboundMessages, IncomingCall
 from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.server_connection import ServerSettings
 from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.sockets import LONGEST_PATH
+from psfleet.platform.files import LONGEST_PATH
 from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.access import Access, is_tcp
 from psfleet.wire.connections.channel import HANDSHAKE, await_connection, open_channel

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from psfleet.consistency import ConsistencyMode, SspMode, find_mode
 from psfleet.datasets.round_plan import Range
+from psfleet.entry import CapacityEntry
 from psfleet.kernels.hashing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
-from psfleet.schema.entry import CapacityEntry
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.choices import Mode
+from psfleet.settings.kinds import Mode
 from psfleet_server.coordinator.barriers import ModeRequest
 
 Rows = NDArray[np.float32]

@@ -11,7 +11,7 @@ from typing_extensions import override
 from psfleet.errors import FrameError
 from psfleet.kernels.initial_values import address_of, copy_over
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.wire import frame, segments
 from psfleet.wire.gradient_compressor import value_format
 from psfleet.wire.v1.frame_pb2 import Content, Header, Segment

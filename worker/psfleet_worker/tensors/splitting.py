@@ -13,7 +13,7 @@ from psfleet.platform.memory import value_class
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import CheckedGradient, check_ids
 from psfleet.schema.table import TableSpec
-from psfleet.settings.choices import Format
+from psfleet.settings.kinds import Format
 from psfleet.shard.table_placement import dense_range, servers_of, split_elements
 from psfleet.wire import segments
 from psfleet.wire.gradient_compressor import GradientCompressor

@@ -13,7 +13,7 @@ from typing import Any
 
 from psfleet.errors import ConfigError
 from psfleet.formats import DONE, REQUEST, SCALE, SCALE_PROMISED, SCALE_READY, SCALED, Format, exact
-from psfleet.platform.atomic_files import let_appear
+from psfleet.platform.files import let_appear
 from psfleet.settings.declaration import settings_of
 from psfleet.settings.declared_settings import UserSettings
 from psfleet.wire.connections.credentials import FILES

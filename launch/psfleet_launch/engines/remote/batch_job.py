@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from psfleet.errors import ConfigError
-from psfleet.platform.stop_signals import handled
+from psfleet.platform.threads import handled
 from psfleet.settings.declaration import setting
 from psfleet.settings.kinds import SECONDS
 from psfleet_launch.job.job_folder import is_claimed

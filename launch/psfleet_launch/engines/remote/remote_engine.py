@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from psfleet.errors import ConfigError
 from psfleet.formats import write_relocations
-from psfleet.platform.stop_signals import Waker, handled
+from psfleet.platform.threads import Waker, handled
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine

@@ -1,13 +1,17 @@
-"""Files that are on the disk when a function returns, whatever becomes of the machine then."""
+"""Files that are on the disk when a function returns, whatever becomes of the machine; private folders."""
 
 import contextlib
 import ctypes
 import errno
 import os
+import re
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
+
+from psfleet.errors import ConfigError
 
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE
@@ -116,3 +120,31 @@ def reason(error: Exception) -> str:
     A ValueError says that the path is no name of a file.
     """
     return str(getattr(error, "strerror", None) or error)
+
+
+LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path of sys/un.h, less its end
+_ROOM = len("/server.00000")
+
+# Endpoints are listed with commas between them, and gRPC reads a path as a part of a URI.
+_PLAIN = re.compile(r"/[A-Za-z0-9_./+~-]*")
+
+
+def make_private_folder() -> Path:
+    """Return a new folder of mode 0700, in TMPDIR, or in /tmp if sockets cannot lie there.
+
+    They cannot where the path is too long, or has other characters than letters, digits and _ . / + ~ -.
+
+    Raises:
+        ConfigError: The folder cannot be made.
+    """
+    try:
+        name = os.path.abspath(tempfile.mkdtemp(prefix="psfleet-"))
+        if len(name) + _ROOM > LONGEST_PATH or not _PLAIN.fullmatch(name):
+            os.rmdir(name)
+            name = tempfile.mkdtemp(prefix="psfleet-", dir="/tmp")
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for sockets can be made in {error.filename!r} ({error.strerror}); name another "
+            "one in TMPDIR"
+        ) from None
+    return Path(name)
