@@ -10,7 +10,7 @@ import pytest
 import psfleet
 from psfleet import fleet
 from psfleet.client import Client, SparseTable
-from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
+from psfleet.errors import PsfleetError, UsageError
 from psfleet.optimizer import SGD, Adam
 from psfleet.runtime.process_runtime import current
 from psfleet.testing.local_fleet import LocalFleet
@@ -29,19 +29,6 @@ def test_a_table_of_a_client_that_is_closed() -> None:
         with pytest.raises(UsageError, match="this client is closed"):
             table.push(IDS, GRADS).wait(60)
         client.close()
-
-
-def test_a_worker_that_has_left() -> None:
-    """After a worker's runtime is closed pushes and pulls are refused; they do not wait for an answer."""
-    with LocalFleet(2, 1, in_process=True) as fleet:
-        runtime = fleet.connect(0, "sync")
-        table = Client(runtime).sparse_table("t", dim=4, optimizer=Adam(0.1))
-        table.push(IDS, GRADS).wait(60)
-        runtime.close()
-        with pytest.raises(ServerUnavailable, match=r"the connection to server . at .* is closed"):
-            table.pull(IDS)
-        with pytest.raises(ServerUnavailable, match="is closed"):
-            table.push(IDS, GRADS).wait(60)
 
 
 def test_a_script_that_has_stopped_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,17 +67,6 @@ def train(runtime: ClusterRuntime, steps: int = 6) -> list[TableState]:
     return [runtime.read_table(ROWS.key), runtime.read_table(WHOLE.key)]
 
 
-def test_the_same_bits_with_and_without() -> None:
-    """Training over shared memory and over messages ends with the same bits."""
-    results = []
-    for lane in ("auto", "inline"):
-        with LocalFleet(2, 1, in_process=True) as fleet:
-            runtime = ClusterRuntime(replace(fleet.environment(0), lane=lane), "async")
-            results.append(train(runtime))
-            runtime.close()
-    same_bits(results[0], results[1])
-
-
 def test_a_worker_with_small_calls_shares_little(server: Server) -> None:
     """A server's shared memory for a worker whose calls are small is less than a megabyte."""
     runtime = connect(server)
@@ -138,31 +127,6 @@ def test_tensors_of_any_size(server: Server) -> None:
             gradient[:] = 7  # the array is the caller's again
             np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], step + 1)
             ticket.wait()
-    runtime.close()
-
-
-def test_steps_of_the_same_layout_bring_their_own_values(server: Server) -> None:
-    """What is known of a layout are places; ids, gradients and weights are those of the step."""
-    runtime, rng = connect(server), np.random.default_rng(5)
-    rows = TableSpec("few", "sparse", (4,), rules.SGD())
-    bias = TableSpec("bias", "dense", (6,), rules.SGD())
-    runtime.create(rows)
-    runtime.create(bias, np.zeros(6, np.float32))
-    expected: dict[int, Any] = {}
-    whole = np.zeros(6, np.float32)
-    for _ in range(20):
-        ids = rng.permutation(30)[:8]
-        first = runtime.pull([Read(rows.key, ids)])[0]
-        for id_, row in zip(ids.tolist(), first, strict=True):
-            np.testing.assert_array_equal(row, expected.setdefault(id_, row))
-        slopes, slope = rng.random((8, 4), np.float32), rng.random(6, np.float32)
-        runtime.push([Gradient(rows.key, slopes, ids, 1.0), Gradient(bias.key, slope, None, 1.0)])
-        expected |= {id_: row - s for id_, row, s in zip(ids.tolist(), first, slopes, strict=True)}
-        whole -= slope
-        actual = runtime.pull([Read(rows.key, ids), Read(bias.key)])
-        np.testing.assert_array_equal(actual[0], [expected[id_] for id_ in ids.tolist()])
-        np.testing.assert_array_equal(actual[1], whole)
-    assert 0 < len(server.host.lanes._shared[0].layouts) < 10
     runtime.close()
 
 

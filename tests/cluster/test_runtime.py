@@ -1,6 +1,5 @@
 """What a trainer script asks of a cluster, on a fleet that lives as long as the module."""
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -67,26 +66,6 @@ def test_rows_come_in_the_shape_of_the_ids(alone: ClusterRuntime) -> None:
     np.testing.assert_array_equal(
         rows, initial_rows(ids, 3, spec.initializer, spec.seed, spec.name)
     )
-
-
-def test_pulling_makes_no_rows(alone: ClusterRuntime) -> None:
-    """Rows appear with the first push, not with a pull."""
-    spec = sparse("no rows")
-    alone.create(spec)
-    alone.pull([Read(spec.key, np.arange(100))])
-    assert (
-        sum(t["count"] for s in alone.stats() for t in s["tables"] if t["name"] == "no rows") == 0
-    )
-
-
-def test_gradients_of_a_repeated_id_are_summed(alone: ClusterRuntime) -> None:
-    """One push with an id three times changes its row once, by the sum."""
-    spec = sparse("sums")
-    alone.create(spec)
-    ids = np.array([7, 8, 7, 7])
-    alone.push([Gradient(spec.key, np.ones((4, 3), np.float32), ids, 1.0)]).wait(60)
-    (rows,) = alone.pull([Read(spec.key, np.array([7, 8, 9]))])
-    np.testing.assert_array_equal(rows[:, 0], [-3, -1, 0])
 
 
 def test_dense_arrays_of_any_shape(alone: ClusterRuntime) -> None:
@@ -173,61 +152,6 @@ def test_reductions_of_one_worker_are_its_array(alone: ClusterRuntime) -> None:
     alone.barrier()
 
 
-def test_reductions_go_in_worker_order() -> None:
-    """sum, max and min over 3 workers; the sum is added in worker order, to the bit."""
-    values = np.array([[1e8, 1.0], [-1e8, 5.0], [1.0, 3.0]], np.float32)
-    total = (values[0] + values[1]) + values[2]
-    expected = {"sum": total, "max": values.max(axis=0), "min": values.min(axis=0)}
-
-    def work(runtime: ClusterRuntime) -> None:
-        for mode, want in expected.items():
-            actual = runtime.all_reduce(values[runtime.worker_index], mode)
-            np.testing.assert_array_equal(actual, want)
-
-    with LocalFleet(1, 3, in_process=True) as fleet:
-        together(fleet, "sync", work)
-
-
-def test_workers_with_unequal_steps_meet_at_a_barrier() -> None:
-    """Rounds go on without workers that wait at a barrier, and with all of them after it."""
-    spec = dense("unequal", 5000)
-
-    def work(runtime: ClusterRuntime) -> None:
-        runtime.create(spec, np.zeros(5000, np.float32))
-        for _epoch in range(2):
-            for _ in range(2 + 3 * runtime.worker_index):
-                runtime.push([Gradient(spec.key, np.ones(5000, np.float32), None, 1.0)])
-            runtime.barrier()
-        np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], np.full(5000, -10))
-        assert [server["round"] for server in runtime.stats()] == [10, 10]
-
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        together(fleet, "sync", work)
-
-
-def test_a_worker_that_has_left_is_not_waited_for() -> None:
-    """Rounds and barriers of the others go on after a worker has closed its runtime."""
-    spec = dense("left", 3)
-    gone = threading.Event()
-
-    def work(runtime: ClusterRuntime) -> None:
-        runtime.create(spec, np.zeros(3, np.float32))
-        runtime.push([Gradient(spec.key, np.ones(3, np.float32), None, 1.0)])
-        runtime.flush()
-        if runtime.worker_index == 1:
-            runtime.close()
-            gone.set()
-            return
-        assert gone.wait(60)
-        runtime.push([Gradient(spec.key, np.ones(3, np.float32), None, 1.0)])
-        runtime.barrier()
-        np.testing.assert_array_equal(runtime.pull([Read(spec.key)])[0], [-2, -2, -2])
-
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        together(fleet, "sync", work)
-        assert fleet.wait() == [0, 0]
-
-
 def test_one_worker_gives_the_first_value_on_all_servers() -> None:
     """When workers come with different first values, one of them counts, everywhere."""
     spec = dense("whose", 40_000)
@@ -265,12 +189,3 @@ def test_a_missing_checkpoint_is_one_sentence(alone: ClusterRuntime, tmp_path: P
     """Loading what is not there changes nothing; saving where servers cannot write leaves nothing."""
     with pytest.raises(CheckpointError, match=r"no manifest\.json"):
         alone.load(str(tmp_path / "nowhere"))
-
-
-def test_closing_twice_is_closing_once() -> None:
-    """close() may be called again; the servers end after the last worker has left."""
-    with LocalFleet(2, 1, in_process=True) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.close()
-        runtime.close()
-        assert fleet.wait() == [0, 0]

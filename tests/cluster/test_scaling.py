@@ -12,13 +12,12 @@ import psfleet
 from psfleet.entry import CountFilterEntry
 from psfleet.errors import ProtocolError, ServerUnavailable
 from psfleet.formats import write_running_job, write_scale_ready
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
+from psfleet.mode_runtimes.switch import ModeSwitchRuntime
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import Mode
-from psfleet.strategy import Settings
 from psfleet.tables import disk_file, disk_rows
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
@@ -193,31 +192,6 @@ COUNTS = TableSpec(
 )
 
 
-def test_every_push_counts_once() -> None:
-    """Two workers push counts in their own time while the number of servers goes up and down."""
-    ids, moves, each = np.arange(500), (3, 5, 2), 20
-    with LocalFleet(2, 2, in_process=True) as fleet, started_pool(2) as pool:
-
-        def work(worker: int) -> TableState:
-            runtime = fleet.connect(worker, "async")
-            runtime.create(COUNTS)
-            for servers in (*moves, 0):
-                for _ in range(each):
-                    runtime.pull([Read(COUNTS.key, ids)])
-                    runtime.push(
-                        [Gradient(COUNTS.key, np.full((500, 1), -1, np.float32), ids, 1.0)]
-                    )
-                meet(runtime, fleet, servers if worker == 0 else 0)
-            state = runtime.read_table(COUNTS.key)
-            runtime.close()
-            return state
-
-        [counts, _] = pool.map(work, range(2))
-    assert counts.ids is not None
-    assert list(counts.ids) == list(ids)
-    assert np.all(counts.values[0] == 2 * each * 4)
-
-
 def test_snapshots_before_and_after(tmp_path: Path) -> None:
     """Snapshots are of the servers that there were, and both load; a delta after a move holds everything."""
     before, after = str(tmp_path / "before"), str(tmp_path / "after")
@@ -272,29 +246,6 @@ def test_an_old_server_that_is_killed_while_rows_move() -> None:
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.read_table(COUNTS.key)
         cast("ModeSwitchRuntime", runtime).abandon()
-
-
-def test_a_worker_that_starts_again_learns_of_the_servers() -> None:
-    """A worker that was started with the old servers gets a seat, passes the barriers that are over and goes
-    on with the new ones."""
-    with LocalFleet(2, 1, in_process=True) as fleet:
-        stale = fleet.environment(0)
-        runtime = fleet.connect(0, "async")
-        runtime.create(COUNTS)
-        ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
-        meet(runtime, fleet, 4)
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)]).wait()
-        cast("ModeSwitchRuntime", runtime).abandon()
-        again = connect(stale, Settings.from_parts({"consistency": {"mode": "async"}}).consistency)
-        assert again.server_num == 4
-        again.create(COUNTS)
-        again.barrier()
-        for _ in range(2):
-            again.push([Gradient(COUNTS.key, ones, ids, 1.0)])
-        again.push([Gradient(COUNTS.key, ones, ids, 1.0)])
-        assert np.all(again.read_table(COUNTS.key).values[0] >= 3)
-        again.close()
 
 
 def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:

@@ -12,7 +12,6 @@ import psfleet
 from psfleet.client import Client
 from psfleet.entry import ShowClickEntry
 from psfleet.errors import ShapeError, UsageError
-from psfleet.faults import MessageFaults
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.settings.environment import Environment
@@ -245,38 +244,6 @@ def test_one_push_for_all_tables_in_async_mode() -> None:
     assert 2 * (STEPS + 1) <= calls <= 2 * 2 * STEPS
 
 
-def test_lost_replies_change_nothing() -> None:
-    """With answers lost and requests repeated, the tables have the bits that they have without."""
-    with LocalFleet(2, 1, in_process=True) as fleet:
-        meddle = MessageFaults(3, drop=0.2, duplicate=0.2)
-        with Client(ClusterRuntime(fleet.environment(0), "sync", meddle=meddle)) as client:
-            model = Model(client)
-            model.together(0)
-            same_bits(model.result(), embedded("together"))
-        assert meddle.dropped
-        assert meddle.duplicated
-
-
-def test_read_ahead_of_several_tables() -> None:
-    """Values of several tables come ahead together, and lack exactly the push that overtook them."""
-    with (
-        LocalFleet(2, 1, in_process=True) as fleet,
-        psfleet.connect(fleet.environment(0)) as client,
-    ):
-        table = client.sparse_table("rows", dim=2, optimizer=SGD(1.0))
-        total = client.dense_table("total", np.zeros(3), optimizer=SGD(1.0))
-        ids = np.arange(6).reshape(2, 3)
-        start = table.pull(ids)
-        ahead = client.pull_ahead({table: ids, total: None})
-        for step in range(5):
-            following = client.pull_ahead({table: ids, total: None})
-            actual = ahead.wait()
-            np.testing.assert_allclose(start - actual[table], max(step - 1, 0), atol=1e-5)
-            np.testing.assert_array_equal(actual[total], -max(step - 1, 0))
-            client.push({table: (ids, np.ones((2, 3, 2))), total: np.ones(3)})
-            ahead = following
-
-
 def test_shows_and_clicks_beside_other_tables() -> None:
     """A part of four counts shows and clicks, and None stands for the usual ones."""
     with psfleet.connect(Environment(None, 0, (), 1)) as client:
@@ -288,21 +255,6 @@ def test_shows_and_clicks_beside_other_tables() -> None:
         state = client.runtime.read_table(shown.spec.key)
         assert state.scores is not None
         np.testing.assert_array_equal(state.scores, [[1, 0], [2, 2]])
-
-
-def test_a_worker_without_a_batch_makes_its_round() -> None:
-    """Sync mode: with an empty push a worker takes part in the round and changes nothing."""
-    with LocalFleet(2, 2, in_process=True) as fleet, contextlib.ExitStack() as stack:
-        clients = connected(fleet, "sync", stack)
-        found = []
-
-        def work(worker: int) -> None:
-            total = clients[worker].dense_table("total", np.zeros(3), optimizer=SGD(1.0))
-            clients[worker].push({total: -np.ones(3)} if worker else {})
-            found.append(clients[worker].pull({total: None})[total])
-
-        in_threads([functools.partial(work, worker) for worker in range(2)])
-    np.testing.assert_array_equal(found, np.ones((2, 3)))
 
 
 @pytest.fixture(scope="module", params=["embedded", "sync", "geo"])
