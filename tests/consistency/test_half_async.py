@@ -9,7 +9,7 @@ from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
 from psfleet.runtime.interface import Gradient
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from tests.consistency.workers import DENSE, ROWS, step, taken, together
+from tests.consistency.workers import DENSE, ROWS, taken
 from tests.waiting import pause
 
 IDS = np.arange(8)
@@ -76,16 +76,3 @@ def test_the_queue_is_bounded() -> None:
         runtime.flush()
         assert taken(runtime, IDS)[0] == 12
         runtime.close()
-
-
-def test_barriers_flush() -> None:
-    """After a barrier every worker's gradients are in the tables, however they were merged."""
-
-    def work(runtime: ModeSwitchRuntime) -> None:
-        for _ in range(10 + 5 * runtime.worker_index):
-            step(runtime, IDS)
-        runtime.barrier()
-        assert taken(runtime, IDS) == (25, [25] * 8)
-
-    with LocalFleet(1, 2, in_process=True) as fleet:
-        together(fleet, ConsistencySettings("half-async", max_merge=5), work)

@@ -81,21 +81,6 @@ def test_a_slow_worker_is_not_left_behind(staleness: int) -> None:
     assert set(leads) == {staleness}
 
 
-def test_workers_with_unequal_steps_meet() -> None:
-    """A worker that waits at a barrier holds back nobody, and afterwards all clocks are equal again."""
-
-    def work(runtime: ClusterRuntime) -> None:
-        for epoch in range(2):
-            for _ in range(3 + 9 * (runtime.worker_index ^ epoch)):
-                step(runtime)
-            runtime.barrier()
-        assert (runtime.pull([Read(DENSE.key)])[0] == -30).all()
-        assert max(leading(runtime)) <= 1
-
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        together(fleet, 1, work)
-
-
 def test_a_wait_ends_and_says_for_whom() -> None:
     """A worker whose peer has stopped is told after its deadline which one it waits for; one that is
     still waiting goes on when the peer has left."""
