@@ -23,7 +23,6 @@ from psfleet.schema.table import key_of
 from psfleet.settings.environment import Environment
 from psfleet.strategy import ConsistencySettings
 from psfleet.testing.local_fleet import LocalFleet
-from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import TrainingWorkload
 
 
@@ -136,20 +135,3 @@ def test_geo_mode_copies_rows_in_float32() -> None:
     assert is_short(rows.values[0])
     np.testing.assert_array_equal(rows.ids, expected.ids)
     np.testing.assert_allclose(rows.values[0], expected.values[0], atol=0.02)
-
-
-def test_a_request_over_the_wire(tmp_path: Path) -> None:
-    """A server keeps the precision that a worker asks for, in its snapshots too."""
-    with LocalFleet(1, 1, in_process=True) as fleet:
-        client = Client(ClusterRuntime(fleet.environment(0), "async"))
-        table = client.sparse_table("t", 16, SGD(0.1), precision="bfloat16")
-        table.push(np.arange(9), np.ones((9, 16), np.float32) / 3)
-        client.flush()
-        client.save(str(tmp_path / "model"))
-        opened = client.sparse_table("t")
-        assert opened.spec.precision == "bfloat16"
-        assert is_short(opened.pull(np.arange(9)))
-        client.close()
-    manifest = (tmp_path / "model" / "manifest.json").read_text()
-    assert '"precision": "bfloat16"' in manifest
-    assert '"version": 2' in manifest

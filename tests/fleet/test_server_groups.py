@@ -1,6 +1,6 @@
 """`servers=` as each interface says it: programs, feature sets, files of features, migrations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,32 +61,18 @@ def program(runtime: Runtime, servers: int | None) -> None:
         runtime.flush()
 
 
-def client(runtime: Runtime, servers: int | None) -> None:
-    """The same features without a model, and a table that is made by itself."""
-    ps = Client(runtime, lambda _, __: None)
-    feature_set_made = ps.features(features(servers))
-    tables = {**feature_set_made.tables, "e": ps.sparse_table("e", 5, Adam(0.1), servers=servers)}
-    for _ in range(STEPS):
-        rows = {table: table.pull(IDS) for table in tables.values()}
-        ps.push({table: (IDS, values - np.float32(1)) for table, values in rows.items()})
-    ps.flush()
-
-
 def bits(runtime: Runtime) -> list[bytes]:
     """The rows of all tables."""
     return [runtime.pull([Read(key_of(name), IDS)])[0].tobytes() for name in "euv"]
 
 
-@pytest.mark.parametrize("interface", [program, client])
-def test_groups_change_no_bit(
-    interface: Callable[[Runtime, int | None], None], tmp_path: Path
-) -> None:
+def test_groups_change_no_bit(tmp_path: Path) -> None:
     """Sync mode: the same bits with and without them, also after a snapshot on another number of servers."""
     digests = []
     for servers in (None, 1):
         with LocalFleet(3, 1, in_process=True) as fleet:
             runtime = fleet.connect(0, "sync")
-            interface(runtime, servers)
+            program(runtime, servers)
             if servers:
                 runtime.save(str(tmp_path / "model"))
             digests.append(bits(runtime))
@@ -97,26 +83,6 @@ def test_groups_change_no_bit(
         assert [digests[0], bits(runtime)] == [digests[1], digests[1]]
         groups = [(spec.first, spec.servers) for spec in runtime.specs().values()]
         assert sorted(groups) == [(0, 1), (1, 1), (2, 1)]
-        runtime.close()
-
-
-def test_a_table_on_one_server_calls_no_other() -> None:
-    """Async mode: of four servers three get no byte of pulls and pushes, and none has a row."""
-    with LocalFleet(4, 1, in_process=True) as fleet:
-        runtime = fleet.connect(0, "async")
-        with active(runtime):
-            ids = layers.data("ids", [None], dtype="int64")
-            attr = ParamAttr(name="e", servers=1)
-            rows = layers.embedding(ids, [None, 5], is_distributed=True, param_attr=attr)
-            loss = layers.mean(rows)
-            Adam(0.1).minimize(loss)
-            for _ in range(STEPS):
-                Executor().run(feed={"ids": IDS}, fetch_list=[loss])
-            runtime.flush()
-        stats = runtime.stats()
-        assert [server["pushes"] for server in stats] == [STEPS, 0, 0, 0]
-        assert [server["bytes_in"] > 0 for server in stats] == [True, False, False, False]
-        assert [server["tables"][0]["count"] for server in stats] == [len(IDS), 0, 0, 0]
         runtime.close()
 
 
