@@ -104,6 +104,11 @@ def tells() -> None:
     print("to stderr", file=sys.stderr)
 
 
+def talks() -> None:
+    """Print 4,000 lines in one write, which the launcher reads at once."""
+    os.write(1, b"".join(b"line %d\n" % n for n in range(4000)))
+
+
 def work(behaviour: str) -> None:
     """The worker's part."""
     Path(os.environ["PSFLEET_JOINED_FILE"]).touch()

@@ -1,4 +1,4 @@
-"""What every launch engine promises, with real processes and without a supervisor."""
+"""What a launch engine promises a supervisor, with real processes and without one."""
 
 import selectors
 import signal
@@ -19,10 +19,8 @@ SERVER, WORKER = Member("server", 0), Member("worker", 0)
 Events = list[Event | Shown]
 
 
-@pytest.fixture(params=["local"])
-def start(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Engine]]:
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
     """Open an engine for a job of stand-ins; at the end no process of it is left."""
     monkeypatch.chdir(tmp_path)  # stand-ins leave files there
     opened: list[Engine] = []
@@ -31,7 +29,7 @@ def start(
         def begin(behaviour: str) -> Engine:
             asked = JobRequest(STAND_IN, (behaviour,), server_script=True)
             job = Job(asked, "j", f"token of {tmp_path}", folder, tmp_path)
-            opened.append(load_engine(request.param)(job, selector))
+            opened.append(load_engine("local")(job, selector))
             opened[-1].open()
             return opened[-1]
 
@@ -57,41 +55,6 @@ def until(engine: Engine, enough: Callable[[Events], bool]) -> Events:
 def has_ended(member: Member) -> Callable[[Events], bool]:
     """Whether the events hold an end of that member."""
     return lambda events: any(isinstance(e, ProcessExited) and e.member == member for e in events)
-
-
-def test_a_job_from_start_to_end(start: Callable[..., Engine]) -> None:
-    """A server is ready once, at its endpoint; the shown worker's output is in its log and in the events;
-    each process ends once, with its code."""
-    engine = start("tells")
-    engine.spawn(SERVER, Told(engine.endpoints()))
-    happened = until(engine, lambda events: ServerReady(SERVER, engine.endpoints()[0]) in events)
-    engine.spawn(WORKER, Told(engine.endpoints()))
-    happened += until(
-        engine, lambda events: has_ended(WORKER)(events) and has_ended(SERVER)(events)
-    )
-    shown = b"".join(e.data for e in happened if isinstance(e, Output))
-    assert shown == engine.job.log(WORKER).read_bytes()
-    assert b"PSFLEET_RANK" in shown
-    assert sum(isinstance(e, ServerReady) for e in happened) == 1
-    ended = [event for event in happened if isinstance(event, ProcessExited)]
-    assert sorted((str(event.member), event.code) for event in ended) == [
-        ("server 0", 0),
-        ("worker 0", 0),
-    ]
-
-
-def test_a_process_is_spawned_again(start: Callable[..., Engine]) -> None:
-    """A server that was killed ends with its signal; the next process in its seat is ready by itself."""
-    engine = start("hangs")
-    for _ in range(2):
-        engine.spawn(SERVER, Told(engine.endpoints()))
-        until(engine, lambda events: ServerReady(SERVER, engine.endpoints()[0]) in events)
-        engine.send(SERVER, signal.SIGKILL)
-        happened = until(engine, has_ended(SERVER))
-        assert [e for e in happened if isinstance(e, ProcessExited)] == [
-            ProcessExited(SERVER, -signal.SIGKILL)
-        ]
-    engine.send(SERVER, signal.SIGKILL)  # nobody is there, and nobody else is hit
 
 
 def test_a_server_starts_again_beside_a_worker_that_has_left(start: Callable[..., Engine]) -> None:

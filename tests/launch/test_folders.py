@@ -67,13 +67,8 @@ def test_an_interrupt_while_the_launcher_loads() -> None:
 
 def test_a_log_that_takes_no_more(tmp_path: Path) -> None:
     """Where the log of worker 0 cannot be written, as on a full disk, that is said and the job goes on."""
-    script = tmp_path / "talks.py"
-    joins = "import psfleet\npsfleet.connect().close()\n"
-    # One write, which the launcher reads at once: of that the file takes a part.
-    lines = "import os\nos.write(1, b''.join(b'line %d\\n' % n for n in range(4000)))\n"
-    script.write_text(joins + lines)
-    command = [sys.executable, "-m", "psfleet_launch", "--no-progress", str(script)]
-    limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command]
+    command = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--server-script"]
+    limited = ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command, str(STAND_IN), "talks"]
     # Python would keep what fits of a compiled module, and every later process would find that.
     process = ended(limited, cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     assert process.returncode == 0, process.stderr

@@ -20,7 +20,7 @@ x = layers.data("x", [None, 2])
 loss = layers.mean(layers.fc(x, 1))
 fleet.distributed_optimizer(optimizer.SGD(0.1), fleet.DistributedStrategy(a_sync=False)).minimize(loss)
 exe = ps.Executor()
-for _ in range(400):
+for _ in range(200):
     exe.run(feed={"x": np.ones((2, 2), np.float32)}, fetch_list=[loss])
 fleet.save_persistables("model")
 """

@@ -62,26 +62,6 @@ def failed(job: Supervisor) -> Member | None:
     return job.failure.member if job.failure else None
 
 
-def test_workers_start_when_all_servers_are_ready() -> None:
-    """The last server's readiness starts the workers, all at once."""
-    job = begun()
-    assert told(job, ServerReady(S1)) == []
-    assert told(job, ServerReady(S0)) == [StartProcesses((W0, W1))]
-
-
-def test_success() -> None:
-    """Workers end, then servers by themselves: exit code 0 and nobody was signalled."""
-    job = training()
-    ends = (
-        ProcessExited(W1, 0, left=True),
-        ProcessExited(W0, 0, left=True),
-        ProcessExited(S0, 0),
-        ProcessExited(S1, 0),
-    )
-    assert told(job, *ends) == [FinishJob(0)]
-    assert not job.stopped
-
-
 def test_servers_may_leave_before_a_worker_ends() -> None:
     """A worker that has left the fleet may go on by itself, with no server left."""
     job = training()
