@@ -18,7 +18,7 @@ from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, zero_rows
 
-COUNTS = zero_rows("counts", 3)
+COUNTS = zero_rows("counts", 5)
 SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
 SERVERS, WORKERS, IDS = 3, 3, 60
 
@@ -30,7 +30,7 @@ def push(runtime: ClusterRuntime) -> None:
     mine[runtime.worker_index :: WORKERS] = -1
     runtime.push(
         [
-            Gradient(COUNTS.key, np.full((IDS, 3), -1, np.float32), ids, 1.0),
+            Gradient(COUNTS.key, np.full((IDS, 5), -1, np.float32), ids, 1.0),
             Gradient(SHARE.key, mine, None, 1.0),
         ]
     )
@@ -47,7 +47,7 @@ def train(
         push(runtime)
         runtime.pull([Read(COUNTS.key, np.arange(IDS * WORKERS))])
         steps.release()
-        time.sleep(0.002 * worker)
+        time.sleep(0.002 * (1 + worker))
     runtime.barrier()
     runtime.close()
 
