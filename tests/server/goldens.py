@@ -87,7 +87,6 @@ SPARSE = TableSpec(
     entry=CountFilterEntry(2, candidates=64) & CapacityEntry(rows=256),
 )
 SPECS = {spec.key: spec for spec in (DENSE, SPARSE)}
-_LAST = 2**64 - 1
 _IDS = np.array([-9, 3, 2**63 - 1], np.int64)
 SSP = SspMode(staleness=4)
 _ROWS: NDArray[np.float32] = np.arange(6, dtype=np.float32).reshape(3, 2)

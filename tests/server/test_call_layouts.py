@@ -1,7 +1,5 @@
 """What an earlier call or reply with the same segments tells of a later one, tensors in the message."""
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -31,39 +29,6 @@ def request(ids: NDArray[np.int64], seed: int) -> ServerRequest:
     made.read_rows(SPARSE, ids[::-1])
     made.read_values(DENSE, 0, 5)
     return made
-
-
-@pytest.mark.parametrize("count", [0, 1, 8, 300])
-def test_a_known_layout_gives_what_parsing_gives(count: int) -> None:
-    """Arrays at the places of an earlier message are those that the segments describe, bit for bit."""
-    layouts = MessageLayouts()
-    for seed in range(3):
-        ids = np.random.default_rng(seed).permutation(1000)[:count]
-        layout, head, payload = frame.split(request(ids, seed).encode())
-        header = frame.read_header(head)
-        parsed = segments.read_request(frame.read_header(layout + head), payload, spec_of)
-        known = layouts.known(header, layout, payload)
-        assert (known is None) == (not seed)
-        if known is not None:
-            for again, first in (
-                (known.tensors.gradients, parsed.gradients),
-                (known.tensors.reads, parsed.reads),
-            ):
-                np.testing.assert_equal([*map(asdict, again)], [*map(asdict, first)])
-        layouts.keep(layout, payload, parsed)
-
-
-def test_another_payload_is_parsed() -> None:
-    """A layout says nothing of a payload of another length, nor of one that lies in shared memory."""
-    layouts = MessageLayouts()
-    layout, head, payload = frame.split(request(np.arange(4), 0).encode())
-    header = frame.read_header(head)
-    layouts.keep(
-        layout, payload, segments.read_request(frame.read_header(layout + head), payload, spec_of)
-    )
-    assert layouts.known(header, layout, payload[:-8]) is None
-    header.lane.turn = 1
-    assert layouts.known(header, layout, payload) is None
 
 
 def test_a_payload_that_is_not_aligned_is_copied() -> None:

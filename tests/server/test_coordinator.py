@@ -186,3 +186,15 @@ def test_a_late_request_begins_no_plan() -> None:
     plan = coordinator.assign_data(0, 1, dataclasses.replace(asked, round=9))
     assert isinstance(plan, RoundPlan)
     assert [entry.first for entry in plan.entries] == [9]
+
+
+def test_the_last_to_arrive_releases_all() -> None:
+    """Nobody passes before everybody is there; a repeated arrival is answered again."""
+    coordinator = registered(3)
+    assert coordinator.arrive(barrier(2), "c2") == []
+    assert coordinator.arrive(barrier(0), "c0") == []
+    assert coordinator.arrive(barrier(0), "c0 again") == []
+    outcome = coordinator.arrive(barrier(1), "c1")
+    assert outcome == [CollectiveReply(c, None) for c in ("c0", "c0 again", "c1", "c2")]
+    assert coordinator.arrive(barrier(1), "late") == [CollectiveReply("late", None)]
+    assert coordinator.arrive(barrier(1, 2), "next") == []

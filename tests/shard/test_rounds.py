@@ -205,3 +205,12 @@ def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     assert shard.rounds.closed == 3
     assert weights(shard) == [-1, -1, -1]
     assert outcome(shard.handle(dense_push(0, 4, 1.0), "push")) == "held"
+
+
+def test_repeated_push_of_a_closed_round_is_held(shards: list[Shard]) -> None:
+    """Sync: the late copy of a push whose round is closed changes nothing."""
+    shard = make(shards, 1)
+    shard.handle(dense_push(0, 1, 1.0), "a")
+    shard.handle(Pull(0, 1, (), commit=1), "p")
+    assert outcome(shard.handle(dense_push(0, 1, 1.0), "again")) == "held"
+    assert weights(shard) == [-1, -1, -1]
