@@ -12,9 +12,9 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train
 from tests.trainings import in_threads, same_bits
 
-POINTS: tuple[str, ...] = ("appended", "freeze", "install")
+POINTS: tuple[str, ...] = ("appended", "install")
 if MORE:
-    POINTS += ("append", "tear", "settled")
+    POINTS += ("append", "tear", "settled", "freeze")
 
 
 @pytest.fixture(scope="module")

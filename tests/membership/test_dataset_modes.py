@@ -118,28 +118,6 @@ def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> No
     assert used == Counter(dict.fromkeys(range(size * EPOCHS), 1))
 
 
-def test_rounds_and_leases_follow_each_other_between_datasets() -> None:
-    """Each of three datasets in the mode of its time."""
-    used: Counter[int] = Counter()
-
-    def work(runtime: ModeSwitchRuntime) -> None:
-        for consistency in (
-            ConsistencySettings("sync"),
-            ConsistencySettings("async"),
-            ConsistencySettings("sync"),
-        ):
-            if consistency != runtime.consistency:
-                runtime.set_mode(consistency)
-            for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
-                used.update(position for pair in ranges for position in range(*pair))
-                runtime.pull([Read(DENSE.key)])
-                runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
-
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        together(fleet, ConsistencySettings("sync"), work)
-    assert used == Counter(dict.fromkeys(range(SAMPLES), 3))
-
-
 @pytest.mark.parametrize("mode", ["async", "geo"])
 def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
     """Worker 1 takes a lease, makes one of its steps and leaves. Worker 0 gets the other steps, not that
