@@ -249,20 +249,6 @@ def test_readers_only_read(tmp_path: Path) -> None:
         trainer.runtime.close()
 
 
-def test_job_dies() -> None:
-    """A follower serves on without its job, says how old it is, and ends at once."""
-    with LocalFleet(servers=2, workers=1, in_process=True) as fleet:
-        trainer = Trainer(fleet.connect(0, "async"))
-        trainer.step()
-        with Follower(fleet.endpoints) as follower:
-            trainer.runtime.close()
-            assert fleet.wait() == [0, 0]
-            until(lambda: follower.failure is not None)
-            before = follower.age
-            check_pushes(*copied(follower), trainer.values)
-            assert follower.age > before
-
-
 def test_closed_while_it_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower that finds its job elsewhere while it is closed leaves no connection."""
     with LocalFleet(1, 1, in_process=True) as fleet:
