@@ -56,10 +56,12 @@ def forking() -> Any:
 
 
 @pytest.mark.parametrize(
-    "program", [["-P", "{folder}/program.py"], ["program.py"]], ids=["-P", "script"]
+    ("program", "is_session", "unbuffered"),
+    [
+        *((["-P", "{folder}/program.py"], False, ""), (["-P", "{folder}/program.py"], True, "1")),
+        *((["program.py"], False, "1"), (["program.py"], True, "")),
+    ],
 )
-@pytest.mark.parametrize("is_session", [False, True], ids=["same session", "own session"])
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_a_fork_finds_what_an_interpreter_finds(
     forking: Any, tmp_path: Path, program: list[str], is_session: bool, unbuffered: str
 ) -> None:
@@ -106,7 +108,6 @@ def test_a_fork_finds_what_an_interpreter_finds(
         ("import atexit; atexit.register(print, 'over')", 0),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", None),
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", None),
         ("import faulthandler; print(faulthandler.is_enabled())", 0),
     ],
