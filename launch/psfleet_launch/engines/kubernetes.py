@@ -189,7 +189,7 @@ class _JobObjects:
         """Yield the requests of the fullest agent. It has no limits: it may take over from a lost one."""
         job = Job(self.request, self.name, "", Path(), Path(_LOGS))
         machines = [f"{AGENT} {number}" for number in range(self.chosen.agents)]
-        needs = MachinePlacement(job, machines).largest.confined
+        needs = MachinePlacement(job, machines).largest.with_headroom
         if needs.cores:
             yield "cpu", str(needs.cores)
         if needs.memory:

@@ -133,7 +133,7 @@ def _resources(needs: Resources) -> Iterator[str]:
     if needs.cores:
         yield f"--cpus-per-task={needs.cores}"
     if needs.memory:
-        yield f"--mem={-(-needs.confined.memory >> 20)}M"
+        yield f"--mem={-(-needs.with_headroom.memory >> 20)}M"
 
 
 def _state(fields: Mapping[str, str]) -> BatchState:

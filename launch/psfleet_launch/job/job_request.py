@@ -74,7 +74,7 @@ class Resources:
         return self.cores <= other.cores and self.memory <= other.memory
 
     @property
-    def confined(self) -> "Resources":
+    def with_headroom(self) -> "Resources":
         """Return these, with memory that suffices where a process that takes more is killed."""
         return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
 

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import grpc
 
@@ -25,8 +25,7 @@ from psfleet.observability.exposition import LatencyHistogram
 from psfleet.platform.files import LONGEST_PATH
 from psfleet.settings.declared_settings import ServerLimits
 from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import HANDSHAKE, await_connection, open_channel
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.channel import HANDSHAKE, await_connection, error_of, open_channel
 from psfleet.wire.connections.tls_sockets import accepts
 from psfleet_server.rpc.call_admission import BACKLOG
 from psfleet_server.rpc.replies import DeferredReply, RateLimitedLog, as_psfleet_error
@@ -143,14 +142,21 @@ def _try_port(endpoint: str) -> None:
         ) from None
 
 
-MeasuredMethod = tuple[
-    Callable[..., Any], LatencyHistogram, bool, Callable[[bytes], bytes | None] | None
-]
-"""Handler of a call, the histogram of the time from a call to its reply, and whether it returns the reply.
+class MeasuredMethod(NamedTuple):
+    """A method of the server over HTTP/2.
 
-It takes the request, and a DeferredReply if it does not return the reply. The last function, if there is one,
-is asked first: it returns the reply at once, or None, with nothing changed.
-"""
+    Attributes:
+        behavior: Takes the request, and a DeferredReply unless it `returns` the reply.
+        latency: Gets the time from each call to its reply.
+        returns: The behavior returns the reply.
+        at_once: Asked first if there is one: it returns the reply, or None with nothing changed.
+    """
+
+    behavior: Callable[..., Any]
+    latency: LatencyHistogram
+    returns: bool
+    at_once: Callable[[bytes], bytes | None] | None
+
 
 _SUFFIX = ".h2"
 
@@ -201,9 +207,9 @@ class Http2Listener:
             incoming=self._limits.incoming,
             handshake=HANDSHAKE,
             refuse=refuse,
-            at_once={name: method[3] for name, method in methods.items() if method[3] is not None},
+            at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
         )
-        behaviors = {name: _answering(*method[:3]) for name, method in methods.items()}
+        behaviors = {name: _answering(method) for name, method in methods.items()}
         wrap = accepts(self._access, self._endpoint)
         self._server = Http2Server(
             listener, wrap, behaviors, settings, RateLimitedLog().say, self._messages
@@ -241,16 +247,16 @@ class Http2Listener:
         return listener
 
 
-def _answering(
-    method: Callable[..., Any], latency: LatencyHistogram, returns_reply: bool
-) -> Behavior:
+def _answering(method: MeasuredMethod) -> Behavior:
+    behavior, latency, returns, _ = method
+
     def handle(request: bytes, call: IncomingCall) -> None:
         reply = DeferredReply(call, call.end, latency)
         try:
-            if returns_reply:
-                reply.complete(method(request))
+            if returns:
+                reply.complete(behavior(request))
             else:
-                method(request, reply)
+                behavior(request, reply)
         except Exception as error:
             reply.fail(as_psfleet_error(error))
 

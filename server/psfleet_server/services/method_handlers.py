@@ -50,7 +50,7 @@ class PromptMethod:
     @property
     def measured_method(self) -> MeasuredMethod:
         """Answers it over HTTP/2."""
-        return self.behavior, self.latency, True, self.plainly
+        return MeasuredMethod(self.behavior, self.latency, True, self.plainly)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class WaitingMethod:
     @property
     def measured_method(self) -> MeasuredMethod:
         """Handler of the method over HTTP/2, with its latency histogram."""
-        return self.behavior, self.latency, False, self.plainly
+        return MeasuredMethod(self.behavior, self.latency, False, self.plainly)
 
 
 Method = PromptMethod | WaitingMethod
