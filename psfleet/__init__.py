@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from psfleet.client import Client, DenseTable, SparseTable, connect
     from psfleet.errors import PsfleetError
     from psfleet.execution.executor import Executor
-    from psfleet.fleet.session import reset
+    from psfleet.fleet import reset
     from psfleet.parameters.parameter import Parameter, SparseGrad
     from psfleet.program.attribute import ParamAttr
     from psfleet.program.program import (
@@ -74,7 +74,7 @@ _HOMES = {
     "default_main_program": "psfleet.program.program",
     "default_startup_program": "psfleet.program.program",
     "program_guard": "psfleet.program.program",
-    "reset": "psfleet.fleet.session",
+    "reset": "psfleet.fleet",
     "to_variable": "psfleet.program.variable",
 }
 

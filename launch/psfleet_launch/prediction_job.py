@@ -12,7 +12,7 @@ from psfleet.checkpoint.tensors import digest
 from psfleet.datasets.parquet import ParquetFiles
 from psfleet.datasets.parquet_predictions import ParquetPredictions
 from psfleet.datasets.text_files import TextFiles
-from psfleet.embedded.frozen_runtime import FrozenRuntime
+from psfleet.embedded.runtime import FrozenRuntime
 from psfleet.errors import ConfigError, PsfleetError
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.prediction.named_model import PROGRAM, find_predictor, is_folder

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.client.client_tables import ClientFeatures, DenseTable, SparseTable
-from psfleet.client.multitable import ClientTable, TablesAhead, by_table, gradients_of, reads_of
+from psfleet.client.client_tables import (
+    ClientFeatures,
+    ClientTable,
+    DenseTable,
+    SparseTable,
+    TablesAhead,
+    by_table,
+    gradients_of,
+    reads_of,
+)
 from psfleet.entry import Entry
 from psfleet.errors import ConfigError, PsfleetError, ShapeError, TableConflict
 from psfleet.execution.model_files import TableNames, folder_of, load, save

@@ -136,6 +136,6 @@ def _of_checkpoint(folder: Any, *others: object) -> Client:
             f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
             "process, so leave the others out"
         )
-    from psfleet.embedded.frozen_runtime import FrozenRuntime  # loads the embedded runtime
+    from psfleet.embedded.runtime import FrozenRuntime  # loads the embedded runtime
 
     return Client(FrozenRuntime(folder_of(folder, "connect")))

@@ -1,9 +1,10 @@
-"""The fleet of one process: a shard right here, no network, no other process."""
+"""The fleet of one process: a shard right here, no network, no other process; and one that is only read."""
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UnknownTa
 from psfleet.kernels.dedup import RecentBatches
 from psfleet.kernels.number_formats import rounded
 from psfleet.platform.threads import deferred
+from psfleet.rules.momentum import SGD
 from psfleet.runtime.evictions import EvictedIds
 from psfleet.runtime.interface import (
     ClosedRuntime,
@@ -25,10 +27,12 @@ from psfleet.runtime.interface import (
     Gradient,
     PushCounter,
     Read,
+    Runtime,
     TableState,
     missing_table,
     with_counts,
 )
+from psfleet.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
 from psfleet.runtime.validation import (
     NonFiniteCheck,
     SkippedGradients,
@@ -37,10 +41,19 @@ from psfleet.runtime.validation import (
     check_spec_value,
     without_values,
 )
-from psfleet.schema.table import TableSpec, key_of
+from psfleet.schema.table import DecaySpec, TableSpec, key_of
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import JobSettings
-from psfleet.shard.events import EndCut, Join, Push, SendError, SendOutcome, Shrink, Tick
+from psfleet.shard.events import (
+    CreateTable,
+    EndCut,
+    Join,
+    Push,
+    SendError,
+    SendOutcome,
+    Shrink,
+    Tick,
+)
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import TickTimer
 from psfleet.shard.snapshot_cuts import PendingCut
@@ -48,6 +61,7 @@ from psfleet.shard.table_placement import placed
 from psfleet.strategy import WireSettings
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import MemoryChoice
+from psfleet.tables.row_data import ROW_IDS, RowData, row_columns, rows_of
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.connections import grpc_process
 from psfleet.wire.gradient_compressor import GradientCompressor, repacked, value_format
@@ -344,3 +358,57 @@ class EmbeddedRuntime:
                 raise PsfleetError(f"unexpected instruction {instruction!r}")
             number = instruction.number
         return number
+
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
+    """Implements psfleet.runtime.interface.Runtime on the weights of a snapshot, without optimizer state.
+
+    An id without a row has the first value that it would have in training.
+
+    Args:
+        path: The snapshot's folder.
+
+    Raises:
+        CheckpointError: It is missing, incomplete or damaged.
+    """
+
+    open = handed_on(Runtime.open)
+    pools = property(attrgetter("_fleet.pools"))
+
+    def __init__(self, path: str) -> None:
+        self.source = repr(path)
+        self.instead = "train on a fleet that has loaded it"
+        tables = EmbeddedRuntime(only_reads=True)
+        tables.restore(_weights(Snapshot(path)))
+        super().__init__(tables)
+
+
+def _weights(snapshot: Snapshot) -> Events:
+    """Yield the events that load the weights into a shard: no state, no scores, no candidate ids."""
+    specs = {spec.key: spec for spec in snapshot.specs()}
+    for event in snapshot.events(0, 1):
+        if isinstance(event, CreateTable):
+            yield CreateTable(_plain(event.spec), event.value)
+        elif columns := _weight_columns(specs[event.table], event.columns):
+            yield dataclasses.replace(event, columns=columns)
+
+
+def _plain(spec: TableSpec) -> TableSpec:
+    """Return the table without optimizer state and rows that go."""
+    return dataclasses.replace(
+        spec, rule=SGD(), decay=DecaySpec(), every_row=False, entry=None, device=None
+    )
+
+
+def _weight_columns(spec: TableSpec, columns: Columns) -> Columns:
+    if spec.kind == "dense":
+        name = spec.slot_names[0]
+        return {name: columns[name]}
+    if ROW_IDS not in columns:
+        return {}
+    rows = rows_of(spec, columns)
+    weights = np.ascontiguousarray(rows.values[:, : spec.dim])
+    return row_columns(RowData(rows.ids, weights, rows.touched, rows.scores[:, :0]))

@@ -11,7 +11,8 @@ from psfleet.fleet.data_generators import MultiSlotDataGenerator, MultiSlotStrin
 from psfleet.fleet.file_datasets import InMemoryDataset, QueueDataset
 from psfleet.fleet.fleet import Fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
-from psfleet.fleet.worker_sums import MetricSums, Util
+from psfleet.fleet.sums import MetricSums, Util
+from psfleet.program import names, program
 from psfleet.strategy import DistributedStrategy
 from psfleet.strategy.distributed_strategy import decide_by
 
@@ -108,3 +109,17 @@ save_inference_model = _fleet.save_inference_model
 shrink = _fleet.shrink
 staleness = _fleet.staleness
 print_table_stat = _fleet.print_table_stat
+
+
+def reset() -> None:
+    """Forget the model, so that the code that builds it can run again in this process.
+
+    Afterwards this process is as if it had just imported psfleet: the default programs are empty,
+    generated names count from 0, and `fleet.init()` has not been called. The tables of an embedded
+    fleet are gone; save them before if you want them. A worker of a cluster flushes its pushes and
+    leaves the fleet, as with `fleet.stop_worker()`. Clients of `psfleet.connect()` share the fleet, so they
+    end too. Programs that you have made yourself are untouched. Do not call it inside `program_guard`.
+    """
+    program.renew()
+    names.renew()
+    forget()

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from psfleet.errors import ConfigError, ShapeError, UsageError
-from psfleet.fleet.worker_sums import Util
+from psfleet.fleet.sums import Util
 from psfleet.program.operation import Array, size_of
 from psfleet.program.variable import Variable
 from psfleet.validation.annotations import FilePath, PositiveInt, checked

@@ -12,11 +12,11 @@ from typing_extensions import override
 from psfleet.datasets.dispatch import Source, batches, size_of
 from psfleet.datasets.read_ahead import SizedPeekable
 from psfleet.errors import ConfigError, UsageError
-from psfleet.fleet import stats
+from psfleet.fleet import sums
 from psfleet.fleet.callbacks import FleetCallbacks
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.roles import RoleMaker, check_no_collective, environment_of
-from psfleet.fleet.worker_sums import Util
+from psfleet.fleet.sums import Util
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
 from psfleet.mode_runtimes.switch import change, check_mode, connect, scale
@@ -411,11 +411,11 @@ class Fleet(FleetCallbacks):
 
     def print_table_stat(self, table: str | None = None) -> None:
         """Print rows, bytes and updates of one table or of all, summed over the servers."""
-        stats.print_table_stat(table)
+        sums.print_table_stat(table)
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
         """Rows or values, bytes and updates by table, summed over the servers, after a flush."""
-        return stats.table_stat()
+        return sums.table_stat()
 
     def staleness(self) -> dict[int, int]:
         """Return the number of pushes by staleness, for all workers, summed over the servers.
@@ -423,7 +423,7 @@ class Fleet(FleetCallbacks):
         The staleness of a push is the number of pushes of other workers that a server has applied since it
         last gave this worker values; from 256 on rounded down to a power of two. Empty in sync mode.
         """
-        return stats.staleness()
+        return sums.staleness()
 
 
 def _link(place: links.StagePosition, queue_size: int) -> links.Links:

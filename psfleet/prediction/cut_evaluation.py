@@ -7,8 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from psfleet.embedded.frozen_runtime import FrozenRuntime
-from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime, FrozenRuntime
 from psfleet.errors import UsageError
 from psfleet.execution.model_files import folder_of, save
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks

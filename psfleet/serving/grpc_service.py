@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from psfleet.errors import PsfleetError, ShapeError, UsageError, not_installed
 from psfleet.feature_sets.jagged import Jagged
 from psfleet.http2.calls import Behavior, IncomingCall, Streaming
-from psfleet.serving.batching import PendingPrediction, QueueFull
+from psfleet.serving.batcher import PendingPrediction, QueueFull
 from psfleet.serving.service import PredictionService
 from psfleet.serving.versions import ModelVersion
-from psfleet.wire.connections import error_status
+from psfleet.wire.connections import channel
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import serving_pb2 as messages
 
@@ -151,7 +151,7 @@ class GrpcPrediction:
         self._count(method, model, type(error).__name__)
         if not isinstance(error, PsfleetError):
             error = PsfleetError(f"the model failed: {error!r:.200}")
-        code, details, metadata = error_status.status_of(error)
+        code, details, metadata = channel.status_of(error)
         if isinstance(error, QueueFull):
             metadata = ((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),)
         call.set_trailing_metadata(metadata)

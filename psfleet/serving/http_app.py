@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import AccessDenied, PsfleetError, UnknownTable, UsageError
 from psfleet.http2.socket_transport import Transport
-from psfleet.serving.batching import QueueFull
+from psfleet.serving.batcher import QueueFull
 from psfleet.serving.grpc_service import serving_module
 from psfleet.serving.http_connection import LONGEST, HttpConnection, HttpRequest, Reply
 from psfleet.serving.service import PredictionService, UnknownModel

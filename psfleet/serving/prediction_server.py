@@ -13,7 +13,7 @@ from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.server_connection import ServerSettings
 from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
-from psfleet.serving.batching import Batcher
+from psfleet.serving.batcher import Batcher
 from psfleet.serving.grpc_service import GrpcPrediction, refusal
 from psfleet.serving.http_app import HttpApp
 from psfleet.serving.http_connection import HttpListener

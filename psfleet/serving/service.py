@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from psfleet.errors import UsageError
 from psfleet.observability.exposition import encode, merge
 from psfleet.runtime.validation import as_ids
-from psfleet.serving.batching import samples_of
+from psfleet.serving.batcher import samples_of
 from psfleet.serving.follower import Follower
 from psfleet.serving.versions import ModelVersion, ServedModel
 

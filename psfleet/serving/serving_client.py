@@ -12,8 +12,8 @@ from psfleet.feature_sets.jagged import Jagged, as_jagged
 from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.http2.http2_client import Http2Client
 from psfleet.wire.connections.access import Access
+from psfleet.wire.connections.channel import KEY, error_named
 from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.error_status import KEY, error_named
 from psfleet.wire.connections.tls_sockets import connects
 from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.v1 import serving_pb2 as messages

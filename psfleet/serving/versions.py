@@ -8,7 +8,7 @@ from psfleet.errors import PsfleetError, UsageError
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.platform.logs import log_of
 from psfleet.platform.object_store import folders_in, is_whole
-from psfleet.serving.batching import Batcher
+from psfleet.serving.batcher import Batcher
 from psfleet.serving.model import Model, load
 from psfleet.settings.kinds import RowForm
 

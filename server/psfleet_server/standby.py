@@ -27,8 +27,7 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.settings.environment import Environment
 from psfleet.wire.body import read_record
 from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import await_connection, open_channel
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.channel import await_connection, error_of, open_channel
 from psfleet.wire.v1.replica_pb2 import FollowRequest
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.recovery import take

@@ -23,7 +23,7 @@ from psfleet.platform.object_store import latest_snapshot, own_name, own_snapsho
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
-from psfleet.serving.batching import Batcher
+from psfleet.serving.batcher import Batcher
 from psfleet.serving.follower import Follower
 from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.settings.kinds import local_path, shown_url, url_of

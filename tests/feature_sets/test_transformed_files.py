@@ -32,7 +32,7 @@ from psfleet.features import (
     feed,
     load_features,
 )
-from psfleet.serving.batching import samples_of
+from psfleet.serving.batcher import samples_of
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")

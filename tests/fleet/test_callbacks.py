@@ -13,8 +13,7 @@ import pytest
 import psfleet
 from psfleet import fleet
 from psfleet.errors import UsageError
-from psfleet.fleet.callbacks import Callback, EarlyStopping, KeepBest
-from psfleet.fleet.loggers import MlflowLogger
+from psfleet.fleet.callbacks import Callback, EarlyStopping, KeepBest, MlflowLogger
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]
@@ -137,7 +136,7 @@ LOGGED = """
 import sys
 import psfleet
 from psfleet import fleet
-from psfleet.fleet.loggers import WandbLogger
+from psfleet.fleet.callbacks import WandbLogger
 
 fleet.init()
 fleet.add_callbacks(WandbLogger(project="p", mode="offline", dir=sys.argv[1]))

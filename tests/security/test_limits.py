@@ -19,8 +19,7 @@ from psfleet.settings.declared_settings import ServerLimits
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.channel import error_of, open_channel
 from psfleet.wire.shared_memory import SharedMemory
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_server.process import Server

@@ -15,8 +15,7 @@ from psfleet.errors import FrameError, LimitExceeded, PsfleetError
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire import frame
 from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.channel import error_of, open_channel
 from psfleet.wire.frame import field
 from psfleet.wire.v1.frame_pb2 import Header
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psfleet.errors import PsfleetError
 from psfleet.wire import frame
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.channel import error_of
 from psfleet.wire.v1 import coordinator_pb2, frame_pb2, shard_pb2
 from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
 from psfleet_server.process import Server

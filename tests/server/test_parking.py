@@ -9,8 +9,7 @@ import pytest
 
 from psfleet.errors import DeadlineExceeded, PsfleetError
 from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import GRACE, open_channel
-from psfleet.wire.connections.error_status import error_of
+from psfleet.wire.connections.channel import GRACE, error_of, open_channel
 from psfleet_server.rpc.replies import Deadlines, DeferredReply, immediate, parkable
 
 WAITERS = 200

@@ -16,7 +16,7 @@ import pytest
 
 from psfleet import serving
 from psfleet.errors import AccessDenied, ConfigError, LimitExceeded, UnknownTable, UsageError
-from psfleet.serving.batching import Batcher, QueueFull
+from psfleet.serving.batcher import Batcher, QueueFull
 from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.wire.connections.certificates import make_credentials
 from tests.serving import models

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet.consistency import find_mode
-from psfleet.embedded.frozen_runtime import FrozenRuntime
-from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.embedded.runtime import EmbeddedRuntime, FrozenRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, EvictionStreamEntry
 from psfleet.errors import ConfigError, UsageError
 from psfleet.platform.memory import resident

@@ -9,8 +9,7 @@ import pytest
 from psfleet import errors
 from psfleet.errors import PsfleetError
 from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.error_status import CODES, error_of, failure, status_of
+from psfleet.wire.connections.channel import CODES, error_of, failure, open_channel, status_of
 from tests.pools import started_pool
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]

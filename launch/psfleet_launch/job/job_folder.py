@@ -210,8 +210,7 @@ class FinalSnapshot:
         import grpc  # here: few jobs need it
 
         from psfleet.wire.connections.access import Access
-        from psfleet.wire.connections.channel import open_channel
-        from psfleet.wire.connections.error_status import error_of
+        from psfleet.wire.connections.channel import error_of, open_channel
         from psfleet.wire.v1.snapshot_pb2 import TakeReply, TakeRequest
 
         access = Access.of(self._environment)

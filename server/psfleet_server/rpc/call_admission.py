@@ -40,7 +40,7 @@ from psfleet.http2.connection_admission import (
 )
 from psfleet.platform.threads import ServiceThread
 from psfleet.settings.declared_settings import ServerLimits
-from psfleet.wire.connections import error_status
+from psfleet.wire.connections import channel
 from psfleet.wire.connections.access import TOKEN_KEY, Access, is_tcp
 from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.credentials import Credentials
@@ -98,7 +98,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
         if len(tokens) == 1 and self._credentials.allows(tokens[0], reads=True):
             what = "its token is that of readers, which only follow the job and read its figures"
         self._log.say(f"refused a call from {context.peer()}: {what}")
-        error_status.failure(
+        channel.failure(
             context,
             AccessDenied(
                 f"the call was refused: {what}; use the credentials of this job (PSFLEET_TLS)"
@@ -173,12 +173,12 @@ class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic
         try:
             self._messages.enter(peer, context)
         except LimitExceeded as error:
-            error_status.failure(context, error)
+            channel.failure(context, error)
             return None
         try:
             return next(requests)
         except StopIteration:
-            error_status.failure(context, FrameError("the call ended without its message"))
+            channel.failure(context, FrameError("the call ended without its message"))
             return None
         finally:
             self._messages.leave(peer, context)

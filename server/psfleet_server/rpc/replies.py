@@ -35,7 +35,7 @@ from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import SendError
 from psfleet.shard.recent_events import RecentEvents
-from psfleet.wire.connections import error_status
+from psfleet.wire.connections import channel
 from psfleet.wire.connections.channel import GRACE
 from psfleet.wire.frame import next_field
 from psfleet.wire.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
@@ -190,7 +190,7 @@ class DeferredReply:
         """End the call with an error."""
         if self._finish():
             log_refusal(error)
-            error_status.failure(self._context, error)
+            channel.failure(self._context, error)
             self._end(None)
 
     def measure(self, latency: LatencyHistogram) -> None:
@@ -381,7 +381,7 @@ def immediate(
         except Exception as error:
             refusal = as_psfleet_error(error)
             log_refusal(refusal)
-            error_status.failure(context, refusal)
+            channel.failure(context, refusal)
             return b""
         finally:
             duration = time.perf_counter_ns() - began

@@ -12,7 +12,7 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.shard.events import CreateTable, FrozenShard, Record, RestorePart
 from psfleet.tables.row_snapshot import FrozenTable
 from psfleet.wire.body import parse, write_record
-from psfleet.wire.connections import error_status
+from psfleet.wire.connections import channel
 from psfleet.wire.v1 import scaling_pb2
 from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
@@ -135,7 +135,7 @@ class _ReplicaService:
         try:
             yield from self._follow(requests, context)
         except Exception as error:
-            error_status.failure(context, as_psfleet_error(error))
+            channel.failure(context, as_psfleet_error(error))
 
     def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         host = self._host

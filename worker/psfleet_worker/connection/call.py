@@ -15,8 +15,7 @@ from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.http2.http2_client import ClientConnection, Http2Client
 from psfleet.platform.threads import deferred, wait_for
 from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import GRACE, HANDSHAKE
-from psfleet.wire.connections.error_status import KEY, error_named
+from psfleet.wire.connections.channel import GRACE, HANDSHAKE, KEY, error_named
 from psfleet.wire.connections.tls_sockets import connects
 from psfleet.wire.frame import MAX_MESSAGE
 from psfleet.wire.v1 import shard_pb2

@@ -25,9 +25,9 @@ from psfleet.wire.connections.channel import (
     GRACE,
     RelocatingChannel,
     await_connection,
+    error_of,
     open_channel,
 )
-from psfleet.wire.connections.error_status import error_of
 from psfleet.wire.connections.tls_sockets import closes_at_once
 from psfleet.wire.membership_messages import read_mode
 from psfleet.wire.worker_requests import write_withdrawal
