@@ -30,6 +30,7 @@ import sys
 import numpy as np
 import psfleet.checkpoint.writing
 from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.rules import SGD
 from psfleet.schema.table import TableSpec
 
 path, value, exchanges = sys.argv[1:]
