@@ -16,16 +16,14 @@ from psfleet.kernels.device.cuda import CudaUpdate
 from psfleet.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.kernels.device.cuda_queue import DeviceQueue
 from psfleet.kernels.rule_source import scalars_of, twin_push
-from psfleet.rules import ASGD, RULES, Adam, Ftrl, Momentum, RMSProp, Rule
+from psfleet.rules import Adam, Rule
 from psfleet.schema.table import DecaySpec
+from tests.kernels import rule_cases
 
 Floats = NDArray[np.float32]
 
 N, DIM, STEPS = 12, 4, 3
-RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
-RULE_CASES += [ASGD(2), RMSProp(centered=True), Momentum(use_nesterov=True)]
-if SIMULATED:  # a GPU has another math.pow, whose last bit may differ
-    RULE_CASES += [Ftrl(0.1, 0.1, -0.4)]
+RULE_CASES = rule_cases.RULE_CASES + rule_cases.POWER_CASES * SIMULATED
 
 
 def agrees(rule: Rule, decay: DecaySpec, sparse: bool, resting: bool = False) -> bool:

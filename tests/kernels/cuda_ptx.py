@@ -6,7 +6,6 @@ compute alike is the simulator's matter.
 """
 
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,31 +17,23 @@ from psfleet.kernels.device.cuda_ptx import (
     compile_ptx,
     compile_table_ptx,
 )
-from psfleet.rules import (
-    ASGD,
-    RULES,
-    SGD,
-    Adam,
-    Ftrl,
-    Lamb,
-    Momentum,
-    RMSProp,
-    RowWiseAdagrad,
-    Rule,
-)
+from psfleet.rules import Rule
 from psfleet.rules.eviction_policy import DecayedFrequency
 from psfleet.rules.rule import functions_of
+from tests.kernels import rule_cases
 from tests.tables.worth import Worth
 
-RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
 # What is not rounded to nearest, or fused: a product that names no rounding may still be fused by the driver.
 # A device's own max and min take a number for NaN, where the CPU takes the first of the two.
 LOOSE = re.compile(
     r"(max|min)\.f\d\d|fma\.\S*f\d\d|mul\.f\d\d|(div|sqrt)\.(?!rn)\S*f\d\d|\.ftz|\.f64"
 )
-RULE_CASES += [ASGD(2), Ftrl(0.1, 0.1, -0.4), RMSProp(centered=True), Momentum(use_nesterov=True)]
-SHAPES = (SGD, Adam, ASGD, Lamb, RowWiseAdagrad)  # elements alone, slots of a unit, sums over all
-IS_FULL = "--list" in sys.argv or "PSFLEET_TORTURE" in os.environ
+TRIES_ALL = "--list" in sys.argv or rule_cases.IS_FULL
+RULE_CASES = [
+    rule
+    for rule in rule_cases.RULE_CASES + rule_cases.POWER_CASES
+    if TRIES_ALL or type(rule) in rule_cases.SHAPES
+]
 
 
 def is_loose(name: str, ptx: str) -> bool:
@@ -81,7 +72,6 @@ def rule_kernels(dim: int) -> dict[tuple[str, str], str]:
     return {
         (owner_of(rule, dim), name): ptx
         for rule in RULE_CASES
-        if IS_FULL or type(rule) in SHAPES
         for name, ptx in compile_ptx(rule, dim).items()
     }
 

@@ -9,9 +9,11 @@ from shutil import which
 
 import pytest
 
+from tests.kernels.rule_cases import IS_FULL
 from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
+ROW_PARTS = 3 if IS_FULL else 1  # processes
 # Each takes some seconds of processor time, in many short turns or in large compilations.
 pytestmark = pytest.mark.timeout(600)
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)
     "module",
     [
         *("kernels.cuda_agreement", "tables.device_tables", "tables.device_order"),
-        *("tables.device_rows 0 3", "tables.device_rows 1 3", "tables.device_rows 2 3"),
+        *(f"tables.device_rows {part} {ROW_PARTS}" for part in range(ROW_PARTS)),
     ],
 )
 def test_the_simulated_device_has_the_bits_of_the_cpu(module: str) -> None:
@@ -150,12 +152,11 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
 
 
 @needs_numba_cuda
-@pytest.mark.parametrize("part", ["tables", "dense", "rows"])
-def test_kernels_compile_to_machine_code(part: str) -> None:
+def test_kernels_compile_to_machine_code() -> None:
     """A rule of each shape becomes PTX for compute capability 9.0, in float32 throughout its update, and a
     cubin that spills no register. `make torture` has every rule."""
     run = ended(
-        [sys.executable, "-m", "tests.kernels.cuda_ptx", part],
+        [sys.executable, "-m", "tests.kernels.cuda_ptx"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=570,

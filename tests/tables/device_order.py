@@ -20,6 +20,7 @@ from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceOperations, D
 from psfleet.rules import RULES
 from psfleet.tables import memory_kind
 from psfleet.tables.sparse import SparseTable
+from tests.kernels.rule_cases import IS_FULL
 from tests.tables import device_rows, device_tables
 
 BUFFERS, HALF = 3, 64  # staging buffers, and bytes of half of one: most copies take several turns
@@ -121,12 +122,10 @@ def late(seed: int) -> LateOperations:
 
 
 def sparse_is_in_order(seed: int) -> bool:
-    """Whether programs of all kinds end with the bits of host memory. Plain tables are alike but for their
-    rules, which have nothing to do with the order: PSFLEET_TORTURE tries all of them."""
-    first = 0 if device_rows.IS_FULL else len(device_rows.RULE_CASES) - 4
-    for number in range(first, len(device_rows.SPECS)):
+    """Whether programs of all kinds end with the bits of host memory."""
+    for number, spec in enumerate(device_rows.SPECS):
         if number % 4 == seed % 4:
-            spec, room = device_rows.SPECS[number], (None, 5)[number // 4 % 2]
+            room = (None, 5)[number // 4 % 2]
             tables = SparseTable(spec), device_rows.on_device(spec, room)
             if device_rows.run(tables, seed, 3, room):
                 return False
@@ -151,7 +150,7 @@ def dense_is_in_order(seed: int) -> bool:
     """Whether dense tables have the bits of the host's, with one place for gradients and with two."""
     memory_kind._SHORT = 0 if seed % 2 else 1 << 24
     rules = [rule() for rule in RULES.values()]
-    number = (len(rules) + 1) // 2 if device_rows.IS_FULL else 3
+    number = (len(rules) + 1) // 2 if IS_FULL else 3
     own = [rules[(seed // 2 * number + n) % len(rules)] for n in range(number)]
     return all(device_tables.same(rule) for rule in own)
 

@@ -10,18 +10,16 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.rules import ASGD, RULES, SGD, Adam, Ftrl, Momentum, RMSProp, Rule
+from psfleet.rules import SGD, Adam, Momentum, Rule
 from psfleet.schema.table import DecaySpec, Device, TableSpec
 from psfleet.shard.shard_tables import ShardTables
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.memory_choice import KINDS, MemoryChoice
+from tests.kernels import rule_cases
 
 SHAPE = (3, 4)
 THOUSAND = 1000 if SIMULATED else 1_000_000  # a GPU gives rows memory by 2 MiB
-RULE_CASES: list[Rule] = [rule() for rule in RULES.values()]
-RULE_CASES += [ASGD(2), RMSProp(centered=True), Momentum(use_nesterov=True)]
-if SIMULATED:  # a GPU has another math.pow, whose last bit may differ
-    RULE_CASES += [Ftrl(0.1, 0.1, -0.4)]
+RULE_CASES = rule_cases.RULE_CASES + rule_cases.POWER_CASES * SIMULATED
 
 
 def bits(table: DenseTable) -> list[bytes]:
