@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from psfleet_launch.job import guard
+from psfleet_launch.job.spawn import dismiss_guard, start_guard
 from tests.agents.machines import NETWORK, Lab, has, laboratory
 from tests.programs import ended
 from tests.waiting import until
@@ -36,7 +37,7 @@ def ray_cluster() -> Iterator[Lab]:
         with laboratory(folder, ("second",)) as lab:
             token = uuid.uuid4().hex
             (folder / "state").mkdir()
-            journal = guard.start(token, folder / "state")
+            journal = start_guard(token, folder / "state")
             nodes = []
             try:
                 head = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={made}")
@@ -51,7 +52,7 @@ def ray_cluster() -> Iterator[Lab]:
                 guard.sweep(token)
                 for node in nodes:
                     node.wait()
-                guard.dismiss(journal)
+                dismiss_guard(journal)
 
 
 def _start(lab: Lab, token: str, number: int, *words: str) -> "subprocess.Popen[bytes]":

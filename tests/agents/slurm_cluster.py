@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from psfleet_launch.job import guard
+from psfleet_launch.job.spawn import dismiss_guard, start_guard
 from tests.agents.machines import NAMES, NETWORK, Lab, has, laboratory
 from tests.programs import ended
 from tests.waiting import until
@@ -54,7 +55,7 @@ def slurm_cluster(folder: Path) -> Iterator[Lab]:
     with laboratory(folder) as lab:
         _configure(lab)
         token = uuid.uuid4().hex
-        journal = guard.start(token, folder / "state")
+        journal = start_guard(token, folder / "state")
         daemons = []
         try:
             daemons.append(_start(lab, token, 0, "slurmctld", "-D", "-i"))
@@ -69,7 +70,7 @@ def slurm_cluster(folder: Path) -> Iterator[Lab]:
             guard.sweep(token)
             for daemon in daemons:
                 daemon.wait()
-            guard.dismiss(journal)
+            dismiss_guard(journal)
 
 
 def cancel_all(lab: Lab) -> None:

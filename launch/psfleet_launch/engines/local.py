@@ -17,7 +17,7 @@ from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed
 from psfleet_launch.job.job_request import Launch, Resources
-from psfleet_launch.job.spawn import MemberLogs, send, spawn
+from psfleet_launch.job.spawn import MemberLogs, dismiss_guard, send, spawn, start_guard
 from psfleet_launch.supervision.job_events import (
     Event,
     LivenessSignal,
@@ -54,7 +54,7 @@ class LocalEngine(Engine):
         self.placement()
         _check_ports(self.endpoints())
         self._logs.open_all()
-        self._guard = guard.start(self.job.token, self.job.folder)
+        self._guard = start_guard(self.job.token, self.job.folder)
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         request, machine = self.job.request, Resources.of_this_machine()
@@ -136,7 +136,7 @@ class LocalEngine(Engine):
             stream.close()  # type: ignore[union-attr]  # only streams are registered by now
         self._logs.close()
         if self._guard is not None:
-            guard.dismiss(self._guard)
+            dismiss_guard(self._guard)
 
     def left_behind(self) -> list[str]:
         return [f"process {pid}" for pid in guard.find(self.job.token)]

@@ -1,14 +1,17 @@
-"""Start of a job's process, and the files of what it writes."""
+"""Start of a job's process and of its guard, and the files of what they write."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from psfleet.errors import ConfigError
+from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
 
 _FORKS = "GRPC_ENABLE_FORK_SUPPORT"
@@ -71,6 +74,27 @@ def _die_with(launcher: int) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # gone before the kernel knew
         os._exit(1)
+
+
+def start_guard(token: str, folder: Path) -> subprocess.Popen[bytes]:
+    """The guard of a job, waiting. It runs outside the job: in a session of its own, unmarked."""
+    environment = {name: value for name, value in os.environ.items() if name != guard.MARKER}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, token, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def dismiss_guard(process: subprocess.Popen[bytes]) -> None:
+    """Send the guard word that the launcher has cleared up, and wait for its end."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(guard.IN_ORDER)
+    process.wait()
 
 
 def send(process: subprocess.Popen[bytes], number: int) -> None:

@@ -36,10 +36,9 @@ from psfleet_launch.engines.remote.machine_placement import (
     RunningMembers,
     ServerLocations,
 )
-from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import Launch, Resources
-from psfleet_launch.job.spawn import MemberLogs
+from psfleet_launch.job.spawn import MemberLogs, dismiss_guard, start_guard
 from psfleet_launch.supervision.job_events import (
     Event,
     MachineCutOff,
@@ -156,7 +155,7 @@ class RemoteEngine(Engine):
         names = self.machines()
         addresses = read_addresses(self.launch.addresses)
         self._placed(names)  # refuses what cannot be placed while nothing has started
-        self._guard = guard.start(self.job.token, self.job.folder)
+        self._guard = start_guard(self.job.token, self.job.folder)
         self._logs.open_all()
         own, secret = self.control_credentials()
         access = Access(Credentials.read(own))
@@ -436,7 +435,7 @@ class RemoteEngine(Engine):
         self._waker.close()
         self._logs.close()
         if self._guard is not None:
-            guard.dismiss(self._guard)
+            dismiss_guard(self._guard)
 
     def left_behind(self) -> list[str]:
         return [
