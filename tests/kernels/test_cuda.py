@@ -55,7 +55,7 @@ def test_tests_of_shards_and_snapshots_pass_on_the_simulated_device(tmp_path: Pa
     """Rounds, cuts, parts, frozen views and entries hold what their tests ask for when their tables are there
     and most rows in host memory. `make test-device` has the others."""
     tests = ["--device-room=49152", "tests/shard", "tests/snapshots/test_parts.py"]
-    tests += [f"tests/tables/test_{name}.py" for name in ("freezing", "dense", "entry")]
+    tests += [f"tests/tables/test_{name}.py" for name in ("freezing", "entry")]
     passes_on_a_device(tests, tmp_path, NUMBA_ENABLE_CUDASIM="1")
 
 
@@ -94,10 +94,7 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
     GPU, but for kernels: reserve, map and free memory, copy on streams, wait for events. One that refuses
     this process is told in a sentence."""
     passes_on_a_device(
-        [
-            "--device-room=0",
-            *(f"tests/tables/test_{name}.py" for name in ("freezing", "dense", "entry")),
-        ],
+        ["--device-room=0", *(f"tests/tables/test_{name}.py" for name in ("freezing", "entry"))],
         driver,
         LD_LIBRARY_PATH=str(driver),
     )
