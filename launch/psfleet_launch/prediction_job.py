@@ -15,7 +15,7 @@ from psfleet.datasets.text_files import TextFiles
 from psfleet.embedded.runtime import FrozenRuntime
 from psfleet.errors import ConfigError, PsfleetError
 from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.prediction.named_model import PROGRAM, find_predictor, is_folder
+from psfleet.prediction import PROGRAM, find_predictor, is_folder
 from psfleet.rules import import_rules
 from psfleet.serving.model import features_of
 from psfleet.settings.environment import read_environment

@@ -52,8 +52,7 @@ from psfleet.strategy import Settings
 from psfleet.validation.annotations import NonNegativeInt, checked
 
 if TYPE_CHECKING:
-    from psfleet.prediction.cut_evaluation import CutEvaluation
-    from psfleet.prediction.predictors import Predictor
+    from psfleet.prediction import CutEvaluation, Predictor
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=ClientTable)
@@ -249,7 +248,7 @@ class Client:
             batches, metrics, slices, folder: As for `fleet.evaluate`.
         """
 
-        from psfleet.prediction.cut_evaluation import evaluate_cut  # loads programs
+        from psfleet.prediction import evaluate_cut  # loads programs
 
         def make(tables: Runtime) -> "Predictor":
             return functools.partial(model, Client(tables))

@@ -15,7 +15,7 @@ from psfleet.parameters.binding import invalidate, note, read_ahead
 from psfleet.parameters.parameter import SparseGrad, fetch
 from psfleet.platform.threads import deferred
 from psfleet.program.operation import Array, Gradient
-from psfleet.program.pipeline.micro_batches import shared_norms
+from psfleet.program.pipeline.chunk import shared_norms
 from psfleet.program.pipeline.pipelined_run import PipelinedRun, pipelined_step
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program

@@ -22,32 +22,89 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
 from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.execution.frozen_tables import FrozenTables
+from psfleet.errors import TableConflict, UsageError
 from psfleet.feature_sets.feature_document import write_features
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.parameters.parameter import Parameter
+from psfleet.parameters.parameter import Parameter, check_rows
 from psfleet.platform.files import read_small, replace, sync
 from psfleet.platform.logs import log_of
 from psfleet.platform.object_store import readable, upload
-from psfleet.program.gradient import ancestors
-from psfleet.program.operation import Record, find_op
+from psfleet.program.operation import Record, ancestors, find_op
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.variable import Variable
 from psfleet.rules.momentum import SGD
-from psfleet.runtime.interface import Runtime
+from psfleet.runtime.interface import Asked, Read, Runtime, TableState
 from psfleet.runtime.process_runtime import active
 from psfleet.schema.table import InitializerSpec, TableSpec, key_of
 from psfleet.settings.kinds import local_path, url_of
 from psfleet.validation.annotations import FilePath, checked
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class FrozenTables:
+    """Tables of a runtime as a program reads them. Implements psfleet.parameters.parameter.Binding."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def __contains__(self, name: str) -> bool:
+        return key_of(name) in self.runtime.specs()
+
+    def add(self, parameter: Parameter, ids: Ids, rows: Floats) -> None:
+        """Make a sparse parameter's table of these rows."""
+        start, seed = parameter.initializer, parameter.seed
+        spec = TableSpec(
+            parameter.name, "sparse", (parameter.shape[1],), SGD(), initializer=start, seed=seed
+        )
+        self.runtime.create(spec)
+        self.runtime.write_table(spec.key, TableState(0, [rows], ids))
+        parameter.binding = self
+
+    def bind(self, parameter: Parameter) -> None:
+        """Let a parameter read its table.
+
+        Raises:
+            TableConflict: The table has another shape.
+        """
+        spec = self.runtime.specs()[key_of(parameter.name)]
+        shape = parameter.shape if spec.kind == "dense" else parameter.shape[1:]
+        if (*shape,) != spec.shape:
+            raise TableConflict(
+                f"table {spec.name!r} is {spec.kind} of shape {spec.shape}, and the program's parameter is "
+                f"of shape {(*parameter.shape,)}"
+            )
+        parameter.binding = self
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole value."""
+        spec = self.runtime.specs()[key_of(parameter.name)]
+        if spec.kind == "sparse":
+            return self.lookup(parameter, np.arange(parameter.shape[0]))
+        return self.runtime.pull([Read(spec.key)])[0]
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        """Rows of a sparse parameter."""
+        check_rows(parameter, ids)
+        key = key_of(parameter.name)
+        if self.runtime.specs()[key].kind == "dense":
+            rows: Floats = self.value(parameter)[ids]
+            return rows
+        return self.runtime.pull([Read(key, ids)])[0]
+
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
+        """Nothing to bring: the rows are here."""
+
 
 _log = log_of(__name__)
 
 _FORMAT = Format("inference model")
 _WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
-Ids = NDArray[np.int64]
 Loaded = tuple[Program, list[str], list[Variable]]
 """A program, the names of its feeds, its targets."""
 

@@ -24,8 +24,7 @@ from psfleet.observability.logged_values import NEWEST
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.parameters.binding import invalidate
 from psfleet.platform.logs import set_up_logs
-from psfleet.prediction.cut_evaluation import CutEvaluation, evaluate_cut
-from psfleet.prediction.predictors import predictor_of
+from psfleet.prediction import CutEvaluation, evaluate_cut, predictor_of
 from psfleet.runtime.interface import Runtime, load_runtime
 from psfleet.runtime.process_runtime import Parts, active, current
 from psfleet.stages import links

@@ -22,7 +22,7 @@ from psfleet.fluid.eager_schedules import (
 )
 from psfleet.fluid.layer_modules import Layer, Sequential, load_dygraph, save_dygraph
 from psfleet.fluid.nn import BatchNorm
-from psfleet.layers.named_activation import activate
+from psfleet.layers.activations import activate
 from psfleet.program.program import eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 from psfleet.validation.annotations import Range, checked

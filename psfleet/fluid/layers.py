@@ -14,7 +14,7 @@ from psfleet.fluid import learning_rate_scheduler
 from psfleet.fluid.learning_rate_scheduler import autoincreased_step_counter
 from psfleet.layers.activations import *
 from psfleet.layers.arithmetic import *
-from psfleet.layers.feature_inputs import *
+from psfleet.layers.inputs import features as features
 from psfleet.layers.inputs import fill_constant as fill_constant
 from psfleet.layers.inputs import ones as ones
 from psfleet.layers.inputs import zeros as zeros

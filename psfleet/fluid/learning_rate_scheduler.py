@@ -1,6 +1,6 @@
 """The step counter that schedules of the older face read."""
 
-from psfleet.program.ops.source import StepCounter
+from psfleet.program.ops.manipulate import StepCounter
 from psfleet.program.variable import Variable, apply
 from psfleet.validation.annotations import checked
 

@@ -6,8 +6,8 @@ from psfleet import initializer, layers
 from psfleet.errors import IdError
 from psfleet.fluid import layer_modules
 from psfleet.fluid.layer_modules import Layer, Sequential
-from psfleet.layers.moving_statistics import channel_axis, moving_average
-from psfleet.layers.named_activation import activate
+from psfleet.layers.activations import activate
+from psfleet.layers.parametric import channel_axis, moving_average
 from psfleet.parameters.binding import note
 from psfleet.program.ops import normalize
 from psfleet.program.ops.embedding import DenseEmbedding

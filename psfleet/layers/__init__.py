@@ -12,34 +12,28 @@ The layers are those that these modules name in their `__all__`.
 from psfleet.layers import (
     activations,
     arithmetic,
-    feature_inputs,
     inputs,
     losses,
     manipulation,
     parametric,
     reductions,
-    row_lookup,
     sequences,
 )
 from psfleet.layers.activations import *
 from psfleet.layers.arithmetic import *
-from psfleet.layers.feature_inputs import *
 from psfleet.layers.inputs import *
 from psfleet.layers.losses import *
 from psfleet.layers.manipulation import *
 from psfleet.layers.parametric import *
 from psfleet.layers.reductions import *
-from psfleet.layers.row_lookup import *
 from psfleet.layers.sequences import *
 
 __all__: list[str] = []
 __all__ += activations.__all__
 __all__ += arithmetic.__all__
-__all__ += feature_inputs.__all__
 __all__ += inputs.__all__
 __all__ += losses.__all__
 __all__ += manipulation.__all__
 __all__ += parametric.__all__
 __all__ += reductions.__all__
-__all__ += row_lookup.__all__
 __all__ += sequences.__all__

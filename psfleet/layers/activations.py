@@ -1,5 +1,8 @@
 """Activations: all that the `act` of a layer may name."""
 
+from collections.abc import Callable
+
+from psfleet.errors import ConfigError
 from psfleet.program.ops import activation
 from psfleet.program.variable import Variable, apply
 from psfleet.validation.annotations import checked
@@ -37,3 +40,17 @@ def softmax(
 def log_softmax(input: Variable, axis: int = -1, name: str | None = None) -> Variable:
     """The logarithm of softmax along an axis."""
     return apply(activation.LogSoftmax(axis), input, name=name)
+
+
+_BY_NAME: dict[str, Callable[..., Variable]] = {
+    layer.__name__: layer for layer in (log_softmax, relu, sigmoid, softmax, tanh)
+}
+
+
+def activate(x: Variable, act: str | None, name: str | None = None) -> Variable:
+    """The activation that a layer's `act` names; None: x itself."""
+    if act is None:
+        return x
+    if act not in _BY_NAME:
+        raise ConfigError(f"act is {act!r}; use {', '.join(_BY_NAME)} or None")
+    return _BY_NAME[act](x, name=name)

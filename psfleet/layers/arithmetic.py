@@ -3,7 +3,7 @@
 from typing import Any
 
 from psfleet.errors import ShapeError
-from psfleet.layers.named_activation import activate
+from psfleet.layers.activations import activate
 from psfleet.program.operation import Op
 from psfleet.program.ops import arithmetic, reduce
 from psfleet.program.ops.manipulate import Reshape

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from psfleet.errors import ShapeError
-from psfleet.layers.named_activation import activate
+from psfleet.layers.activations import activate
 from psfleet.program.operation import axis_of, dtype_of
 from psfleet.program.ops import manipulate
 from psfleet.program.variable import Variable, apply

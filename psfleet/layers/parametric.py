@@ -4,13 +4,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from psfleet import initializer
-from psfleet.errors import ShapeError
+from psfleet.errors import ConfigError, ShapeError
+from psfleet.layers.activations import activate
 from psfleet.layers.arithmetic import scale as scaled
-from psfleet.layers.moving_statistics import channel_axis, moving_average
-from psfleet.layers.named_activation import activate
 from psfleet.layers.reductions import sum as summed
+from psfleet.parameters.binding import promise
+from psfleet.parameters.parameter import Parameter
 from psfleet.program import names
-from psfleet.program.attribute import Attribute, attribute, create_parameter, make_parameter
+from psfleet.program.attribute import (
+    Attribute,
+    ParamAttr,
+    attribute,
+    create_parameter,
+    make_parameter,
+)
 from psfleet.program.operation import axis_of, size_of
 from psfleet.program.ops import activation as dropping
 from psfleet.program.ops.arithmetic import Add
@@ -20,6 +27,21 @@ from psfleet.program.variable import Variable, apply, as_variable, leaf
 from psfleet.validation.annotations import NonNegative, PositiveInt, Range, checked
 
 __all__ = ["batch_norm", "create_parameter", "dropout", "fc", "layer_norm", "matmul"]
+
+
+def channel_axis(data_layout: str, rank: int) -> int:
+    """Return the axis of an input's channels: NCHW and NC have them second, NHWC last."""
+    if data_layout not in ("NCHW", "NHWC"):
+        raise ConfigError(f"batch_norm: data_layout is {data_layout!r}, use NCHW or NHWC")
+    return rank - 1 if data_layout == "NHWC" else 1
+
+
+def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
+    """A parameter that no optimizer trains: a moving average of what batches show."""
+    attributes = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
+    parameter = make_parameter(shape, name, attributes, initializer.Constant(start))
+    promise(parameter, momentum)
+    return parameter
 
 
 @checked

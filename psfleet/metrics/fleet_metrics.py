@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, ShapeError, TableConflict
 from psfleet.feature_sets.jagged import as_jagged
-from psfleet.metrics.streaming_metric import Batch, Metric
-from psfleet.metrics.sum_table import SumTable
+from psfleet.metrics.streaming_metric import Batch, Metric, SumTable
 from psfleet.runtime.interface import Runtime
 from psfleet.schema.table import OWN
 from psfleet.validation.annotations import Numbers, checked

@@ -15,9 +15,8 @@ from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.distributed import DistributedOptimizer
 from psfleet.optimizer.factory import optimizer_of
 from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer
 from psfleet.optimizer.rule_optimizers import *  # noqa: F403  # the stub lists the names
-from psfleet.optimizer.wrapping_optimizers import LookAhead, RecomputeOptimizer
+from psfleet.optimizer.wrapping_optimizers import LookAhead, PipelineOptimizer, RecomputeOptimizer
 from psfleet.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
 AdamOptimizer = Adam

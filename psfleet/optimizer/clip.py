@@ -74,7 +74,7 @@ class ClipGradByValue(ClipGradBase):
         self.min = float(low)
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        from psfleet.program.ops.clipping import BoundGradient
+        from psfleet.program.ops.arithmetic import BoundGradient
         from psfleet.program.variable import apply
 
         return [apply(BoundGradient(self.min, self.max), g) for g in gradients]
@@ -91,7 +91,7 @@ class ClipGradByNorm(ClipGradBase):
         self.clip_norm = float(clip_norm)
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        from psfleet.program.ops.clipping import GradientSquare, ScaleGradient
+        from psfleet.program.ops.arithmetic import GradientSquare, ScaleGradient
         from psfleet.program.variable import apply
 
         return [
@@ -114,7 +114,7 @@ class ClipGradByGlobalNorm(ClipGradBase):
         self.auto_skip_clip = auto_skip_clip
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        from psfleet.program.ops.clipping import GradientSquare, ScaleGradient
+        from psfleet.program.ops.arithmetic import GradientSquare, ScaleGradient
         from psfleet.program.variable import apply
 
         squares = [apply(GradientSquare(), g) for g in gradients]

@@ -9,9 +9,13 @@ from psfleet.optimizer.adaptive import Adam, Lamb, LarsMomentum
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
-from psfleet.optimizer.pipeline_optimizer import PipelineOptimizer, pipelining
 from psfleet.optimizer.rule_optimizers import Momentum
-from psfleet.optimizer.wrapping_optimizers import RecomputeOptimizer, recomputing
+from psfleet.optimizer.wrapping_optimizers import (
+    PipelineOptimizer,
+    RecomputeOptimizer,
+    pipelining,
+    recomputing,
+)
 from psfleet.rules.adam import Adam as AdamRule
 from psfleet.rules.momentum import Momentum as MomentumRule
 from psfleet.strategy import DistributedStrategy, Settings

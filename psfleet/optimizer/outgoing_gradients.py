@@ -8,7 +8,7 @@ from psfleet.errors import UsageError
 from psfleet.kernels.number_formats import overflows
 from psfleet.parameters.gradients import Grad, merge_rows, scaled
 from psfleet.parameters.parameter import SparseGrad
-from psfleet.program.gradient import summed
+from psfleet.program.operation import summed
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec
 from psfleet.strategy import AMPSettings, GradientMergeSettings

@@ -75,8 +75,8 @@ def constant_of(owner: str, name: str, variable: Any) -> float:
     Raises:
         ConfigError: It depends on data, parameters or the number of runs.
     """
-    from psfleet.program.gradient import ancestors
-    from psfleet.program.ops.source import StepCounter
+    from psfleet.program.operation import ancestors
+    from psfleet.program.ops.manipulate import StepCounter
 
     records = ancestors([variable])
     sources = [source for record in records for source in record.inputs]
@@ -169,7 +169,7 @@ def _pairs_of(
     loss: Any, parameters: Iterable[Any] | None, no_grad_set: Iterable[Any] | None
 ) -> list[tuple[Parameter, Any]]:
     from psfleet.program.backward import append_backward, known_names
-    from psfleet.program.gradient import ancestors
+    from psfleet.program.operation import ancestors
 
     _check_loss(loss)
     if loss.value is None:
@@ -197,7 +197,7 @@ def _pairs_of(
 
 def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
     """Those of the parameters that the loss depends on."""
-    from psfleet.program.gradient import ancestors
+    from psfleet.program.operation import ancestors
 
     _check_loss(loss)
     names = {v.name for record in ancestors([loss]) for v in record.inputs}
@@ -240,7 +240,7 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
 
 def set_products(settings: AMPSettings) -> None:
     """Let runs of the program in training multiply matrices as the strategy's part amp says."""
-    from psfleet.program.matrix_products import products_under
+    from psfleet.program.ops.matmul import products_under
     from psfleet.program.program import default_main_program
 
     default_main_program().products = products_under(settings)

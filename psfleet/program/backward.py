@@ -6,8 +6,7 @@ from typing import Any
 
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter
-from psfleet.program.gradient import ancestors
-from psfleet.program.operation import Record
+from psfleet.program.operation import Record, ancestors
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable, leaf
 from psfleet.validation.annotations import checked

@@ -7,8 +7,7 @@ from typing import Any
 from psfleet.errors import UsageError
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.backward import Backward
-from psfleet.program.gradient import ancestors
-from psfleet.program.operation import Record
+from psfleet.program.operation import Record, ancestors
 from psfleet.program.ops.embedding import Embedding
 from psfleet.program.ops.normalize import BatchNorm
 from psfleet.program.program import Program

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import UsageError
 from psfleet.parameters.parameter import Parameter
-from psfleet.program.matrix_products import FLOAT32, MatrixProducts
 from psfleet.program.operation import Record
+from psfleet.program.ops.matmul import FLOAT32, MatrixProducts
 from psfleet.validation.annotations import checked
 
 if TYPE_CHECKING:

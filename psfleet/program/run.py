@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.errors import IdError, ShapeError, UsageError
-from psfleet.program.gradient import BackwardPass
-from psfleet.program.operation import Array, Context, Gradient, Record, same
+from psfleet.program.operation import Array, BackwardPass, Context, Gradient, Record, same
 from psfleet.program.plan import BackwardPlan, ExecutionPlan
 from psfleet.program.program import Program
 from psfleet.program.variable import Variable, compute, operand

@@ -9,19 +9,22 @@ from numpy.typing import ArrayLike, DTypeLike
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program import names
-from psfleet.program.gradient import BackwardPass, ancestors, dense_rows, summed
-from psfleet.program.matrix_products import FLOAT32
 from psfleet.program.operation import (
     Array,
+    BackwardPass,
     Context,
     Gradient,
     Op,
     Record,
     Shape,
+    ancestors,
+    dense_rows,
     dtype_of,
+    summed,
     usual_dtype,
 )
 from psfleet.program.operators import Operators
+from psfleet.program.ops.matmul import FLOAT32
 from psfleet.program.program import Program, default_main_program, in_eager_mode
 from psfleet.validation.annotations import checked
 

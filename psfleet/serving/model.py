@@ -13,7 +13,7 @@ from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.feature_sets.feature_set import FeatureSet
 from psfleet.features import find_features
 from psfleet.platform.object_store import readable
-from psfleet.prediction.named_model import find_predictor, is_folder
+from psfleet.prediction import find_predictor, is_folder
 from psfleet.serving.exported_rows import EXPORT, rows_of_export
 from psfleet.serving.follower import Follower
 from psfleet.serving.row_source import (

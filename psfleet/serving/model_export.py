@@ -13,7 +13,7 @@ from psfleet.execution.inference import copy_operations
 from psfleet.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.platform.files import reason
 from psfleet.platform.object_store import ObjectStore, readable, upload
-from psfleet.prediction.named_model import find_graph, is_folder
+from psfleet.prediction import find_graph, is_folder
 from psfleet.serving.exported_rows import write_rows
 from psfleet.serving.model import FEATURES, Model, features_file, features_of, rows_for
 from psfleet.serving.onnx_programs import OnnxGraph, onnx_module

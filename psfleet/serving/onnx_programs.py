@@ -9,8 +9,7 @@ import numpy as np
 
 from psfleet.errors import ConfigError, not_installed
 from psfleet.execution.inference import Loaded
-from psfleet.program.gradient import ancestors
-from psfleet.program.operation import Record
+from psfleet.program.operation import Record, ancestors
 from psfleet.program.variable import Variable
 
 _PLAIN = {

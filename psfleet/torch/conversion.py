@@ -13,7 +13,7 @@ from torch.nn import functional
 from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
 from psfleet.kernels.bags import RowBags
 from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.prediction.predictors import MakePredictor
+from psfleet.prediction import MakePredictor
 from psfleet.runtime.interface import Read, Runtime
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import InitializerSpec, TableSpec

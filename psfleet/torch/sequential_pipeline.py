@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from psfleet import fleet
 from psfleet.errors import ConfigError, UsageError
-from psfleet.program.pipeline.balance import balanced_edges
 from psfleet.program.pipeline.cutting import check_share
+from psfleet.program.pipeline.estimates import balanced_edges
 from psfleet.runtime.interface import Runtime
 from psfleet.stages.links import here
 from psfleet.stages.schedule import Schedule, even_sizes, make_schedule

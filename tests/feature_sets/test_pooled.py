@@ -25,7 +25,7 @@ from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet.parameters.gradients import PooledGradient, gradient_of
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.program.gradient import summed
+from psfleet.program.operation import summed
 from psfleet.program.program import Program, program_guard
 from psfleet.runtime.interface import Gradient, PooledIds
 from psfleet.runtime.process_runtime import current

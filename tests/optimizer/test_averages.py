@@ -12,7 +12,7 @@ from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
 from psfleet.parameters.parameter import Parameter
 from psfleet.program.attribute import ParamAttr
-from psfleet.program.ops.source import StepCounter
+from psfleet.program.ops.manipulate import StepCounter
 from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
 from psfleet.program.variable import apply
 from tests.recordings import arrays, hyper

@@ -14,8 +14,8 @@ from psfleet.errors import ConfigError
 from psfleet.program.backward import append_backward
 from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.pipeline.cutting import PipelineSpec, split
+from psfleet.program.pipeline.estimates import live_micro_batches, picture, validate
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.pipeline.simulation import live_micro_batches, picture, validate
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.run import check_feed

@@ -12,9 +12,9 @@ from psfleet.errors import UsageError
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
 from psfleet.program.backward import append_backward
-from psfleet.program.pipeline.balance import balanced_parts, weight_of
 from psfleet.program.pipeline.chunk import cut_plan
 from psfleet.program.pipeline.cutting import PipelineSpec
+from psfleet.program.pipeline.estimates import balanced_parts, weight_of
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import default_main_program

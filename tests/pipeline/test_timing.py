@@ -12,8 +12,8 @@ from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, PipelineOptimizer
 from psfleet.program.backward import append_backward
 from psfleet.program.operation import Array, Context, Op, Record, Spec
-from psfleet.program.pipeline import balance as timing
-from psfleet.program.pipeline.balance import agree_on_parts, measure
+from psfleet.program.pipeline import estimates as timing
+from psfleet.program.pipeline.estimates import agree_on_parts, measure
 from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.run import check_feed

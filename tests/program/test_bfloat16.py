@@ -13,7 +13,7 @@ from psfleet.errors import ConfigError
 from psfleet.kernels.number_formats import rounded
 from psfleet.optimizer import SGD
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.program.matrix_products import FLOAT32, has_bfloat16, products_under
+from psfleet.program.ops.matmul import FLOAT32, has_bfloat16, products_under
 from psfleet.program.program import default_main_program
 from psfleet.program.variable import Variable
 from psfleet.strategy import AMPSettings, Settings

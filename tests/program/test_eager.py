@@ -12,7 +12,7 @@ import psfleet as ps
 from psfleet import layers
 from psfleet.errors import ShapeError, UsageError
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.gradient import ancestors
+from psfleet.program.operation import ancestors
 from psfleet.program.program import default_startup_program, eager_guard
 from psfleet.program.variable import Variable, no_grad, to_variable
 from tests.program.hand import Build, assert_same, run_eager, run_static

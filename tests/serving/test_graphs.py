@@ -11,8 +11,7 @@ import psfleet as ps
 from psfleet import fleet, layers, serving
 from psfleet.errors import ConfigError
 from psfleet.features import Feature, FeatureSet, Table, feed
-from psfleet.program.gradient import ancestors
-from psfleet.program.operation import _kinds
+from psfleet.program.operation import _kinds, ancestors
 from psfleet.serving.onnx_programs import OnnxGraph
 
 

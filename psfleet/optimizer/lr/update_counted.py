@@ -54,7 +54,7 @@ class PerUpdateSchedule(LRScheduler):
             program: None: the one that is being built.
         """
         from psfleet.program import names
-        from psfleet.program.ops.source import PerRun
+        from psfleet.program.ops.manipulate import PerRun
         from psfleet.program.program import default_main_program, in_eager_mode, program_guard
         from psfleet.program.variable import apply, to_variable
 

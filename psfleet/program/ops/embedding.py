@@ -11,8 +11,7 @@ from psfleet.errors import IdError, ShapeError
 from psfleet.kernels.bags import RowBags
 from psfleet.parameters.gradients import PooledGradient
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.gradient import scatter_rows
-from psfleet.program.operation import Array, Context, Gradient, Op, Spec
+from psfleet.program.operation import Array, Context, Gradient, Op, Spec, scatter_rows
 from psfleet.runtime.interface import Asked, PooledIds
 
 if TYPE_CHECKING:

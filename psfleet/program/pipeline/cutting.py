@@ -17,11 +17,9 @@ from typing import Any
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.program.backward import Automatic, known_variable
-from psfleet.program.gradient import ancestors
-from psfleet.program.operation import Record
-from psfleet.program.pipeline.balance import balanced_parts
+from psfleet.program.operation import Record, ancestors
 from psfleet.program.pipeline.chunk import ChunkPlan, cut_plan
-from psfleet.program.pipeline.simulation import live_micro_batches
+from psfleet.program.pipeline.estimates import balanced_parts, live_micro_batches
 from psfleet.program.plan import ExecutionPlan
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import threads

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from psfleet.parameters.parameter import Parameter, SparseGrad, fetch
-from psfleet.program.gradient import ancestors, summed
-from psfleet.program.operation import Array, Gradient
-from psfleet.program.pipeline.balance import agree_on_parts
-from psfleet.program.pipeline.chunk import ChunkRun, StepRows, chunk_run
-from psfleet.program.pipeline.cutting import PipelineSpec
-from psfleet.program.pipeline.micro_batches import (
+from psfleet.program.operation import Array, Gradient, ancestors, summed
+from psfleet.program.pipeline.chunk import (
+    ChunkRun,
+    StepRows,
+    chunk_run,
     combine,
     micro_feeds,
     micro_sizes,
@@ -27,6 +26,8 @@ from psfleet.program.pipeline.micro_batches import (
     settled,
     unpack,
 )
+from psfleet.program.pipeline.cutting import PipelineSpec
+from psfleet.program.pipeline.estimates import agree_on_parts
 from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
 from psfleet.program.run import ProgramRun

@@ -15,8 +15,8 @@ from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.operation import Array, Gradient
 from psfleet.program.pipeline.chunk import ChunkPlan
 from psfleet.program.pipeline.cutting import PipelineSpec, check_share
+from psfleet.program.pipeline.estimates import EQUAL, picture, simulate
 from psfleet.program.pipeline.pipelined_run import PipelinedRun, settle_parts
-from psfleet.program.pipeline.simulation import EQUAL, picture, simulate
 from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
 from psfleet.program.recompute import ActivationMeter, RecomputePlan

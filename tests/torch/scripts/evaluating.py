@@ -17,7 +17,7 @@ from torch import nn
 import psfleet
 import psfleet.torch as pst
 from psfleet import fleet, layers, metrics, optimizer
-from psfleet.prediction.cut_evaluation import CutEvaluation
+from psfleet.prediction import CutEvaluation
 from psfleet.runtime.process_runtime import active
 
 STEPS, HALF, ROWS = 6, 3, 40

@@ -1,1 +1,0 @@
-"""Models that predict with the values of a cut through the training."""
