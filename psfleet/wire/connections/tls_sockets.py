@@ -15,7 +15,6 @@ from psfleet.errors import PsfleetError
 from psfleet.http2.frames import ConnectionBroken, DeadlinePassed
 from psfleet.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.certificates import ends
 from psfleet.wire.connections.channel import HANDSHAKE
 from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
 
@@ -81,8 +80,6 @@ def _first(endpoint: str, tls: bool) -> bytes:
 
 def _hello() -> bytes:
     """Return the first bytes of a TLS connection."""
-    import ssl  # loads the cryptography, rarely needed
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing else is said
     outgoing = ssl.MemoryBIO()
@@ -249,6 +246,8 @@ class _TlsConversation:
 
 def _refusal(credentials: Credentials) -> str:
     """Say why a server whose certificate is good does not take ours."""
+    from psfleet.wire.connections.certificates import ends  # loads the cryptography, rarely needed
+
     with contextlib.suppress(PsfleetError):
         end = ends(credentials.certificate)
         if end <= datetime.datetime.now(datetime.UTC):
