@@ -131,8 +131,10 @@ def test_a_manifest_that_is_a_folder_away(model: Path) -> None:
 
 
 def test_a_long_name_is_exported(tmp_path: Path) -> None:
-    """Tables whose names are longer than those of files, or differ only there or in case, have files each."""
+    """Tables whose names are longer than those of files, or differ only there, in case or in what no file may
+    be named, have files each."""
     runtime, names = EmbeddedRuntime(), ["x" * 512, "x" * 511 + "y", "X" * 512, "é" * 256]
+    names += ["a/b", "a_b"]
     for name in names:
         runtime.create(TableSpec(name, "dense", (3,), Adam()), np.zeros(3, np.float32))
     runtime.save(str(tmp_path / "model"))

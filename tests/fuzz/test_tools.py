@@ -1,21 +1,14 @@
-"""`psfleet ckpt` and `psfleet log` as a user starts them, on what is not there, not theirs, or broken."""
+"""`psfleet ckpt` and `psfleet log` on what is not there, not theirs, or no place to write to."""
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from psfleet.checkpoint import MANIFEST, save_fleet
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
+from psfleet.checkpoint import MANIFEST
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_server.durability import inspect_log
 from tests.fuzz.chains import LOG, TIP, a_log, some_snapshots
 from tests.fuzz.files import of_folder
-from tests.programs import ended
 
 NOWHERE = ["", "none", "/", ".", "no\0name", "x" * 300, f"{TIP}/{MANIFEST}", "folders/0"]
 CKPT: list[list[str]] = [
@@ -47,25 +40,18 @@ def sentence(capsys: pytest.CaptureFixture[str], code: int, expected: int) -> st
     return error
 
 
-@pytest.mark.parametrize(
-    ("words", "path"),
-    [
-        pytest.param(words, path, id=f"{words[0]}-{path[:20]!a}")
-        for words in CKPT
-        for path in NOWHERE
-        if words[0] != "ls"
-        or path not in ("", ".", "/", "folders/0")  # see below, and may hold some
-    ],
-)
+@pytest.mark.parametrize("words", CKPT, ids=lambda words: words[0])
 def test_snapshots_that_are_none(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], path: str
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """Exit code 2, a sentence, nothing written."""
     before = of_folder(folder)
     command, *rest = words
-    output = sentence(capsys, main(["ckpt", command, path, *rest]), 2)
-    assert "\\x00" in output or path[:50] in output
-    assert of_folder(folder) == before
+    for path in NOWHERE:
+        if command != "ls" or path not in ("", ".", "/", "folders/0"):  # which may hold some
+            output = sentence(capsys, main(["ckpt", command, path, *rest]), 2)
+            assert "\\x00" in output or path[:50] in output
+            assert of_folder(folder) == before
     assert not (folder / "out").exists()
 
 
@@ -81,16 +67,16 @@ def test_a_folder_in_place_of_a_manifest_is_listed(
     assert MANIFEST in out
 
 
-@pytest.mark.parametrize("path", NOWHERE)
 @pytest.mark.parametrize("words", [["verify"], ["replay", "", "out"]], ids=lambda words: words[0])
 def test_logs_that_are_none(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], path: str
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """Exit code 1, a sentence, nothing written."""
     before = of_folder(folder)
     command, *rest = words
-    sentence(capsys, inspect_log.main([command, path, *rest]), 1)
-    assert of_folder(folder) == before
+    for path in NOWHERE:
+        sentence(capsys, inspect_log.main([command, path, *rest]), 1)
+        assert of_folder(folder) == before
 
 
 @pytest.mark.parametrize("target", ["logs", f"{TIP}/{MANIFEST}/below", "x" * 300, "no\0name"])
@@ -104,37 +90,3 @@ def test_targets_that_cannot_be(
         sentence(capsys, main(["ckpt", "export", TIP, target]), 2)
     sentence(capsys, inspect_log.main(["replay", f"logs/{LOG}", "", target]), 1)
     assert of_folder(folder) == before
-
-
-def test_tables_of_names_that_are_one_file_name(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each gets a file of its own."""
-    shard = Shard()
-    for name in ("a/b", "a_b"):
-        shard.create(TableSpec(name, "sparse", (1,), SGD()), np.zeros(0, np.float32))
-    save_fleet("two", [shard])
-    assert main(["ckpt", "export", "two", "plain"]) == 0
-    assert capsys.readouterr().out.split() == ["plain/a_b.safetensors", "plain/a_b_2.safetensors"]
-
-
-def started(words: Sequence[str]) -> tuple[int, str]:
-    """Exit code and messages of the command in a process of its own."""
-    process = ended([sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *words])
-    return process.returncode, process.stdout + process.stderr
-
-
-def test_the_commands_themselves(folder: Path) -> None:
-    """A damaged log and a damaged base: one line each, no traceback."""
-    log, base = folder / "logs" / LOG, folder / "0" / MANIFEST
-    for path in (log, base):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 4
-        path.write_bytes(content)
-    code, message = started(["log", "replay", str(log), "--save", "out"])
-    assert (code, message.count("\n")) == (1, 1)
-    assert "is damaged at byte" in message
-    code, message = started(["ckpt", "verify", TIP])
-    assert (code, message.count("\n")) == (2, 1)
-    assert "is damaged" in message
-    assert not (folder / "out").exists()
