@@ -65,7 +65,7 @@ from psfleet.feature_sets.transforms.transform import Transform
 from psfleet.feature_sets.transforms.vocabulary import Vocabulary
 from psfleet.feature_sets.value_hashes import hashed
 from psfleet.optimizer.wrapping_optimizers import check_outside
-from psfleet.platform.named_object import find_object
+from psfleet.settings.kinds import find_object
 from psfleet.validation.annotations import checked
 
 __all__ = [

@@ -21,13 +21,13 @@ from psfleet.execution.model_files import folder_of, save
 from psfleet.feature_sets.feature_lookup import feed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
-from psfleet.platform.named_object import find_object
 from psfleet.platform.threads import ServiceThread
 from psfleet.program import names
 from psfleet.program.program import Program, program_guard
 from psfleet.program.variable import Variable
 from psfleet.runtime.interface import Runtime
 from psfleet.runtime.process_runtime import using
+from psfleet.settings.kinds import find_object
 
 Predictor = Callable[[Any], Any]
 """The predictions for a batch of inputs: an array or tensor [n], [n, 1] or [n, k], or a mapping of them."""

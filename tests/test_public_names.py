@@ -31,7 +31,7 @@ FACES = (
     *("psfleet/optimizer/rule_optimizers.py", "psfleet/optimizer/dygraph.py"),
     # These hand on a name that they import.
     *("psfleet/datasets/parquet.py", "psfleet/platform/arrow.py"),
-    *("psfleet/runtime/interface.py", "psfleet/schema/table.py", "psfleet/stages/schedule.py"),
+    *("psfleet/runtime/interface.py", "psfleet/schema/table.py", "psfleet/stages.py"),
     *("psfleet/validation/annotations.py", "psfleet/wire/frame.py", "psfleet/wire/segments.py"),
 )
 """Beside each package's `__init__.py`: modules whose names users import, or that other faces list."""

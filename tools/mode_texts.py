@@ -10,7 +10,9 @@ NUMBERS = ROOT / "protos" / "psfleet" / "v1" / "shard.proto"
 GUIDE = ROOT / "docs" / "strategies.md"
 _NAMES = re.compile(r"(?<=^Mode = Literal\[).*(?=\])", re.MULTILINE)
 _ENUM = re.compile(r"(?<=^enum Mode {\n).*?(?=^})", re.MULTILINE | re.DOTALL)
-_TABLE = re.compile(r"(?<=^<!-- Generated from psfleet/consistency. -->\n).*?\n(?=\n)", re.M | re.S)
+_TABLE = re.compile(
+    r"(?<=^<!-- Generated from psfleet/consistency.py. -->\n).*?\n(?=\n)", re.M | re.S
+)
 _HEAD = """| mode | a push | a pull | guaranteed | not guaranteed | settings |
 |---|---|---|---|---|---|
 """

@@ -12,7 +12,7 @@ from psfleet.datasets.round_plan import MOST, Range, SourceParts
 from psfleet.errors import UsageError
 from psfleet.runtime.interface import Runtime
 from psfleet.runtime.process_runtime import active
-from psfleet.stages.links import here
+from psfleet.stages import here
 from psfleet.validation.annotations import PositiveInt, check
 
 Ids = NDArray[np.int64]

@@ -24,7 +24,7 @@ from psfleet.program.run import ProgramRun, batch_size, check_feed
 from psfleet.program.variable import Variable, VariableSource
 from psfleet.runtime.process_runtime import active, current
 from psfleet.settings.environment import plan_file
-from psfleet.stages.links import here
+from psfleet.stages import here
 from psfleet.validation.annotations import checked
 from psfleet.wire.connections import grpc_process
 

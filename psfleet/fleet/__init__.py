@@ -7,8 +7,12 @@ The module's functions are the methods of one Fleet; a process that wants two ma
 Without a cluster in the environment every function works on the embedded runtime of this process.
 """
 
-from psfleet.fleet.data_generators import MultiSlotDataGenerator, MultiSlotStringDataGenerator
-from psfleet.fleet.file_datasets import InMemoryDataset, QueueDataset
+from psfleet.fleet.file_datasets import (
+    InMemoryDataset,
+    MultiSlotDataGenerator,
+    MultiSlotStringDataGenerator,
+    QueueDataset,
+)
 from psfleet.fleet.fleet import Fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from psfleet.fleet.sums import MetricSums, Util

@@ -1,4 +1,4 @@
-"""Training from text files in the reference's multi-slot format.
+"""Training from text files in the reference's multi-slot format, and programs that turn lines into it.
 
 A line is one sample: for each variable, in the order of `set_use_var`, the number of its values and
 then the values. With x of shape [-1, 1] and y of shape [-1, 2]:
@@ -6,15 +6,18 @@ then the values. With x of shape [-1, 1] and y of shape [-1, 2]:
     1 7 2 0.5 0.25
 """
 
+import itertools
 import random
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -24,7 +27,11 @@ from psfleet.program.operation import Array, size_of
 from psfleet.program.variable import Variable
 from psfleet.validation.annotations import FilePath, PositiveInt, checked
 
-Sample = list[Array]
+SlotValues = list[Array]
+"""A sample that was read: the values of each slot."""
+Sample = list[tuple[str, list[Any]]]
+"""A sample to print: the name and values of each slot."""
+S = TypeVar("S")
 _EXCHANGED = 65536  # samples of all workers in one collective
 
 _ONLY = {"input_type": 0, "fs_name": "", "fs_ugi": "", "download_cmd": "cat"}
@@ -116,16 +123,9 @@ class FileDataset:
         """
         if not self._variables:
             raise UsageError("the dataset has no variables; call set_use_var first")
-        batch: list[Sample] = []
-        for sample in self._samples():
-            batch.append(sample)
-            if len(batch) == self._batch_size:
-                yield self._feed(batch)
-                batch = []
-        if batch:
-            yield self._feed(batch)
+        yield from map(self._feed, _batches(self._samples(), self._batch_size))
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[SlotValues]:
         for name in self._files:
             with self._open(name) as lines:
                 for number, line in enumerate(lines, 1):
@@ -164,23 +164,23 @@ class FileDataset:
                 f"pipe command {self._command!r} cannot run ({error.strerror}); name a program"
             ) from None
 
-    def _parse(self, words: list[str], where: str) -> Sample:
+    def _parse(self, words: list[str], where: str) -> SlotValues:
         sample, at = [], 0
         for variable in self._variables:
-            size = size_of(variable.shape[1:])
+            size = size_of(variable.shape[1:]) or 0
             count = words[at] if at < len(words) else "nothing"
-            if count != str(size) or at + 1 + int(size or 0) > len(words):
+            if count != str(size) or at + 1 + size > len(words):
                 raise UsageError(
                     f"{where}: slot {variable.name!r} says {count}, and it must be "
                     f"{size} followed by as many values"
                 )
-            at += 1 + int(size or 0)
-            sample.append(_values(variable, words[at - int(size or 0) : at], where))
+            at += 1 + size
+            sample.append(_values(variable, words[at - size : at], where))
         if at != len(words):
             raise UsageError(f"{where}: {len(words) - at} words are left after the last slot")
         return sample
 
-    def _feed(self, batch: list[Sample]) -> dict[str, Array]:
+    def _feed(self, batch: list[SlotValues]) -> dict[str, Array]:
         return {
             variable.name: np.stack([sample[i] for sample in batch])
             for i, variable in enumerate(self._variables)
@@ -193,7 +193,7 @@ class InMemoryDataset(FileDataset):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loaded: list[Sample] | None = None
+        self._loaded: list[SlotValues] | None = None
         self._loading: Future[None] | None = None
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
@@ -242,7 +242,7 @@ class InMemoryDataset(FileDataset):
         index, counts = util.worker_index, [int(n) for n in util.all_gather(np.int64(len(samples)))]
         total, first = sum(counts), sum(counts[:index])
         place = np.random.default_rng(seed).permutation(total)  # of each sample in the new order
-        own: dict[int, Sample] = {}
+        own: dict[int, SlotValues] = {}
         for start in range(0, total, _EXCHANGED):
             stop = min(start + _EXCHANGED, total)
             columns = self._columns(samples, first, start, stop)
@@ -252,7 +252,7 @@ class InMemoryDataset(FileDataset):
                     own[int(place[start + row])] = [column[row] for column in sums]
         self._loaded = [own[number] for number in sorted(own)]
 
-    def _columns(self, samples: list[Sample], first: int, start: int, stop: int) -> list[Array]:
+    def _columns(self, samples: list[SlotValues], first: int, start: int, stop: int) -> list[Array]:
         """Return each variable's values of samples `start` to `stop` of all workers; 0: another has them."""
         columns = []
         own = range(max(start, first), min(stop, first + len(samples)))
@@ -291,12 +291,12 @@ class InMemoryDataset(FileDataset):
         """Return the number of samples, as `get_memory_data_size` does."""
         return self.get_memory_data_size(fleet)
 
-    def _memory(self) -> list[Sample]:
+    def _memory(self) -> list[SlotValues]:
         if self._loaded is None:
             raise UsageError("the dataset is not in memory; call load_into_memory() first")
         return self._loaded
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[SlotValues]:
         yield from self._memory()
 
 
@@ -318,6 +318,12 @@ class DatasetFactory:
             f"dataset {datafeed_class!r} is unknown; use FileInstantDataset, "
             "QueueDataset or InMemoryDataset"
         )
+
+
+def _batches(samples: Iterator[S], size: int) -> Iterator[list[S]]:
+    """Yield batches of `size` samples; the last one may have fewer."""
+    while batch := list(itertools.islice(samples, size)):
+        yield batch
 
 
 def _util(fleet: Any) -> Any:
@@ -352,3 +358,91 @@ def _values(variable: Variable, words: list[str], where: str) -> Array:
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{where}: slot {variable.name!r}: {error}") from None
     return flat.reshape([int(n or 0) for n in variable.shape[1:]])
+
+
+class DataGenerator:
+    """Base of the data generators. A subclass gives `generate_sample`.
+
+        class Clicks(fleet.MultiSlotDataGenerator):
+            def generate_sample(self, line):
+                def samples():
+                    user, label = line.split()
+                    yield [("user", [int(user)]), ("label", [int(label)])]
+
+                return samples
+
+        Clicks().run_from_stdin()
+
+    A dataset with `set_pipe_command("python clicks.py")` reads what it prints.
+    """
+
+    def __init__(self) -> None:
+        self._batch_size = 32
+
+    @checked
+    def set_batch(self, batch_size: PositiveInt) -> None:
+        """Set the number of samples that `generate_batch` gets at once."""
+        self._batch_size = batch_size
+
+    def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
+        """A function that gives the samples of a line, each a list of (name, values); None is passed over.
+
+        Args:
+            line: None in `run_from_memory`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define generate_sample(self, line)")
+
+    def generate_batch(self, samples: list[Sample]) -> Callable[[], Iterable[Sample]]:
+        """A function that gives the samples to print for a batch of them: the batch itself."""
+        return lambda: samples
+
+    def run_from_stdin(self) -> None:
+        """Read lines from the standard input and print their samples."""
+        self._print(sample for line in sys.stdin for sample in self.generate_sample(line)())
+
+    def run_from_memory(self) -> None:
+        """Print the samples of `generate_sample(None)`."""
+        self._print(self.generate_sample(None)())
+
+    def _print(self, samples: Iterable[Sample | None]) -> None:
+        given = (sample for sample in samples if sample is not None)
+        for batch in _batches(given, self._batch_size):
+            for sample in self.generate_batch(batch)():
+                sys.stdout.write(self._line(sample))
+
+    def _line(self, sample: Any) -> str:
+        """One sample as a line: of each variable the number of values, then the values."""
+        words = []
+        for slot in sample if isinstance(sample, list | tuple) else [sample]:
+            if not (isinstance(slot, list | tuple) and len(slot) == 2 and slot[1]):
+                raise UsageError(
+                    f"{type(self).__name__}: a sample is {sample!r}; it must be a list of (name, values), "
+                    "with at least one value each"
+                )
+            words += [str(len(slot[1])), *(self._word(slot[0], value) for value in slot[1])]
+        return " ".join(words) + "\n"
+
+    def _word(self, name: str, value: Any) -> str:
+        raise NotImplementedError
+
+
+class MultiSlotDataGenerator(DataGenerator):
+    """A data generator whose values are numbers."""
+
+    def _word(self, name: str, value: Any) -> str:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise UsageError(
+                f"{type(self).__name__}: {name!r} has the value {value!r}; it must be a number"
+            )
+        return str(value)
+
+
+class MultiSlotStringDataGenerator(DataGenerator):
+    """A data generator whose values are words that are numbers already."""
+
+    def _word(self, name: str, value: Any) -> str:
+        if not isinstance(value, str) or len(value.split()) != 1:
+            raise UsageError(
+                f"{type(self).__name__}: {name!r} has the value {value!r}; it must be one word"
+            )
+        return value

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
+from psfleet import stages
 from psfleet.datasets.dispatch import Source, batches, size_of
 from psfleet.datasets.read_ahead import SizedPeekable
 from psfleet.errors import ConfigError, UsageError
@@ -27,7 +28,6 @@ from psfleet.platform.logs import set_up_logs
 from psfleet.prediction import CutEvaluation, evaluate_cut, predictor_of
 from psfleet.runtime.interface import Runtime, load_runtime
 from psfleet.runtime.process_runtime import Parts, active, current
-from psfleet.stages import links
 from psfleet.strategy import DistributedStrategy, Settings, resolve
 from psfleet.validation.annotations import FilePath, NonNegativeInt, PositiveInt, checked
 
@@ -75,10 +75,10 @@ class Fleet(FleetCallbacks):
             before.close()
         current().provide(self._connect if cluster else self._embed)
         here = self._environment
-        self._place = links.StagePosition(
+        self._place = stages.StagePosition(
             here.rank, here.stage, here.stages, here.stage_endpoints, here.copy, here.stage_copies
         )
-        links.settle(self._place, _link)
+        stages.settle(self._place, _link)
         atexit.unregister(self._leave)
         atexit.register(self._leave)
 
@@ -157,8 +157,8 @@ class Fleet(FleetCallbacks):
             self.stop_worker()
         finally:
             current().provide(None)
-            links.settle(links.StagePosition())
-            self._joined, self._place = None, links.StagePosition()
+            stages.settle(stages.StagePosition())
+            self._joined, self._place = None, stages.StagePosition()
             self._strategy = self._load_path = None
             self._loops = None
             NEWEST.clear()
@@ -425,9 +425,9 @@ class Fleet(FleetCallbacks):
         return sums.staleness()
 
 
-def _link(place: links.StagePosition, queue_size: int) -> links.Links:
+def _link(place: stages.StagePosition, queue_size: int) -> stages.Links:
     """Links to the other stages, over the runtime that reaches the servers."""
-    stage_links: links.Links = active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
+    stage_links: stages.Links = active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
     return stage_links
 
 

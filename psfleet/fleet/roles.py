@@ -6,7 +6,7 @@ from typing import Literal
 from psfleet.errors import ConfigError
 from psfleet.runtime.process_runtime import current
 from psfleet.settings.environment import Environment, check_alone, check_endpoint, read_environment
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet.validation.annotations import PositiveInt, checked
 
 

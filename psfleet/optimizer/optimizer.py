@@ -21,7 +21,7 @@ from psfleet.parameters.placement import LazyBinding
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec
-from psfleet.stages.links import here
+from psfleet.stages import here
 from psfleet.validation.annotations import Must, NonNegative, check, checked
 
 Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]

@@ -14,7 +14,7 @@ from psfleet.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.parameters.parameter import Parameter, as_numbers
 from psfleet.parameters.parameter_client import slots_of
 from psfleet.runtime.interface import TableState
-from psfleet.stages.links import here
+from psfleet.stages import here
 from psfleet.validation.annotations import NonNegativeInt, check, checked
 
 Floats = NDArray[np.float32]

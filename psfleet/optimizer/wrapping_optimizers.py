@@ -19,7 +19,7 @@ from psfleet.rules.rule import Rule
 from psfleet.runtime.interface import TableState
 from psfleet.schema.table import DecaySpec
 from psfleet.settings.environment import read_environment
-from psfleet.stages.links import StagePosition, here
+from psfleet.stages import StagePosition, here
 from psfleet.strategy import PipelineSettings, RecomputeSettings, resolve
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, checked
 

@@ -22,7 +22,7 @@ from psfleet.rules.rule import Rule
 from psfleet.runtime.interface import Asked, Gradient, PooledIds, Runtime, is_trained
 from psfleet.runtime.process_runtime import current
 from psfleet.schema.table import DecaySpec, TableSpec
-from psfleet.stages.links import here
+from psfleet.stages import here
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -14,8 +14,7 @@ from psfleet.errors import ConfigError, UsageError
 from psfleet.program.pipeline.cutting import check_share
 from psfleet.program.pipeline.estimates import balanced_edges
 from psfleet.runtime.interface import Runtime
-from psfleet.stages.links import here
-from psfleet.stages.schedule import Schedule, even_sizes, make_schedule
+from psfleet.stages import Schedule, even_sizes, here, make_schedule
 from psfleet.strategy import Settings
 from psfleet.torch.conversion import converted
 from psfleet.torch.optimizers import DistributedOptimizer

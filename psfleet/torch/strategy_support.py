@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from psfleet.errors import ConfigError, UsageError
 from psfleet.settings.environment import plan_file
-from psfleet.stages.links import here
+from psfleet.stages import here
 from psfleet.strategy import PipelineSettings, RecomputeSettings, Settings
 
 _OTHER_OPTIMIZERS = {

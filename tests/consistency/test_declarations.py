@@ -18,7 +18,7 @@ SHIPPED = [
     path
     for folder in ("psfleet", "server", "worker", "launch")
     for path in (ROOT / folder).rglob("*.py")
-    if path.parent.name != "consistency" and path != ROOT / "psfleet" / "settings" / "kinds.py"
+    if path not in (ROOT / "psfleet/consistency.py", ROOT / "psfleet/settings/kinds.py")
 ]
 
 
@@ -77,8 +77,8 @@ def test_defaults_of_other_modes_may_be_said() -> None:
 @pytest.mark.parametrize(
     ("name", "number", "words"),
     [
-        ("geo", 1000, "'geo' is psfleet.consistency.modes.GeoMode"),
-        ("mine", 2, "'async' is psfleet.consistency.modes.AsyncMode with the number 2"),
+        ("geo", 1000, "'geo' is psfleet.consistency.GeoMode"),
+        ("mine", 2, "'async' is psfleet.consistency.AsyncMode with the number 2"),
         ("My Mode", 1000, "a name has lower-case letters"),
         ("mine", 0, "a number is at least 1"),
     ],

@@ -20,7 +20,7 @@ from psfleet.program.plan import make_plan
 from psfleet.program.program import Program
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs, own_runtime
 

@@ -20,8 +20,7 @@ from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable, apply
-from psfleet.stages.links import Links, StagePosition
-from psfleet.stages.schedule import Action, Schedule, Work, make_schedule
+from psfleet.stages import Action, Links, Schedule, StagePosition, Work, make_schedule
 from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs
 from tests.trainings import in_threads

@@ -12,7 +12,7 @@ from psfleet.errors import DeadlineExceeded, FrameError
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.operation import Array
 from psfleet.program.pipeline.chunk import pack, unpack
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet_worker.stage_links import StageLinks
 from tests.trainings import in_threads
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import layers
+from psfleet import layers, stages
 from psfleet.errors import UsageError
 from psfleet.execution.executor import Executor
 from psfleet.optimizer import SGD, Adam
@@ -22,8 +22,7 @@ from psfleet.program.recompute import ActivationMeter
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.stages import links
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet_launch.job.job_plan import Job, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.pipeline.conftest import build_model, make_feed
@@ -148,21 +147,21 @@ def test_state_is_not_set_from_stages() -> None:
     adam.minimize(model.loss)
     Executor().run(feed=make_feed())
     state = adam.state_dict()
-    links.settle(StagePosition(stages=2))
+    stages.settle(StagePosition(stages=2))
     try:
         with pytest.raises(UsageError, match="cannot be set from the stages"):
             adam.set_state_dict(state)
     finally:
-        links.settle(StagePosition())
+        stages.settle(StagePosition())
 
 
 def test_a_program_that_is_not_cut_is_refused_on_stages() -> None:
     """Each stage would train the whole of it: the error says what to do."""
     model: Any = build_model()
     SGD(0.1).minimize(model.loss)
-    links.settle(StagePosition(stages=2))
+    stages.settle(StagePosition(stages=2))
     try:
         with pytest.raises(UsageError, match="is not cut into stages"):
             Executor().run(feed=make_feed(), fetch_list=[model.loss])
     finally:
-        links.settle(StagePosition())
+        stages.settle(StagePosition())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from psfleet.program.pipeline.cutting import cores_of
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet_launch.commands.psfleet_cli import main
 from tests.launch.conftest import Launch, launch
 from tests.pipeline.conftest import alone, finished, saved_bits

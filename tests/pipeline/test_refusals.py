@@ -8,7 +8,7 @@ from psfleet.program.backward import append_backward
 from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.program import default_main_program
 from psfleet.settings.environment import Environment, read_environment
-from psfleet.stages.schedule import make_schedule
+from psfleet.stages import make_schedule
 from psfleet.strategy import Settings
 from tests.pipeline.conftest import build_model, make_feed, run_stages
 from tests.pipeline.test_strategy import cut

@@ -18,7 +18,7 @@ from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.run import check_feed
 from psfleet.program.variable import Variable, apply
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
 from tests.trainings import in_threads
 

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from psfleet.errors import DeadlineExceeded
-from psfleet.stages.links import Links
+from psfleet.stages import Links
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ import zmq
 from zmq.utils import z85
 
 from psfleet.errors import ConfigError, DeadlineExceeded
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.certificates import make_credentials
 from psfleet.wire.connections.credentials import Credentials

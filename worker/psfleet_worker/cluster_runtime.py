@@ -29,7 +29,7 @@ from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import Mode
 from psfleet.shard.events import Correction
 from psfleet.shard.membership_view import Position
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet.strategy import WireSettings
 from psfleet.wire.v1 import coordinator_pb2, shard_pb2
 from psfleet_worker.connection.call import wait_all

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from psfleet.datasets.round_plan import Range, RoundPlan, SourceParts
-from psfleet.stages.links import here, links
+from psfleet.stages import here, links
 from psfleet.wire.membership_messages import PLAN_ENTRY
 from psfleet.wire.message_converter import read_pairs
 from psfleet.wire.v1 import membership_pb2

@@ -24,7 +24,7 @@ from zmq.utils import z85
 
 from psfleet.errors import ConfigError, DeadlineExceeded, FrameError
 from psfleet.program.operation import Array
-from psfleet.stages.links import StagePosition
+from psfleet.stages import StagePosition
 from psfleet.wire.connections.access import Access
 
 
@@ -80,7 +80,7 @@ _LINGER = 2000
 
 
 class StageLinks:
-    """Implements psfleet.stages.links.Links between processes.
+    """Implements psfleet.stages.Links between processes.
 
     Args:
         place: Position of this stage, and the endpoints of all stages.

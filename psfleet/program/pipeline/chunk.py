@@ -26,8 +26,7 @@ from psfleet.program.recompute import RecomputingRun
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
 from psfleet.runtime.interface import PooledIds
-from psfleet.stages.links import exchange, here, links, next_step
-from psfleet.stages.schedule import even_sizes
+from psfleet.stages import even_sizes, exchange, here, links, next_step
 
 
 def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int]:

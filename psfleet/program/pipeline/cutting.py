@@ -23,8 +23,7 @@ from psfleet.program.pipeline.estimates import balanced_parts, live_micro_batche
 from psfleet.program.plan import ExecutionPlan
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import threads
-from psfleet.stages.links import StagePosition
-from psfleet.stages.schedule import Schedule, make_schedule
+from psfleet.stages import Schedule, StagePosition, make_schedule
 
 
 @dataclass

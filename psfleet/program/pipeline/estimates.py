@@ -19,8 +19,7 @@ from psfleet.program.plan import ExecutionPlan, last_uses
 from psfleet.program.program import Program
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable, compute
-from psfleet.stages.links import Links, StagePosition, exchange
-from psfleet.stages.schedule import Action, Schedule, Work
+from psfleet.stages import Action, Links, Schedule, StagePosition, Work, exchange
 
 Costs = Mapping[Work, float] | Callable[[Action], float]
 """Seconds of an action: by its work, or by itself."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from psfleet import stages as ways
 from psfleet.parameters.parameter import Parameter, SparseGrad, fetch
 from psfleet.program.operation import Array, Gradient, ancestors, summed
 from psfleet.program.pipeline.chunk import (
@@ -33,9 +34,7 @@ from psfleet.program.program import Program
 from psfleet.program.run import ProgramRun
 from psfleet.program.variable import Variable
 from psfleet.runtime.process_runtime import active
-from psfleet.stages import links as ways
-from psfleet.stages.links import Links, StagePosition
-from psfleet.stages.schedule import Action, PipelineEngine, Work
+from psfleet.stages import Action, Links, PipelineEngine, StagePosition, Work
 
 Values = dict[Variable, Any]
 

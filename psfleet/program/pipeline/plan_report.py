@@ -21,8 +21,7 @@ from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
 from psfleet.program.recompute import ActivationMeter, RecomputePlan
 from psfleet.program.variable import Variable
-from psfleet.stages.links import StagePosition
-from psfleet.stages.schedule import Action, Schedule, Work
+from psfleet.stages import Action, Schedule, StagePosition, Work
 
 
 @dataclass

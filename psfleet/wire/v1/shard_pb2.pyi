@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 a7348f866401a575ab43b343581df8061a6b7c20ee95ef34c84589ad9d14c1e1
+# From protos/psfleet/v1/shard.proto, SHA-256 bf4c1f218d074247943ee7541191ae5ec7918b16c6bc6e4ce72a6bcb1a618290
 from psfleet.wire.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

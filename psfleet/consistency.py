@@ -43,7 +43,7 @@ class ModeGuide:
 class ConsistencyMode:
     """Consistency mode: when pushes take effect, what pulls wait for, and the worker's own part.
 
-    A mode is a subclass in a file of its own: a frozen dataclass under `@register`. Its fields are its
+    A mode is a subclass: a frozen dataclass under `@register`. Its fields are its
     settings, each with a default; its class attributes are the properties below. Servers, workers and
     tools ask for these, and none of them compares names. The first line of its docstring describes it in
     protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode.
