@@ -32,55 +32,57 @@ def start(launch: Launch, folder: Path, *more: str, **variables: str) -> Launche
     return job
 
 
-def go_on(folder: Path) -> None:
-    """Let the job train to its end."""
+def ends_alike(job: Launcher, folder: Path, servers: int) -> str:
+    """Let it train to its end, with so many servers and the bits of a job that keeps two; what it said."""
     (folder / "go").touch()
+    out, err = job.ends_with(0, 120)
+    assert (folder / "servers.0").read_text() == str(servers)
+    assert digest(out) == DIGEST
+    return err
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> tuple[str, str]:
-    """Where jobs have their logs, for commands."""
-    return "--log-dir", str(tmp_path / "psfleet-logs")
+def scaled(folder: Path, servers: int, wait: int = 120) -> bool:
+    """Whether the job has so many servers within some seconds after a request."""
+    words = ("--wait", str(wait), "--log-dir", str(folder / "psfleet-logs"))
+    return main(["scale", "j", "--servers", str(servers), *words]) == 0
+
+
+def copy_rows(job: Launcher, folder: Path) -> None:
+    """Have rows copied for three servers while the workers stand still."""
+    (folder / "hold").touch()
+    job.until(lambda: (folder / "held.0").exists(), "a worker that waits")
+    assert not scaled(folder, 3, wait=0)
+    job.until_logged("serverlog.0", "rows are copied for 3 servers")
 
 
 @pytest.mark.timeout(300)
 def test_a_running_job_gets_more_and_fewer_servers(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Servers are started and ended, all workers go on with them, and the rows in the end have the bits of a
     job that has kept its two servers; numbers that cannot be are refused with the reason."""
     job = start(launch, tmp_path)
     for servers, says in ((0, "1 to 1024"), (-2, "1 to 1024"), (5000, "5000 servers are wanted")):
-        assert main(["scale", "j", "--servers", str(servers), *logs]) == 2
+        assert not scaled(tmp_path, servers)
         assert says in capsys.readouterr().err
     for servers in (4, 1, 1, 3):
-        assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
+        assert scaled(tmp_path, servers)
         assert capsys.readouterr().out == f"job j has {servers} servers\n"
         assert job.pid_of("server", servers - 1)
-    go_on(tmp_path)
-    code, out, err = job.ends(120)
-    assert code == 0, err
+    err = ends_alike(job, tmp_path, 3)
     assert "servers   3 from now on" in err
-    assert (tmp_path / "servers.0").read_text() == "3"
-    assert digest(out) == DIGEST
 
 
 @pytest.mark.timeout(300)
-def test_a_new_server_that_is_killed(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_server_that_is_killed(launch: Launch, tmp_path: Path) -> None:
     """A new server that dies before the rows have moved gives the move up; the job trains on with its two
     servers, and can be asked again. One that dies later ends the job as any server does."""
     job = start(launch, tmp_path)
-    (tmp_path / "hold").touch()
-    job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
-    assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
-    job.until_logged("serverlog.0", "rows are copied for 3 servers")
+    copy_rows(job, tmp_path)
     os.kill(job.pid_of("server", 2), signal.SIGKILL)
     (tmp_path / "hold").unlink()
-    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    assert scaled(tmp_path, 3)
     assert "server 2" in job.log("serverlog.0")
-    capsys.readouterr()
     os.kill(job.pid_of("server", 2), signal.SIGKILL)
     code, _, err = job.ends(120)
     assert code == 128 + signal.SIGKILL
@@ -88,45 +90,31 @@ def test_a_new_server_that_is_killed(
 
 
 @pytest.mark.timeout(300)
-def test_a_job_with_logs(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_with_logs(launch: Launch, tmp_path: Path) -> None:
     """Servers that keep logs move their rows too: afterwards the launcher starts a new one and server 0 again
     when they die, and the rows in the end have the bits of a job without any of that."""
     job = start(launch, tmp_path, "--durability", "log")
     for servers in (3, 1):
-        assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
+        assert scaled(tmp_path, servers)
         os.kill(job.pid_of("server", servers - 1), signal.SIGKILL)
         job.until_logged(f"serverlog.{servers - 1}", "back after")
-    capsys.readouterr()
-    go_on(tmp_path)
-    code, out, err = job.ends(120)
-    assert code == 0, err
+    err = ends_alike(job, tmp_path, 1)
     assert err.count("it goes on from its log") == 2
-    assert (tmp_path / "servers.0").read_text() == "1"
-    assert digest(out) == DIGEST
 
 
 @pytest.mark.timeout(300)
-def test_a_job_with_standbys(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_with_standbys(launch: Launch, tmp_path: Path) -> None:
     """Each server of another number gets a standby, which takes over when it dies, a new one and server 0;
     the rows in the end have the bits of a job without any of that. (Without logs:
     tests/agents/test_scaling.py.)"""
     job = start(launch, tmp_path, "--replicas", "1", "--durability", "log")
     for servers, standby in ((3, 1), (1, 3)):
-        assert main(["scale", "j", "--servers", str(servers), "--wait", "120", *logs]) == 0
+        assert scaled(tmp_path, servers)
         log = f"serverlog.{servers - 1}.copy.{standby}"
         job.until_logged(log, f"standby {standby} of server {servers - 1} ready")
         os.kill(job.pid_of("server", servers - 1), signal.SIGKILL)
         job.until_logged(log, "took over")
-    capsys.readouterr()
-    go_on(tmp_path)
-    code, out, err = job.ends(120)
-    assert code == 0, err
-    assert (tmp_path / "servers.0").read_text() == "1"
-    assert digest(out) == DIGEST
+    ends_alike(job, tmp_path, 1)
 
 
 def test_a_standby_that_is_ready_late(tmp_path: Path) -> None:
@@ -147,7 +135,7 @@ def test_a_standby_that_is_ready_late(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("rank", "late"), [(0, False), (1, True), (2, False), (2, True)])
 def test_a_server_that_dies_around_the_decision(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], rank: int, late: bool
+    launch: Launch, tmp_path: Path, rank: int, late: bool
 ) -> None:
     """A server that has promised its part is killed. If the launcher hears it before it decides, the move is
     given up and can be asked for again; an old server's standby goes on with the rows of before. If it hears
@@ -155,10 +143,7 @@ def test_a_server_that_dies_around_the_decision(
     job = start(launch, tmp_path, "--replicas", "1")
     for server in (0, 1):
         job.until_logged(f"serverlog.{server}.copy.1", f"standby 1 of server {server} ready")
-    (tmp_path / "hold").touch()
-    job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
-    assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
-    job.until_logged("serverlog.0", "rows are copied for 3 servers")
+    copy_rows(job, tmp_path)
     server, folder = job.pid_of("server", rank), tmp_path / "psfleet-logs" / "j"
     job.process.send_signal(signal.SIGSTOP)
     (tmp_path / "hold").unlink()
@@ -170,14 +155,10 @@ def test_a_server_that_dies_around_the_decision(
         job.until(lambda: read_scaled(folder).generation > 0, "a decision")
         os.kill(server, signal.SIGKILL)
     else:
-        assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
-    go_on(tmp_path)
-    code, out, err = job.ends(120)
-    assert code == 0, err
+        assert scaled(tmp_path, 3)
+    err = ends_alike(job, tmp_path, 3)
     assert ("stays as it is" in err) is not late
     assert err.count("takes over") == (late or rank < 2)
-    assert (tmp_path / "servers.0").read_text() == "3"
-    assert digest(out) == DIGEST
 
 
 def _has_ended(process: int) -> bool:
@@ -189,42 +170,34 @@ def _has_ended(process: int) -> bool:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("point", "takeovers"), [("decided:1", 1), ("adopted:1", 3)])
 def test_servers_that_die_after_the_decision(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], point: str, takeovers: int
+    launch: Launch, tmp_path: Path, point: str, takeovers: int
 ) -> None:
     """Server 0 as it reads the decision, or each one as it puts the new rows in the place of the old:
     standbys have these rows, and the job loses nothing."""
     job = start(launch, tmp_path, "--replicas", "1", PSFLEET_CRASH=point)
-    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
-    go_on(tmp_path)
-    code, out, err = job.ends(120)
-    assert code == 0, err
+    assert scaled(tmp_path, 3)
+    err = ends_alike(job, tmp_path, 3)
     assert err.count("takes over") == takeovers
-    assert (tmp_path / "servers.0").read_text() == "3"
-    assert digest(out) == DIGEST
 
 
 @pytest.mark.timeout(300)
-def test_a_job_that_must_end_after_a_move(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str]
-) -> None:
+def test_a_job_that_must_end_after_a_move(launch: Launch, tmp_path: Path) -> None:
     """SIGUSR1 takes a snapshot of all three servers, from which a job of two goes on."""
     job = start(launch, tmp_path, "--durability", "log", "--snapshot-every", "1 rounds")
     job.until(lambda: bool(_snapshots(tmp_path)), "a snapshot")
-    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+    assert scaled(tmp_path, 3)
     job.process.send_signal(signal.SIGUSR1)
     job.ends()
     path = _snapshots(tmp_path)[-1]
     assert len([*path.glob("shard-*")]) == 3
-    go_on(tmp_path)
+    (tmp_path / "go").touch()
     again = launch(*TWO, "--job", "k", "--resume", str(path), SCRIPT, "12", str(tmp_path), "")
     again.ends_with(0)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", ["promised", "moved"])
-def test_a_launcher_that_is_killed(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], moment: str
-) -> None:
+def test_a_launcher_that_is_killed(launch: Launch, tmp_path: Path, moment: str) -> None:
     """All processes end with the launcher, whether all servers have promised and it has not decided, or the
     rows have moved. In the same folder another one goes on from the last snapshot, of before the move, with
     the old number of servers or the new one, whose bits are the same, and can change it again."""
@@ -232,15 +205,12 @@ def test_a_launcher_that_is_killed(
     job.until(lambda: bool(_snapshots(tmp_path)), "a snapshot")
     folder = tmp_path / "psfleet-logs" / "j"
     if moment == "promised":
-        (tmp_path / "hold").touch()
-        job.until(lambda: (tmp_path / "held.0").exists(), "a worker that waits")
-        assert main(["scale", "j", "--servers", "3", "--wait", "0", *logs]) == 2
-        job.until_logged("serverlog.0", "rows are copied for 3 servers")
+        copy_rows(job, tmp_path)
         job.process.send_signal(signal.SIGSTOP)
         (tmp_path / "hold").unlink()
         job.until(lambda: read_promise(folder)[0] > 0, "a promise")
     else:
-        assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
+        assert scaled(tmp_path, 3)
     job.process.kill()
     job.process.wait()
     job.until(lambda: not job.family(), "the end of all processes")
@@ -254,10 +224,9 @@ def test_a_launcher_that_is_killed(
         resumed = ("--durability", "log", "--resume", str(folder))
         again = launch(*number, *resumed, SCRIPT, "12", str(tmp_path), "")
         again.until(lambda: (tmp_path / "runs.1").exists(), "a first barrier")
-        assert main(["scale", "j", "--servers", str(after), "--wait", "120", *logs]) == 0
-        go_on(tmp_path)
-        code, out, err = again.ends(120)
-        assert code == 0, err
+        assert scaled(tmp_path, after)
+        (tmp_path / "go").touch()
+        out, _ = again.ends_with(0, 120)
         found.add(digest(out))
     assert len(found) == 1
 
@@ -268,16 +237,13 @@ def _snapshots(folder: Path) -> list[Path]:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed(
-    launch: Launch, tmp_path: Path, logs: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_killed(launch: Launch, tmp_path: Path) -> None:
     """A worker that dies and starts again takes part in the next move, and knows the servers of the last."""
     job = start(launch, tmp_path, "--restart-workers", "3")
-    assert main(["scale", "j", "--servers", "4", "--wait", "120", *logs]) == 0
+    assert scaled(tmp_path, 4)
     os.kill(job.pid_of("worker", 1), signal.SIGKILL)
-    assert main(["scale", "j", "--servers", "3", "--wait", "120", *logs]) == 0
-    go_on(tmp_path)
-    code, out, err = job.ends(120)
-    assert code == 0, err
+    assert scaled(tmp_path, 3)
+    (tmp_path / "go").touch()
+    out, _ = job.ends_with(0, 120)
     assert (tmp_path / "servers.1").read_text() == "3"
     assert digest(out)
