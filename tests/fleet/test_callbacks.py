@@ -123,8 +123,7 @@ def test_all_workers_stop_alike(launch: Launch, tmp_path: Path) -> None:
     mark, folder = tmp_path / "died", tmp_path / "best"
     options = ("--sync", "--no-progress", "--servers", "1", "--workers", "2")
     job = launch(*options, "--restart-workers", "1", str(script), str(mark), str(folder), "7")
-    code, _, err = job.ends()
-    assert code == 0, err
+    job.ends_with(0)
     assert mark.exists()
     logs = "".join(path.read_text() for path in sorted(job.folder.glob("**/workerlog.*")))
     assert "worker 0: 10 10 0.7 2" in logs, logs
@@ -226,8 +225,7 @@ def test_snapshots_of_the_servers(launch: Launch, tmp_path: Path) -> None:
     script.write_text(SNAPSHOTS)
     options = ("--sync", "--no-progress", "--servers", "2", "--workers", "1")
     job = launch(*options, "--snapshot-every", "20 rounds", "--job", "j", str(script))
-    code, out, err = job.ends()
-    assert code == 0, err
+    out, _ = job.ends_with(0)
     said = [line.split() for line in out.splitlines() if "told" in line or "taken" in line]
     taken = next(words[-2:] for words in said if "taken" in words)
     words_of_table = [words[-2:] for words in said if "told" in words]

@@ -50,14 +50,12 @@ def test_a_killed_server_takes_the_job_back(
     launcher.until(lambda: len(complete(tmp_path)) >= 2, "second snapshot")
     os.kill(launcher.pid_of("server", 1), signal.SIGKILL)
     (tmp_path / "hurry").touch()
-    code, out, err = launcher.ends()
-    assert code == 0, err
+    out, err = launcher.ends_with(0)
     assert re.search(r"generation 1 starts from .*snapshot-00000", err), err
     assert int(out.split()[-1]) < 30  # steps of worker 0 since
     assert equal(plain["dataset"], tmp_path / "killed")
     three = ("--servers", "3", *TWO[2:], "--resume", "psfleet-logs/j")
-    code, out, err = launch(*three, SCRIPT, "30", "0", "resumed", "dataset").ends()
-    assert code == 0, err
+    out, err = launch(*three, SCRIPT, "30", "0", "resumed", "dataset").ends_with(0)
     assert int(out.split()[-1]) < 30
     assert len(read_manifest(tmp_path / "resumed").files) == 3
     assert equal(plain["dataset"], tmp_path / "resumed")
@@ -110,14 +108,12 @@ def test_a_job_that_must_end_takes_a_snapshot(
     launcher = launch(*TWO, *keeps, SCRIPT, "30", "0.5", "model")
     launcher.until(lambda: complete(tmp_path), "first snapshot")
     launcher.process.send_signal(signal.SIGUSR1)
-    code, _, err = launcher.ends()
-    assert code == 128 + signal.SIGUSR1, err
+    _, err = launcher.ends_with(128 + signal.SIGUSR1)
     match = re.search(r"the snapshot is complete; continue with --resume (\S+)", err)
     assert match, err
     assert "stopped by SIGUSR1" in err
     resumed = launch(*TWO, "--resume", match[1], SCRIPT, "30", "0", "resumed")
-    code, out, err = resumed.ends()
-    assert code == 0, err
+    out, err = resumed.ends_with(0)
     assert int(out.split()[-1]) < 60  # steps of worker 0 since
     assert equal(plain["shard"], tmp_path / "resumed")
 

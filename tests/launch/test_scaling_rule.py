@@ -125,8 +125,7 @@ def test_a_job_that_chooses(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     memory = ("--server-memory", "330M", "--workers", "1", "--no-progress")
     job = launch("--servers", "1..2", *memory, str(tmp_path / "train.py"))
-    code, out, err = job.ends(250)
-    assert code == 0, err
+    out, err = job.ends_with(0, 250)
     assert "servers   2 are wanted: tables take " in err
     assert "servers   2 from now on" in err
     assert "servers 2" in out
