@@ -20,6 +20,7 @@ from psfleet.settings.environment import read_environment
 from psfleet.settings.kinds import Mode
 from psfleet.testing.local_fleet import LocalFleet
 from tests.programs import ended
+from tests.refusals import check_refusals
 
 SCRIPT = Path(__file__).parent / "scripts" / "clients.py"
 IDS, GRADS = np.arange(3), np.ones((3, 2), np.float32)
@@ -223,30 +224,26 @@ def test_a_model_may_be_loaded_before_its_first_step(tmp_path: Path) -> None:
     )  # a straight line, one step each
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda: fleet.worker_num(),
-        lambda: fleet.is_server(),
-        lambda: list(fleet.shard(range(4))),
-        lambda: next(iter(fleet.dataset(4, 2))),
-        lambda: fleet.distributed_optimizer(SGD(0.1)),
-        lambda: fleet.barrier_worker(),
-        lambda: SGD(0.1).apply_gradients([(psfleet.Parameter("w", [1.0]), np.ones(1))]),
-        lambda: fleet.save_persistables("model"),
-    ],
-    ids=["worker_num", "is_server", "shard", "dataset", "optimizer", "barrier", "step", "save"],
-)
-def test_a_worker_that_forgets_init_is_told(use: object, monkeypatch: pytest.MonkeyPatch) -> None:
+FORGOTTEN = """
+fleet.worker_num()
+fleet.is_server()
+list(fleet.shard(range(4)))
+next(iter(fleet.dataset(4, 2)))
+fleet.distributed_optimizer(SGD(0.1))
+fleet.barrier_worker()
+SGD(0.1).apply_gradients([(psfleet.Parameter("w", [1.0]), np.ones(1))])
+fleet.save_persistables("model")"""
+
+
+def test_a_worker_that_forgets_init_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a launcher a script without fleet.init() does not train alone: its first use of the fleet
     is refused with one sentence."""
     for name, value in {"ROLE": "worker", "RANK": "1", "WORKERS": "2", "SERVERS": "h:1"}.items():
         monkeypatch.setenv(f"PSFLEET_{name}", value)
     monkeypatch.setattr(fleet._fleet, "_joined", None)
-    with pytest.raises(
-        ConfigError, match=r"worker 1 of 2, but the script has not called fleet.init"
-    ):
-        use()  # type: ignore[operator]
+    said = "worker 1 of 2, but the script has not called fleet.init"
+    table = "\n".join(f"{line}  # {said}" for line in FORGOTTEN.strip().splitlines())
+    check_refusals(table, globals())
 
 
 def test_a_client_has_a_place_in_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
 """The fleet API without a cluster, and what it makes of the environment."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +19,9 @@ from psfleet.parameters.parameter import Parameter
 from psfleet.runtime.process_runtime import current
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.strategy import resolve
+from tests.refusals import check_refusals
 
-defined: Any = UserDefinedRoleMaker
+defined = UserDefinedRoleMaker
 
 
 @pytest.fixture
@@ -85,62 +85,35 @@ def test_reference_names_of_the_environment_are_understood() -> None:
     assert (read_environment(server).role, read_environment(server).rank) == ("server", 1)
 
 
-@pytest.mark.parametrize(
-    ("variables", "word"),
-    [
-        ({"PSFLEET_ROLE": "boss"}, "boss"),
-        ({"PSFLEET_ROLE": "worker"}, "PSFLEET_SERVERS"),
-        ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "nowhere"}, "nowhere"),
-        ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "one"}, "one"),
-        (
-            {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "1"},
-            "workers 0 to 0",
-        ),
-        ({"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_WORKERS": "0"}, "is 0"),
-    ],
-)
-def test_bad_environment_is_one_clear_sentence(variables: dict[str, str], word: str) -> None:
-    """A wrong variable is quoted."""
-    with pytest.raises(ConfigError, match=word):
-        read_environment(variables)
+ENVIRONMENT = r"""
+own(ROLE="boss")  # boss
+own(ROLE="worker")  # PSFLEET_SERVERS
+own(ROLE="worker", SERVERS="nowhere")  # nowhere
+own(ROLE="worker", SERVERS="h:1", RANK="one")  # one
+own(ROLE="worker", SERVERS="h:1", RANK="1")  # workers 0 to 0
+own(ROLE="worker", SERVERS="h:1", WORKERS="0")  # is 0
+own(ROLE="worker", SERVERS="h:1", WORKERS="2")  # one of 2 worker...set PSFLEET_RANK, from 0 to 1
+own(ROLE="server", SERVERS="h:1,h:2")  # one of 2 server...set PSFLEET_RANK, from 0 to 1
+theirs("TRAINER")  # one of 2 worker...set PADDLE_TRAINER_ID
+theirs("PSERVER")  # one of 2 server...POD_IP:PADDLE_PORT (now ':'
+theirs("PSERVER", POD_IP="10.0.0.3", PADDLE_PORT="80")  # now '10.0.0.3:80'
+theirs("TRAINER", PADDLE_TRAINER_ID="0", PADDLE_TRAINERS_NUM="")  # PADDLE_TRAINERS_NUM is not set"""
 
 
-REFERENCE = {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80", "PADDLE_TRAINERS_NUM": "2"}
+def test_a_bad_environment_is_one_clear_sentence() -> None:
+    """A wrong variable is quoted. An environment that does not say which of several processes this is is
+    refused: two that took themselves for the first would read the same data."""
 
+    def own(**variables: str) -> None:
+        read_environment({f"PSFLEET_{name}": value for name, value in variables.items()})
 
-@pytest.mark.parametrize(
-    ("variables", "text"),
-    [
-        (REFERENCE | {"TRAINING_ROLE": "TRAINER"}, "one of 2 worker.* set PADDLE_TRAINER_ID"),
-        (
-            REFERENCE | {"TRAINING_ROLE": "PSERVER"},
-            r"one of 2 server.* POD_IP:PADDLE_PORT \(now ':'",
-        ),
-        (
-            REFERENCE | {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.3", "PADDLE_PORT": "80"},
-            "now '10.0.0.3:80'",
-        ),
-        (
-            REFERENCE
-            | {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": ""},
-            "'TRAINER' and PADDLE_TRAINERS_NUM is not set",
-        ),
-        (
-            {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_WORKERS": "2"},
-            "one of 2 worker.* set PSFLEET_RANK, from 0 to 1",
-        ),
-        (
-            {"PSFLEET_ROLE": "server", "PSFLEET_SERVERS": "h:1,h:2"},
-            "one of 2 server.* set PSFLEET_RANK, from 0 to 1",
-        ),
-    ],
-)
-def test_which_process_it_is_is_not_guessed(variables: dict[str, str], text: str) -> None:
-    """An environment that does not say which of several processes this is is refused: two that took
-    themselves for the first would read the same data.
-    """
-    with pytest.raises(ConfigError, match=text):
-        read_environment(variables)
+    def theirs(role: str, **variables: str) -> None:
+        servers = {"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:80,10.0.0.2:80"}
+        read_environment(
+            {**servers, "PADDLE_TRAINERS_NUM": "2", "TRAINING_ROLE": role, **variables}
+        )
+
+    check_refusals(ENVIRONMENT, {"own": own, "theirs": theirs})
 
 
 def test_launcher_has_the_last_word_on_the_mode() -> None:
@@ -149,24 +122,6 @@ def test_launcher_has_the_last_word_on_the_mode() -> None:
     assert resolve(None, "").consistency.mode == "sync"
     assert resolve(script, "").consistency.mode == "async"
     assert resolve(script, '{"consistency": {"mode": "sync"}}').consistency.mode == "sync"
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: resolve(None, '{"consistency": {"mode": "sometimes"}}'),
-        lambda: resolve(None, "sync"),
-        lambda: resolve(None, '{"speed": 1}'),
-        lambda: setattr(DistributedStrategy(), "a_synk", True),
-        lambda: resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": -4}), ""),
-        lambda: defined(role="boss", server_endpoints=["h:1"]),
-        lambda: Fleet().run_server(),
-    ],
-)
-def test_bad_settings_are_refused(make: object) -> None:
-    """Unknown or contradictory settings raise ConfigError."""
-    with pytest.raises(ConfigError):
-        make()  # type: ignore[operator]
 
 
 def test_save_needs_a_folder(fleet: Fleet, tmp_path: Path) -> None:
@@ -207,28 +162,29 @@ def test_role_makers_count_workers_once() -> None:
     assert PaddleCloudRoleMaker(is_collective=False, init_gloo=False).environment.role is None
 
 
-fleet_of: Any = Fleet().init
+REFUSED = """
+init("F")  # role_maker is 'F', it must be a RoleMaker or None
+init("")  # role_maker is ''
+init(None, "yes")  # is_collective is 'yes'
+PaddleCloudRoleMaker(is_collective=True)  # parameter servers only
+defined(is_collective=True)  # parameter servers only
+defined(server_endpoints="h:1")  # server_endpoints is 'h:1'
+defined(server_endpoints=["h"])  # 'h' is neither
+defined(server_endpoints=[1])  # server_endpoints
+defined("0", server_endpoints=["h:1"])  # current_id is '0'
+defined(worker_num=0, server_endpoints=["h:1"])  # worker_num is 0
+defined(role="boss", server_endpoints=["h:1"])  # ConfigError
+Fleet().run_server()  # ConfigError
+resolve(None, '{"consistency": {"mode": "sometimes"}}')  # ConfigError
+resolve(None, "sync")  # ConfigError
+resolve(None, '{"speed": 1}')  # ConfigError
+setattr(DistributedStrategy(), "a_synk", True)  # ConfigError
+resolve(DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": -4}), "")  # ConfigError"""
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: fleet_of("F"), "role_maker is 'F', it must be a RoleMaker or None"),
-        (lambda: fleet_of(""), "role_maker is ''"),
-        (lambda: fleet_of(None, "yes"), "is_collective is 'yes'"),
-        (lambda: PaddleCloudRoleMaker(is_collective=True), "parameter servers only"),
-        (lambda: defined(is_collective=True), "parameter servers only"),
-        (lambda: defined(server_endpoints="h:1"), "server_endpoints is 'h:1'"),
-        (lambda: defined(server_endpoints=["h"]), "'h' is neither"),
-        (lambda: defined(server_endpoints=[1]), "server_endpoints"),
-        (lambda: defined("0", server_endpoints=["h:1"]), "current_id is '0'"),
-        (lambda: defined(worker_num=0, server_endpoints=["h:1"]), "worker_num is 0"),
-    ],
-)
-def test_wrong_roles_are_one_sentence(make: Callable[[], object], text: str) -> None:
+def test_wrong_roles_and_settings_are_one_sentence() -> None:
     """Each quotes what is wrong."""
-    with pytest.raises(ConfigError, match=text):
-        make()
+    check_refusals(REFUSED, {**globals(), "init": Fleet().init})
 
 
 def test_loops_say_how_long_they_are_where_it_is_known() -> None:
