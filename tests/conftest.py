@@ -43,7 +43,7 @@ _SLOW = {
     *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
     "optimizer/test_sparse_adam.py",
     *("pipeline/test_links.py", "pipeline/test_plan.py", "pipeline/test_processes.py"),
-    *("rules/test_new_rules.py", "rules/test_user_rules.py"),
+    "rules/test_user_rules.py",
     *("program/test_batch_norm.py", "program/test_bfloat16.py"),
     *("program/test_reading_ahead.py", "program/test_starts.py"),
     "tables/test_arena.py",

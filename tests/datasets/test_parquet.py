@@ -82,8 +82,7 @@ def test_columns(tmp_path: Path) -> None:
     assert len(files) == 18
 
 
-@pytest.mark.parametrize("interleave", [1, 2, 4])
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("seed", "interleave"), [(None, 1), (3, 2), (None, 4), (3, 4)])
 def test_every_row_once_an_epoch(tmp_path: Path, seed: int | None, interleave: int) -> None:
     """Each epoch has every row once, in an order that follows from the seed."""
     files = ParquetFiles(folder(tmp_path), FEATURES, ["click"], interleave=interleave)
@@ -128,8 +127,7 @@ def test_workers_read_row_groups_of_their_own(workers: int) -> None:
     assert set.union(*groups) == set(range(8))
 
 
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("block", [1, 3, 100])
+@pytest.mark.parametrize(("seed", "block"), [(None, 1), (1, 3), (1, 100), (None, 100)])
 def test_sequences_have_every_row_once(seed: int | None, block: int) -> None:
     """Also of row groups that are empty, smaller than a block or no multiple of it."""
     sizes = [5, 0, 9, 1, 6, 100, 2]
@@ -176,8 +174,7 @@ def test_bad_rows(
     assert capsys.readouterr().err.count("the row is skipped") == len(bad)
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(("seed", "depth"), [(None, 1), (3, 3)])
 def test_prefetching(tmp_path: Path, seed: int | None, depth: int) -> None:
     """With batches read ahead come the same batches, and bad rows count once."""
     written(tmp_path / "f.parquet", count=40, click=[None, *range(1, 38), None, 39])

@@ -37,7 +37,7 @@ def files() -> Callable[[bytes], None]:
     """Attacks on the readers, which the first byte chooses."""
     from tests.fuzz.files import Tally, attack
     from tests.fuzz.mutations import Fed
-    from tests.fuzz.readers import every_reader
+    from tests.fuzz.tools import every_reader
 
     readers, tally = every_reader(Path.cwd() / "good"), Tally()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.files import Reader, Tally, attack, fuzz
 from tests.fuzz.mutations import Fed
-from tests.fuzz.readers import every_reader
+from tests.fuzz.tools import every_reader
 
 FILES = int(os.environ.get("FUZZ_FILES", "650"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))

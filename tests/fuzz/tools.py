@@ -12,6 +12,7 @@ from pathlib import Path
 from psfleet.errors import PsfleetError
 from psfleet_launch.commands import psfleet_cli
 from psfleet_server.durability import inspect_log
+from tests.fuzz import chains, files
 from tests.fuzz.chains import LOG, TIP, a_log, reseal_snapshots, some_snapshots
 from tests.fuzz.files import Reader, of_folder, reseal_log
 from tests.fuzz.frames import Broken
@@ -102,3 +103,12 @@ def readers(folder: Path) -> list[Reader]:
         Reader("log tools", log, logs[0]),
         Reader("hostile log tools", log, logs[1], False, reseal_log, list(log.values())),
     ]
+
+
+def every_reader(folder: Path) -> list[Reader]:
+    """Everything that reads files, with good files that are made in the folder."""
+    found = []
+    for name, made in (("files", files.readers), ("chains", chains.readers), ("tools", readers)):
+        (folder / name).mkdir(parents=True)
+        found += made(folder / name)
+    return found
