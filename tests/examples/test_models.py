@@ -35,7 +35,9 @@ def scores(model: str, *options: str) -> dict[str, float]:
     return module
 
 
-@pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcnv2"])
+@pytest.mark.parametrize(
+    "model", ["dlrm", *(pytest.param(name, marks=IN_DOCS) for name in ("deepfm", "dcnv2"))]
+)
 def test_click_models_learn_alike(model: str, flights: Flights) -> None:
     """On 5,000 flights both have an AUC above chance, and no far apart ones."""
     options = ("--epochs", "1", "--samples", "5000")
@@ -48,7 +50,7 @@ def test_click_models_learn_alike(model: str, flights: Flights) -> None:
     ("model", "names"),
     [
         ("two_tower", ["hr@10", "ndcg@10", "mrr@10", "coverage@10"]),
-        ("sasrec", ["hr@10", "ndcg@10", "mrr@10", "coverage@10"]),
+        pytest.param("sasrec", ["hr@10", "ndcg@10", "mrr@10", "coverage@10"], marks=IN_DOCS),
         ("mmoe", ["click/auc", "buy/auc"]),
     ],
 )
