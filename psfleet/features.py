@@ -48,8 +48,6 @@ from psfleet.feature_sets.feature_document import read_features, transform_of
 from psfleet.feature_sets.feature_lookup import FeatureLookup, feed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Input, Number, Table
 from psfleet.feature_sets.jagged import Jagged
-from psfleet.feature_sets.transforms.buckets import Bucketize, Quantiles
-from psfleet.feature_sets.transforms.crosses import Cross
 from psfleet.feature_sets.transforms.lists import (
     FillMissing,
     Match,
@@ -58,12 +56,18 @@ from psfleet.feature_sets.transforms.lists import (
     Truncate,
     WeightedValues,
 )
-from psfleet.feature_sets.transforms.maps import Lookup, MapLookup
-from psfleet.feature_sets.transforms.number_transforms import Clip, Log1p, MinMax, Normalize
-from psfleet.feature_sets.transforms.texts import Lowercase, NGrams, Split
+from psfleet.feature_sets.transforms.maps import Lookup, Lowercase, MapLookup, NGrams, Split
+from psfleet.feature_sets.transforms.number_transforms import (
+    Bucketize,
+    Clip,
+    Log1p,
+    MinMax,
+    Normalize,
+    Quantiles,
+)
 from psfleet.feature_sets.transforms.transform import Transform
-from psfleet.feature_sets.transforms.vocabulary import Vocabulary
-from psfleet.feature_sets.value_hashes import hashed
+from psfleet.feature_sets.transforms.vocabulary import Cross, Vocabulary
+from psfleet.feature_sets.value_types import hashed
 from psfleet.optimizer.wrapping_optimizers import check_outside
 from psfleet.settings.kinds import find_object
 from psfleet.validation.annotations import checked

@@ -9,8 +9,7 @@ from typing import Literal
 
 from psfleet.checkpoint import MANIFEST
 from psfleet.checkpoint.tensors import digest
-from psfleet.datasets.parquet import ParquetFiles
-from psfleet.datasets.parquet_predictions import ParquetPredictions
+from psfleet.datasets.parquet import ParquetFiles, ParquetPredictions
 from psfleet.datasets.text_files import TextFiles
 from psfleet.embedded.runtime import FrozenRuntime
 from psfleet.errors import ConfigError, PsfleetError

@@ -28,8 +28,14 @@ from psfleet.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from psfleet.checkpoint.resharding import TableDifference, compare, reshard
-from psfleet.checkpoint.row_files import ExportKind, export, import_rows
+from psfleet.checkpoint.rewriting import (
+    ExportKind,
+    TableDifference,
+    compare,
+    export,
+    import_rows,
+    reshard,
+)
 from psfleet.checkpoint.writing import SnapshotDraft, linked, merged_specs, save_fleet, write_frozen
 
 __all__ = [

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint.loading import Events, Snapshot, load_events
 from psfleet.checkpoint.manifest import Manifest, chain
-from psfleet.checkpoint.resharding import grown_columns, grown_spec, rewrite, shape_text
+from psfleet.checkpoint.rewriting import grown_columns, grown_spec, rewrite, shape_text
 from psfleet.checkpoint.tensors import place_of
 from psfleet.entry import CapacityEntry, part_of
 from psfleet.errors import CheckpointError

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.feature_sets.value_hashes import hashed
+from psfleet.feature_sets.value_types import hashed
 from psfleet.platform.files import reason
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import TableSpec

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets.dispatch import OrderedSource
+from psfleet.datasets.batches import OrderedSource
 from psfleet.datasets.round_plan import Range
 from psfleet.datasets.sample_batch import SampleBatch, joined_batches
 from psfleet.errors import UsageError

@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psfleet.errors import ConfigError, UsageError
-from psfleet.feature_sets.transforms import (
-    buckets,
-    crosses,
-    lists,
-    maps,
-    number_transforms,
-    texts,
-    vocabulary,
-)
+from psfleet.feature_sets.transforms import lists, maps, number_transforms, vocabulary
 from psfleet.feature_sets.transforms.transform import FittedTransform, Function, Transform
 from psfleet.formats import Format, exact, reading
 from psfleet.platform.files import reason, replace
@@ -36,9 +28,9 @@ FORMAT = Format("feature set")
 _TRAINING = ("optimizer", "initializer", "entry")  # of a table
 
 TRANSFORMS: dict[str, type[Transform]] = {
-    "Bucketize": buckets.Bucketize,
-    "Quantiles": buckets.Quantiles,
-    "Cross": crosses.Cross,
+    "Bucketize": number_transforms.Bucketize,
+    "Quantiles": number_transforms.Quantiles,
+    "Cross": vocabulary.Cross,
     "Match": lists.Match,
     "Overlap": lists.Overlap,
     "Truncate": lists.Truncate,
@@ -51,9 +43,9 @@ TRANSFORMS: dict[str, type[Transform]] = {
     "Clip": number_transforms.Clip,
     "Normalize": number_transforms.Normalize,
     "MinMax": number_transforms.MinMax,
-    "Lowercase": texts.Lowercase,
-    "Split": texts.Split,
-    "NGrams": texts.NGrams,
+    "Lowercase": maps.Lowercase,
+    "Split": maps.Split,
+    "NGrams": maps.NGrams,
     "Vocabulary": vocabulary.Vocabulary,
 }
 """By name in files."""

@@ -12,7 +12,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.feature_sets.feature_batches import by_feature, transformed
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.feature_sets.jagged import Jagged
-from psfleet.feature_sets.value_hashes import are_value, hashed
+from psfleet.feature_sets.value_types import are_value, hashed
 from psfleet.kernels.bags import RowBags
 from psfleet.parameters.gradients import PooledGradient
 from psfleet.runtime.interface import PooledIds, frozen

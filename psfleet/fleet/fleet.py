@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from psfleet import stages
-from psfleet.datasets.dispatch import Source, batches, size_of
+from psfleet.datasets.batches import Source, batches, size_of
 from psfleet.datasets.read_ahead import SizedPeekable
 from psfleet.errors import ConfigError, UsageError
 from psfleet.fleet import sums

@@ -15,8 +15,7 @@ from psfleet.serving.versions import VersionedModel
 if TYPE_CHECKING:
     from psfleet.serving.follower import Follower
     from psfleet.serving.prediction_server import PredictionServer as Server
-    from psfleet.serving.serving_client import ServingClient
-    from psfleet.serving.split_client import SplitClient
+    from psfleet.serving.serving_client import ServingClient, SplitClient
 
 __all__ = [
     "Follower",
@@ -33,7 +32,7 @@ __all__ = [
 
 _HOMES = {
     "Follower": ("psfleet.serving.follower", "Follower"),
-    "SplitClient": ("psfleet.serving.split_client", "SplitClient"),
+    "SplitClient": ("psfleet.serving.serving_client", "SplitClient"),
     "Server": ("psfleet.serving.prediction_server", "PredictionServer"),
     "ServingClient": ("psfleet.serving.serving_client", "ServingClient"),
 }

@@ -25,8 +25,8 @@ from psfleet.formats import Format, Misfit, exact, reading
 from psfleet.platform.files import read_small, regular, replace, sync
 from psfleet.rules.momentum import SGD
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.serving.row_formats import CODECS
 from psfleet.serving.row_source import ServedRows
+from psfleet.serving.served_table import CODECS
 from psfleet.settings.kinds import ArrayFormat, RowForm
 
 EXPORT = "export.json"

@@ -22,9 +22,16 @@ from psfleet.platform.object_store import is_whole, latest_snapshot
 from psfleet.platform.threads import ServiceThread
 from psfleet.runtime.interface import FollowedCut, load_runtime
 from psfleet.schema.table import TableSpec
-from psfleet.serving.following import Following, FoundSnapshot, Rest, TakeCut
+from psfleet.serving.following import (
+    AskChanges,
+    AskRows,
+    Following,
+    FoundSnapshot,
+    Rest,
+    TakeCut,
+    WeightCopy,
+)
 from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot
-from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import RowForm
 

@@ -15,8 +15,7 @@ from psfleet.platform.logs import log_of
 from psfleet.platform.threads import ServiceThread
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.grpc_service import GrpcPrediction, refusal
-from psfleet.serving.http_app import HttpApp
-from psfleet.serving.http_connection import HttpListener
+from psfleet.serving.http_app import HttpApp, HttpListener
 from psfleet.serving.model import Model
 from psfleet.serving.service import PredictionService, ServingMetrics
 from psfleet.serving.versions import ModelVersion, ServedModel, VersionedModel

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from psfleet.entry import Entry
@@ -14,12 +15,51 @@ from psfleet.errors import ConfigError, ShapeError, UsageError
 from psfleet.initializer import Initializer, starting
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.wrapping_optimizers import check_outside
+from psfleet.program.ops.embedding import spread
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.torch.embedding_rows import EmbeddingRows
-from psfleet.torch.show_click import scores_of
 from psfleet.torch.untraced import untraced
 from psfleet.validation.annotations import check, checked
+
+Floats = NDArray[np.float32]
+
+
+def scores_of(
+    ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
+) -> Floats:
+    """Return the shows and clicks of each id: float32 [n, 2].
+
+    Args:
+        ids: Ids of a lookup, any shape.
+        shows: In the shape of the ids, or one number for each sample (bag); None: once.
+        clicks: Likewise; None: never.
+        ends: For flat ids: start of each bag, and the number of ids.
+
+    Raises:
+        ShapeError: They are neither.
+    """
+    columns = [
+        np.full(ids.numel(), default, np.float32)
+        if counts is None
+        else _by_id(name, ids, counts, ends)
+        for name, counts, default in (("shows", shows, 1), ("clicks", clicks, 0))
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _by_id(name: str, ids: Tensor, values: Tensor, ends: Tensor | None) -> Floats:
+    counts = values.detach().cpu().numpy()
+    if ends is None or counts.shape == tuple(ids.shape):
+        return spread(name, counts, tuple(ids.shape)).reshape(-1)
+    bags = np.diff(ends.cpu().numpy())
+    if counts.size != len(bags):
+        raise ShapeError(
+            f"{name!r} has shape {counts.shape} for {len(bags)} bags of {ids.numel()} ids; give one "
+            "value for each bag or each id"
+        )
+    return np.repeat(counts.reshape(-1), bags).astype(np.float32)
+
 
 Mode = Literal["sum", "mean", "max"]
 

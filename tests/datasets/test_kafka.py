@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
-from psfleet.datasets import dispatch
+from psfleet.datasets import batches
 from psfleet.errors import ConfigError, UsageError
 
 pytest.importorskip(
@@ -310,4 +310,4 @@ def test_an_idle_time_has_its_limits(broker: Broker) -> None:
     with pytest.raises(UsageError, match="leave find_partitions out"):
         EventTimeSequence(growing, 10)
     with pytest.raises(UsageError, match="leave out idle and find_partitions, or pipeline and"):
-        next(dispatch.batches(source, 2, None, None, merged=2))
+        next(batches.batches(source, 2, None, None, merged=2))

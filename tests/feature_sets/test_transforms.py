@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from psfleet.feature_sets.feature_batches import by_feature, transformed
-from psfleet.feature_sets.transforms.buckets import QuantileSketch
+from psfleet.feature_sets.transforms.number_transforms import QuantileSketch
 from psfleet.features import (
     Bucketize,
     Clip,

@@ -10,7 +10,7 @@ import psfleet
 from psfleet import ParamAttr, layers
 from psfleet.checkpoint import plan_migration
 from psfleet.checkpoint.imported_rows import RowFile
-from psfleet.checkpoint.row_files import import_rows
+from psfleet.checkpoint.rewriting import import_rows
 from psfleet.client import Client
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.datasets.dispatch import batches
+from psfleet.datasets.batches import batches
 from psfleet.faults import DeathFault, Send, SimulatedDeath
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.optimizer.lr import StepDecay

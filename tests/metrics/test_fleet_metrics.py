@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psfleet import metrics
-from psfleet.datasets.dispatch import batches
+from psfleet.datasets.batches import batches
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, ShapeError
 from psfleet.faults import DeathFault, SimulatedDeath

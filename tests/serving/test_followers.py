@@ -325,7 +325,7 @@ def test_served_parts() -> None:
     pytest.importorskip("httptools", reason="httptools is not installed")
     pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
     pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
-    from psfleet.serving.split_client import SplitClient
+    from psfleet.serving.serving_client import SplitClient
 
     with (
         LocalFleet(servers=2, workers=1, in_process=True) as fleet,

@@ -10,8 +10,7 @@ import pytest
 
 from psfleet.kernels.hashing import owned_by
 from psfleet.runtime.interface import Read
-from psfleet.serving.following import Following, TakeCut
-from psfleet.serving.weight_copy import AskChanges, WeightCopy
+from psfleet.serving.following import AskChanges, Following, TakeCut, WeightCopy
 from psfleet.shard.shard import Shard
 from psfleet.shard.table_placement import dense_range
 from psfleet.wire.table_messages import read_reply

@@ -157,7 +157,7 @@ class ReaderRuntime(ReadOnlyRuntime):
         return [shard_pb2.StatusReply.FromString(reply) for reply in replies]
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
-        """Ask servers for what has changed, each with its request; see psfleet.serving.weight_copy."""
+        """Ask servers for what has changed, each with its request; see psfleet.serving.following."""
         calls = [
             client.start(
                 "Followers/ReadChanges",

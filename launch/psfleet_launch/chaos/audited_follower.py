@@ -18,8 +18,7 @@ from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.schema.table import OWN, TableSpec
 from psfleet.serving.follower import Follower
-from psfleet.serving.following import TakeCut
-from psfleet.serving.weight_copy import AskChanges
+from psfleet.serving.following import AskChanges, TakeCut
 
 _RETRY = 0.1  # seconds until a job that does not answer is looked for again
 

@@ -11,8 +11,7 @@ from psfleet.errors import ShapeError, UsageError
 from psfleet.feature_sets.jagged import Jagged, joined
 from psfleet.feature_sets.transforms.maps import Plain, parted
 from psfleet.feature_sets.transforms.transform import Transform, numbers_of
-from psfleet.feature_sets.value_hashes import hashed
-from psfleet.feature_sets.value_types import Dtype, as_typed
+from psfleet.feature_sets.value_types import Dtype, as_typed, hashed
 from psfleet.kernels.hashing import hash_ids
 from psfleet.validation.annotations import PositiveInt
 

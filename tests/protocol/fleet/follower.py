@@ -10,9 +10,16 @@ import numpy as np
 
 from psfleet.errors import PsfleetError, ServerUnavailable
 from psfleet.runtime.interface import FollowedCut, Read
-from psfleet.serving.following import Following, FoundSnapshot, Rest, TakeCut
+from psfleet.serving.following import (
+    AskChanges,
+    AskRows,
+    Following,
+    FoundSnapshot,
+    Rest,
+    TakeCut,
+    WeightCopy,
+)
 from psfleet.serving.row_source import ServedRows
-from psfleet.serving.weight_copy import AskChanges, AskRows, WeightCopy
 from psfleet.shard.shard import Shard
 from psfleet.tables.sparse import SparseTable
 from psfleet.wire.v1.follower_pb2 import ChangesReply

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from psfleet.serving import following
-from psfleet.serving.following import Following
+from psfleet.serving.following import AskChanges, Filling, Following, WeightCopy
 from psfleet.serving.row_source import ServedRows
-from psfleet.serving.weight_copy import AskChanges, Filling, WeightCopy
 from psfleet.shard.change_log import ChangeLog
 from psfleet.wire.table_messages import NO_IDS
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
