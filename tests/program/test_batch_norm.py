@@ -8,6 +8,7 @@ import pytest
 
 from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.checkpoint import read_specs
+from psfleet.clip import ClipGradByGlobalNorm
 from psfleet.errors import PsfleetError
 from psfleet.execution.executor import Executor
 from psfleet.execution.inference import load_inference, save_inference
@@ -77,9 +78,9 @@ def model(**options: Any) -> tuple[Any, Any]:
     return out, layers.mean(layers.square(layers.fc(out, 1, name="fc")))
 
 
-def test_moving_statistics() -> None:
+def test_moving_statistics(tmp_path: Path) -> None:
     """Each update takes the batch's mean and biased variance into the moving ones; a program cloned for tests
-    normalises by them and leaves them; so does a run without an optimizer.
+    normalises by them and leaves them; so do an inference model and a run without an optimizer.
     """
     out, loss = model(momentum=0.7)
     test = default_main_program().clone(for_test=True)
@@ -96,6 +97,10 @@ def test_moving_statistics() -> None:
     np.testing.assert_allclose(variance, expected[1], rtol=1e-5)
     by_hand = (BATCHES[0] - mean) / np.sqrt(variance + 1e-5) * scale + shift
     np.testing.assert_allclose(outputs, by_hand, rtol=1e-4, atol=1e-5)
+    save_inference(str(tmp_path), ["x"], [out])
+    loaded, feeds, targets = load_inference(str(tmp_path))
+    (predicted,) = executor.run(loaded, feed={feeds[0]: BATCHES[0]}, fetch_list=targets)
+    np.testing.assert_array_equal(predicted, outputs)
 
 
 def test_use_global_stats() -> None:
@@ -107,18 +112,25 @@ def test_use_global_stats() -> None:
     assert (mean.tolist(), variance.tolist()) == ([0] * 3, [1] * 3)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Ftrl", "DGCMomentum", "LookAhead", "clipped"])
-def test_no_optimizer_trains_them(name: str) -> None:
-    """Rule, decay, clip, compression and rate of the optimizer do not touch the moving statistics."""
-    from psfleet.clip import ClipGradByGlobalNorm
+def recomputing(checkpoint: Any) -> Any:
+    """An optimizer of a program that is computed twice from its begin to the checkpoint."""
+    made = optimizer.RecomputeOptimizer(optimizer.SGD(0.1))
+    made._set_checkpoints([checkpoint])
+    return made
 
-    _, loss = model(momentum=0.7)
+
+@pytest.mark.parametrize("name", ["SGD", "Ftrl", "DGCMomentum", "LookAhead", "clipped", "twice"])
+def test_no_optimizer_trains_them(name: str) -> None:
+    """Rule, decay, clip, compression and rate of the optimizer do not touch the moving statistics; a forward
+    pass that recompute runs twice is one batch of them."""
+    out, loss = model(momentum=0.7)
     made: dict[str, Any] = {
         "SGD": lambda: optimizer.SGD(0.3, weight_decay=0.5),
         "Ftrl": lambda: optimizer.Ftrl(0.3, 0.1, 0.1),
         "DGCMomentum": lambda: optimizer.DGCMomentum(0.1, 0.9, 0),
         "LookAhead": lambda: optimizer.LookAhead(optimizer.SGD(0.1), 0.5, 2),
         "clipped": lambda: optimizer.SGD(0.1, grad_clip=ClipGradByGlobalNorm(1e-3)),
+        "twice": lambda: recomputing(out),
     }
     made[name]().minimize(loss)
     executor = Executor()
@@ -131,21 +143,6 @@ def test_no_optimizer_trains_them(name: str) -> None:
     )
     for one, other in zip(outputs, moving(0.7, BATCHES), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def test_inference_model(tmp_path: Path) -> None:
-    """It holds the moving statistics and predicts by them."""
-    out, loss = model()
-    optimizer.SGD(0.1).minimize(loss)
-    executor = Executor()
-    for batch in BATCHES:
-        executor.run(feed={"x": batch}, fetch_list=[loss])
-    test = default_main_program().clone(for_test=True)
-    (expected,) = executor.run(test, feed={"x": BATCHES[0]}, fetch_list=[out])
-    save_inference(str(tmp_path), ["x"], [out])
-    loaded, feeds, targets = load_inference(str(tmp_path))
-    (outputs,) = executor.run(loaded, feed={feeds[0]: BATCHES[0]}, fetch_list=targets)
-    np.testing.assert_array_equal(outputs, expected)
 
 
 @pytest.mark.parametrize("width", ["NCHW", "NHWC"])
@@ -241,22 +238,3 @@ def test_pipelines_refuse_it() -> None:
     optimizer.PipelineOptimizer(optimizer.SGD(0.1), [[out], [loss]]).minimize(loss)
     with pytest.raises(PsfleetError, match="a pipeline cuts batches into micro-batches"):
         Executor().run(feed={"x": BATCHES[0]}, fetch_list=[loss])
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_recomputing_counts_once(recompute: bool) -> None:
-    """A forward that recompute runs twice is one batch of the moving statistics."""
-    x = layers.data("x", [None, 3])
-    first = layers.batch_norm(x, name="n", momentum=0.7)
-    hidden = layers.fc(first, 4, name="a")
-    loss = layers.mean(layers.square(layers.fc(hidden, 1, name="b")))
-    opt: Any = optimizer.SGD(0.1)
-    if recompute:
-        opt = optimizer.RecomputeOptimizer(opt)
-        opt._set_checkpoints([hidden])
-    opt.minimize(loss)
-    for batch in BATCHES:
-        Executor().run(feed={"x": batch}, fetch_list=[loss])
-    test = default_main_program().clone(for_test=True)
-    (mean,) = Executor().run(test, feed={"x": BATCHES[0]}, fetch_list=["n.w_1"])
-    np.testing.assert_allclose(mean, moving(0.7, BATCHES)[0], rtol=1e-5)
