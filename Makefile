@@ -31,7 +31,7 @@ help:
 	@echo "make test-device    tests of tables, shards, snapshots and recovery with all tables on a simulated GPU, and on disk"
 	@echo "make test-gpu       the same tests and each kernel on a real GPU"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
-	@echo "make docs           run what the pages print and each benchmark (make test-docs), draw the diagrams, list settings and panels;"
+	@echo "make docs           run what the pages print, examples and benchmarks (make test-docs), draw the diagrams, list settings and panels;"
 	@echo "                    build the site, strictly, in build/site/html"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
