@@ -194,7 +194,7 @@ def _check_cuda(rule: Rule) -> None:
     from numba import cuda
 
     if cuda.is_available():  # type: ignore[no-untyped-call]
-        from psfleet.kernels.device.cuda_ptx import compile_ptx
+        from psfleet.kernels.device.cuda import compile_ptx
 
         for dim in (0, 16):
             for name, ptx in compile_ptx(rule, dim).items():

@@ -132,3 +132,38 @@ class CudaUpdate:
         if text.extra_width:
             launch(kernels.combine, units, units, n, turn, *values, totals, extra, h)
         launch(kernels.update, units * n, units, n, turn, gradient, *values, extra, h)
+
+
+def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
+    """The PTX of each kernel for compute capability 9.0, with both weight decays; dim 0: dense arrays."""
+    _, kernels = cuda_kernels(rule, True, True, dim)
+    signatures = _signatures(rule, dim).items()
+    return {name: ptx_of(getattr(kernels, name), signature) for name, signature in signatures}
+
+
+def ptx_of(kernel: Any, signature: Any) -> str:
+    """Return the PTX of a kernel, the assembly of NVIDIA's devices."""
+    from numba import cuda
+
+    text, _ = cuda.compile(  # type: ignore[attr-defined]
+        kernel.py_func, signature, device=False, cc=(9, 0), output="ptx", abi="numba"
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def _signatures(rule: Rule, dim: int) -> dict[str, Any]:
+    from numba import float32, float64, int64, types, void
+
+    flat, sums, totals = float32[::1], float32[:, :, ::1], float64[:, ::1]
+    extra = float32[:, ::1]
+    text, _ = cuda_kernels(rule, True, True, dim)
+    values = [int64[::1], flat] if dim else [flat] * len(text.arguments)
+    h = types.UniTuple(float32, len(rule.scalars(0.1, 1)) + 2)  # type: ignore[no-untyped-call]
+    signatures = {"update": void(int64, int64, int64, flat, *values, extra, h)}
+    if text.sums:
+        signatures["lanes"] = void(int64, int64, int64, flat, *values, sums, h)
+        signatures["fold"] = void(int64, sums, totals)
+    if text.extra_width:
+        signatures["combine"] = void(int64, int64, int64, *values, totals, extra, h)
+    return signatures

@@ -1,5 +1,3 @@
-# ruff: noqa
-# mypy: ignore-errors
 from llvmlite import ir
 from numba import float64, int64, types, void
 from numba.core import cgutils

@@ -1,25 +1,11 @@
-# ruff: noqa
-# mypy: ignore-errors
 from llvmlite import ir
 from numba import float32, int64, types, uint32, void
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from psfleet.kernels.intrinsics import (
-    helper,
-    kernel,
-    load_f32,
-    load_i64,
-    load_u32,
-    prefetch,
-    prefetch_write,
-    read_f32,
-    read_i64,
-    read_u32,
-    store_f32,
-    store_i64,
-    store_u32,
-)
+from psfleet.kernels.intrinsics import (helper, kernel, load_f32, load_i64, load_u32, prefetch,
+                                        prefetch_write, read_f32, read_i64, read_u32, store_f32,
+                                        store_i64, store_u32)
 
 DIM = 4
 AHEAD = 16

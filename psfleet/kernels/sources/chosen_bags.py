@@ -1,18 +1,9 @@
-# ruff: noqa
-# mypy: ignore-errors
 from numba import int64, void
 
 import numpy as np
 
-from psfleet.kernels.intrinsics import (
-    kernel,
-    load_i64,
-    prefetch,
-    read_i64,
-    read_u32,
-    store_i64,
-    store_u32,
-)
+from psfleet.kernels.intrinsics import (kernel, load_i64, prefetch, read_i64, read_u32, store_i64,
+                                        store_u32)
 
 AHEAD = 8
 

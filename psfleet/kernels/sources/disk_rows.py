@@ -1,30 +1,12 @@
-# ruff: noqa
-# mypy: ignore-errors
 import platform
 
 from numba import int32, int64, types, uint32, uint64, void
 
-from psfleet.kernels.hash_index import (
-    FREE_ROW,
-    NEXT_SLOT,
-    ROWS,
-    STRIDE,
-    find_fast,
-    find_slow,
-    first_line,
-    place_of,
-    prefetch_line,
-)
+from psfleet.kernels.hash_index import (FREE_ROW, NEXT_SLOT, ROWS, STRIDE, find_fast, find_slow,
+                                        first_line, place_of, prefetch_line)
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.intrinsics import (
-    helper,
-    kernel,
-    load_i64,
-    load_u32,
-    read_i64,
-    store_i64,
-    store_u32,
-)
+from psfleet.kernels.intrinsics import (helper, kernel, load_i64, load_u32, read_i64, store_i64,
+                                        store_u32)
 
 AHEAD = 24
 PAGE = 4096

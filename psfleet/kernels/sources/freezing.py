@@ -1,5 +1,3 @@
-# ruff: noqa
-# mypy: ignore-errors
 from numba import int64, uint64, void
 
 from psfleet.kernels.hashing import mix

@@ -1,5 +1,3 @@
-# ruff: noqa
-# mypy: ignore-errors
 import numpy as np
 from numba import float32, types, uint16, uint32, void
 

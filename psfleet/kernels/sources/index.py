@@ -1,45 +1,13 @@
-# ruff: noqa
-# mypy: ignore-errors
 from numba import float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import fill_row, mix, unmix
-from psfleet.kernels.intrinsics import (
-    entry,
-    helper,
-    kernel,
-    load_i64,
-    load_u32,
-    load_u64,
-    prefetch,
-    prefetch_write,
-    read_i64,
-    store_f32,
-    read_f32,
-    store_i64,
-    store_u32,
-)
-from psfleet.kernels.hash_index import (
-    CHUNKS,
-    CHUNK_LINES,
-    DIRECTORY,
-    FREE_ROW,
-    LINES,
-    ROWS,
-    SHIFT,
-    STRIDE,
-    add as added,
-    age_of,
-    begin,
-    find_fast,
-    find_slow,
-    first_line,
-    insert,
-    lines_of,
-    position,
-    prefetch_line,
-    touch_fast,
-    touch_slow,
-)
+from psfleet.kernels.intrinsics import (entry, helper, kernel, load_i64, load_u32, load_u64,
+                                        prefetch, prefetch_write, read_i64, store_f32, read_f32,
+                                        store_i64, store_u32)
+from psfleet.kernels.hash_index import (CHUNKS, CHUNK_LINES, DIRECTORY, FREE_ROW, LINES, ROWS,
+                                        SHIFT, STRIDE, add as added, age_of, begin, find_fast,
+                                        find_slow, first_line, insert, lines_of, position,
+                                        prefetch_line, touch_fast, touch_slow)
 
 AHEAD = 24
 OLDEST = 1 << 31  # an age; what is older counts as this old

@@ -1,32 +1,10 @@
-# ruff: noqa
-# mypy: ignore-errors
 from numba import float32, float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix, unmix
-from psfleet.kernels.intrinsics import (
-    helper,
-    kernel,
-    load_f32,
-    load_i64,
-    load_u32,
-    load_u64,
-    read_i64,
-    store_f32,
-    store_i64,
-    store_u32,
-)
-from psfleet.kernels.hash_index import (
-    CHUNKS,
-    CHUNK_LINES,
-    LINES,
-    ROWS,
-    STRIDE,
-    add,
-    age_of,
-    prefetch_line,
-    remove,
-    touch_slow,
-)
+from psfleet.kernels.intrinsics import (helper, kernel, load_f32, load_i64, load_u32, load_u64,
+                                        read_i64, store_f32, store_i64, store_u32)
+from psfleet.kernels.hash_index import (CHUNKS, CHUNK_LINES, LINES, ROWS, STRIDE, add, age_of,
+                                        prefetch_line, remove, touch_slow)
 
 AHEAD = 24
 

@@ -1,5 +1,3 @@
-# ruff: noqa
-# mypy: ignore-errors
 import numpy as np
 from numba import float32, int8, int64, types, uint32, uint64, void
 

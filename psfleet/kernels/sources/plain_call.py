@@ -1,5 +1,3 @@
-# ruff: noqa
-# mypy: ignore-errors
 """The header of a call, where it has no other fields than most have; ids, and calls of a table's own kernels. All
 of it works for a microsecond or so, and keeps Python's lock."""
 
@@ -10,14 +8,8 @@ from numba.extending import intrinsic
 
 from psfleet.kernels.hash_index import find_fast, find_slow, first_line
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.intrinsics import (
-    OPTIONS,
-    helper,
-    load_i64,
-    load_packed_i8,
-    read_i64,
-    store_i64,
-)
+from psfleet.kernels.intrinsics import (OPTIONS, helper, load_i64, load_packed_i8, read_i64,
+                                        store_i64)
 
 # fmt: off
 # What `read` finds: the layout, fields of psfleet.v1.Header, and where the payload begins; 0: it is not there.

@@ -1,19 +1,7 @@
-# ruff: noqa
-# mypy: ignore-errors
 from numba import float32, int64, void
 
-from psfleet.kernels.intrinsics import (
-    kernel,
-    load_f32,
-    load_i64,
-    prefetch,
-    prefetch_write,
-    read_f32,
-    read_i64,
-    read_u32,
-    store_f32,
-    store_i64,
-)
+from psfleet.kernels.intrinsics import (kernel, load_f32, load_i64, prefetch, prefetch_write,
+                                        read_f32, read_i64, read_u32, store_f32, store_i64)
 
 DIM = 4
 AHEAD = 16

@@ -1,5 +1,3 @@
-# ruff: noqa
-# mypy: ignore-errors
 from numba import float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import fill_row, mix

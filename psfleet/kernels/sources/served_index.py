@@ -1,19 +1,9 @@
-# ruff: noqa
-# mypy: ignore-errors
 import numpy as np
 from numba import boolean, int64, types, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.intrinsics import (
-    helper,
-    kernel,
-    load_packed_i8,
-    load_packed_u32,
-    prefetch,
-    prefetch_write,
-    store_packed_i8,
-    store_wide,
-)
+from psfleet.kernels.intrinsics import (helper, kernel, load_packed_i8, load_packed_u32, prefetch,
+                                        prefetch_write, store_packed_i8, store_wide)
 
 AHEAD = 16
 I64 = types.Array(int64, 1, "C", readonly=True)
