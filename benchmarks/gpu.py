@@ -24,7 +24,7 @@ from reporting import Report, arguments, finish, torch_missing
 from psfleet.rules import SGD, Adam
 from psfleet.schema.table import DecaySpec, TableSpec
 from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.device.cuda_memory import why_no_gpu
+from psfleet.tables.memory_choice import why_no_gpu
 from psfleet.tables.sparse import SparseTable
 
 BATCHES = (65_536, 1_048_576)  # ids: of a worker's step, and of the literature on hash tables

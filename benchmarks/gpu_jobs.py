@@ -33,7 +33,7 @@ from processes import Crew, psfleet_crew
 from profiled_server import KINDS, read_totals
 from reporting import Report, arguments, finish
 
-from psfleet.tables.device.cuda_memory import why_no_gpu
+from psfleet.tables.memory_choice import why_no_gpu
 
 SERVER = Path(__file__).with_name("profiled_server.py")
 Rows = list[dict[str, Any]]

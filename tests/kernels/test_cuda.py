@@ -98,7 +98,7 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
         driver,
         LD_LIBRARY_PATH=str(driver),
     )
-    asks = "from psfleet.tables.device import cuda_memory; print(cuda_memory.why_no_gpu())"
+    asks = "from psfleet.tables import memory_choice; print(memory_choice.why_no_gpu())"
     text = said_with(driver, asks, DRIVER_REFUSES="46")
     assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in text
     assert "device is unavailable" in text

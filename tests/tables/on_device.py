@@ -14,7 +14,7 @@ import numba.cuda  # noqa: F401  # it starts a program when it is first imported
 import pytest
 
 from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.tables.device.cuda_memory import why_no_gpu
+from psfleet.tables.memory_choice import why_no_gpu
 from tests import starter
 from tests.tables import compiled_kernels
 

@@ -18,7 +18,7 @@ from psfleet.kernels.device.cuda import CudaUpdate
 from psfleet.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.schema.table import TableSpec
-from psfleet.tables.device.cuda_memory import check_device_memory
+from psfleet.tables.memory_choice import check_device_memory
 from psfleet.tables.memory_kind import dense_bytes, gradient_places, slot_sizes
 
 _NORESERVE = 0x4000  # MAP_NORESERVE
