@@ -1,6 +1,8 @@
 """Running programs: validate the feed, fetch parameters, forward, backward, update."""
 
+import atexit
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,23 +12,74 @@ import numpy as np
 
 from psfleet.datasets.read_ahead import with_next
 from psfleet.errors import UsageError
-from psfleet.execution import untrained
+from psfleet.execution import model_files
+from psfleet.parameters import binding
 from psfleet.parameters.binding import invalidate, note, read_ahead
 from psfleet.parameters.parameter import SparseGrad, fetch
+from psfleet.platform.logs import log_of
 from psfleet.platform.threads import deferred
 from psfleet.program.operation import Array, Gradient
 from psfleet.program.pipeline.chunk import shared_norms
 from psfleet.program.pipeline.pipelined_run import PipelinedRun, pipelined_step
-from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
 from psfleet.program.recompute import RecomputingRun
-from psfleet.program.run import ProgramRun, batch_size, check_feed
+from psfleet.program.run import ExecutionPlan, ProgramRun, batch_size, check_feed, make_plan
 from psfleet.program.variable import Variable, VariableSource
 from psfleet.runtime.process_runtime import active, current
 from psfleet.settings.environment import plan_file
 from psfleet.stages import here
 from psfleet.validation.annotations import checked
 from psfleet.wire.connections import grpc_process
+
+_log = log_of(__name__)
+
+_runs = 0  # of programs with parameters and without an update, which are not for tests
+
+
+def note_untrained_run() -> None:
+    """A program with parameters was run that no optimizer updates."""
+    global _runs
+    _runs += 1
+    _tell_at_exit()
+
+
+def check_trained() -> None:
+    """At the end of a loop over the data: refuse to go on as if it had trained.
+
+    Raises:
+        UsageError: Programs were run in it, and no gradient was pushed.
+    """
+    if sentence := _suspicion():
+        _forget()
+        raise UsageError(sentence)
+
+
+def _suspicion() -> str:
+    """Return the warning; empty: there was one run at most, or the script has trained, or loaded a model."""
+    if _runs < 2 or binding.has_pushed() or model_files.has_loaded():
+        return ""
+    return (
+        f"a program with parameters was run {_runs} times and never trained: no optimizer minimizes its "
+        "loss; call minimize(loss) of an optimizer before exe.run, or run program.clone(for_test=True) to "
+        "evaluate"
+    )
+
+
+def _forget() -> None:
+    global _runs
+    _runs = 0
+
+
+@functools.cache
+def _tell_at_exit() -> None:
+    atexit.register(_tell)
+
+
+def _tell() -> None:
+    sentence = _suspicion()
+    if sentence and not hasattr(sys, "last_value"):
+        _log.warning(f"psfleet: {sentence}")
+
 
 T = TypeVar("T")
 Fetch = Variable | VariableSource | str
@@ -163,7 +216,7 @@ class Executor:
             run = self._step(program, plan, arrays, following)
         results = [run.result(variable) for variable in fetches]
         if not (program.updates or program.for_test) and program.all_parameters():
-            untrained.note()
+            note_untrained_run()
         self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
         if return_numpy:
             return results

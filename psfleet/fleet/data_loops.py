@@ -20,7 +20,7 @@ from psfleet.datasets.read_ahead import (
     RepeatablePeekable,
     SizedPeekable,
 )
-from psfleet.execution import untrained
+from psfleet.execution.executor import check_trained
 from psfleet.formats import reading
 from psfleet.platform.logs import log_of
 from psfleet.runtime.worker_state import (
@@ -179,7 +179,7 @@ class DataLoops:
                 dealt = not self._there and self._aim.is_in(loop)
             self._look(dealt)
             self._mark(loop, latest=True)
-            untrained.check()
+            check_trained()
 
         return Peekable(taken(), batches.peek)
 
@@ -264,7 +264,7 @@ class DataLoops:
         if stop is None:
             self._mark(loop)
             self._meet()
-        untrained.check()
+        check_trained()
 
     def _break(self, loop: int, collectives: tuple[int, int] | None = None) -> None:
         """Note that a loop is left before its end, and the collectives so far."""

@@ -10,8 +10,8 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from psfleet.optimizer import lr
-from psfleet.optimizer.lr.decay import BelowOne
 from psfleet.optimizer.lr.scheduler import LRScheduler, Measure, Mode, argument, set_constructor
+from psfleet.optimizer.lr.schedules import BelowOne
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, checked
 

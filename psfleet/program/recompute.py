@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from psfleet.errors import UsageError
 from psfleet.program.backward import Automatic, Backward
 from psfleet.program.operation import Context, Record, ancestors
-from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses
-from psfleet.program.run import ProgramRun
+from psfleet.program.run import BackwardPlan, ExecutionPlan, ProgramRun, last_uses
 from psfleet.program.variable import Variable, compute
 
 LEVELS = 256

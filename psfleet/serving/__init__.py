@@ -7,10 +7,9 @@ chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from psfleet.serving.model import Model, load
+from psfleet.serving.model import Model, VersionedModel, load
 from psfleet.serving.model_export import export
 from psfleet.serving.row_source import RowSource, ServedRows
-from psfleet.serving.versions import VersionedModel
 
 if TYPE_CHECKING:
     from psfleet.serving.follower import Follower

@@ -14,8 +14,8 @@ from psfleet.errors import PsfleetError, ShapeError, UsageError, not_installed
 from psfleet.feature_sets.jagged import Jagged
 from psfleet.http2.calls import Behavior, IncomingCall, Streaming
 from psfleet.serving.batcher import PendingPrediction, QueueFull
+from psfleet.serving.model import ModelVersion
 from psfleet.serving.service import PredictionService
-from psfleet.serving.versions import ModelVersion
 from psfleet.wire.connections import channel
 from psfleet.wire.connections.credentials import Credentials
 from psfleet.wire.v1 import serving_pb2 as messages

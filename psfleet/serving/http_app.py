@@ -23,8 +23,8 @@ from psfleet.http2.http2_server import Http2Server
 from psfleet.http2.socket_transport import Transport
 from psfleet.serving.batcher import QueueFull
 from psfleet.serving.grpc_service import serving_module
+from psfleet.serving.model import ModelVersion, ServedModel
 from psfleet.serving.service import PredictionService, UnknownModel
-from psfleet.serving.versions import ModelVersion, ServedModel
 from psfleet.wire.connections.credentials import Credentials
 
 LONGEST = 64 << 20

@@ -14,10 +14,9 @@ from psfleet.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.platform.files import reason
 from psfleet.platform.object_store import ObjectStore, readable, upload
 from psfleet.prediction import find_graph, is_folder
-from psfleet.serving.exported_rows import write_rows
 from psfleet.serving.model import FEATURES, Model, features_file, features_of, rows_for
 from psfleet.serving.onnx_programs import OnnxGraph, onnx_module
-from psfleet.serving.row_source import ServedRows, SourceRuntime
+from psfleet.serving.row_source import ServedRows, SourceRuntime, write_rows
 from psfleet.settings.kinds import ExportFormat, RowForm, local_path, shown_url, url_of
 from psfleet.validation.annotations import FilePath, NonNegative, checked
 

@@ -16,9 +16,8 @@ from psfleet.platform.threads import ServiceThread
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.grpc_service import GrpcPrediction, refusal
 from psfleet.serving.http_app import HttpApp, HttpListener
-from psfleet.serving.model import Model
+from psfleet.serving.model import Model, ModelVersion, ServedModel, VersionedModel
 from psfleet.serving.service import PredictionService, ServingMetrics
-from psfleet.serving.versions import ModelVersion, ServedModel, VersionedModel
 from psfleet.settings.declared_settings import ServerLimits
 from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked
 from psfleet.wire.connections.access import Access

@@ -180,9 +180,9 @@ class ServedTable:
         if self._direct and self._largest >= len(self._slots):
             self._index_anew(len(self._slots))
         places, codes, own = np.empty(len(ids), np.int64), np.ascontiguousarray(codes), self._codes
+        addresses = address_of(own), own.strides[0], address_of(codes)
         self._count = self._index.put(
-            *(ids, self._keys, self._slots, self._direct, self._count, places),
-            *(address_of(own), own.strides[0], address_of(codes)),
+            ids, self._keys, self._slots, self._direct, self._count, places, *addresses
         )
         if self._codec.has_scales:
             self._scales[places] = scales

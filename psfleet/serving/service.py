@@ -12,7 +12,7 @@ from psfleet.observability.exposition import encode, merge
 from psfleet.runtime.validation import as_ids
 from psfleet.serving.batcher import samples_of
 from psfleet.serving.follower import Follower
-from psfleet.serving.versions import ModelVersion, ServedModel
+from psfleet.serving.model import ModelVersion, ServedModel
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -19,7 +19,7 @@ from psfleet.program.ops.embedding import spread
 from psfleet.runtime.validation import as_ids
 from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.torch.embedding_rows import EmbeddingRows
-from psfleet.torch.untraced import untraced
+from psfleet.torch.table_weight import untraced
 from psfleet.validation.annotations import check, checked
 
 Floats = NDArray[np.float32]

@@ -13,7 +13,7 @@ from psfleet.feature_sets.feature_lookup import FeatureLookup
 from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
 from psfleet.torch.embedding_rows import EmbeddingRows, pooled_of
 from psfleet.torch.embeddings import TableModule
-from psfleet.torch.untraced import untraced
+from psfleet.torch.table_weight import untraced
 from psfleet.validation.annotations import checked
 
 Floats = NDArray[np.float32]

@@ -34,7 +34,7 @@ from psfleet.torch.parameter_plan import (
     listed,
 )
 from psfleet.torch.strategy_support import check_strategy, recompute
-from psfleet.torch.untraced import refuse_graph, untraced
+from psfleet.torch.table_weight import refuse_graph, untraced
 from psfleet.validation.annotations import checked
 
 Pair = tuple[DenseBinding | SparseBinding, Grad]

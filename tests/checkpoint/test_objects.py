@@ -25,7 +25,7 @@ from psfleet.runtime.interface import Gradient, Read, Runtime
 from psfleet.schema.table import TableSpec
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.follower import Follower
-from psfleet.serving.versions import ModelVersion, ServedModel
+from psfleet.serving.model import ModelVersion, ServedModel
 from psfleet.settings.kinds import local_path, shown_url, url_of
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.commands.model_commands import _named

@@ -16,9 +16,8 @@ import pytest
 from psfleet import layers
 from psfleet.parameters.parameter import SparseGrad
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.plan import make_plan
 from psfleet.program.program import Program
-from psfleet.program.run import check_feed
+from psfleet.program.run import check_feed, make_plan
 from psfleet.program.variable import Variable
 from psfleet.stages import StagePosition
 from tests.pipeline.thread_links import ThreadLinks

@@ -16,9 +16,8 @@ from psfleet.program.operation import Array, Context, Op, Spec
 from psfleet.program.pipeline.cutting import PipelineSpec, split
 from psfleet.program.pipeline.estimates import live_micro_batches, picture, validate
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import Program, default_main_program
-from psfleet.program.run import check_feed
+from psfleet.program.run import ExecutionPlan, check_feed, make_plan
 from psfleet.program.variable import Variable, apply
 from psfleet.stages import Action, Links, Schedule, StagePosition, Work, make_schedule
 from tests.pipeline.thread_links import ThreadLinks

@@ -16,10 +16,9 @@ from psfleet.program.pipeline.chunk import cut_plan
 from psfleet.program.pipeline.cutting import PipelineSpec
 from psfleet.program.pipeline.estimates import balanced_parts, weight_of
 from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.plan import ExecutionPlan, make_plan
 from psfleet.program.program import default_main_program
 from psfleet.program.recompute import ActivationMeter
-from psfleet.program.run import check_feed
+from psfleet.program.run import ExecutionPlan, check_feed, make_plan
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import Environment, read_environment
 from psfleet.stages import StagePosition

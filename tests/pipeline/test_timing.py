@@ -14,9 +14,8 @@ from psfleet.program.backward import append_backward
 from psfleet.program.operation import Array, Context, Op, Record, Spec
 from psfleet.program.pipeline import estimates as timing
 from psfleet.program.pipeline.estimates import agree_on_parts, measure
-from psfleet.program.plan import make_plan
 from psfleet.program.program import default_main_program
-from psfleet.program.run import check_feed
+from psfleet.program.run import check_feed, make_plan
 from psfleet.program.variable import Variable, apply
 from psfleet.stages import StagePosition
 from tests.pipeline.thread_links import ThreadLinks

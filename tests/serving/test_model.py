@@ -13,7 +13,7 @@ from psfleet.kernels.hashing import hash_ids
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules.momentum import SGD
 from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.serving.exported_rows import rows_of_export
+from psfleet.serving.row_source import rows_of_export
 from psfleet.serving.served_table import ServedTable
 from psfleet.settings.kinds import RowForm
 from tests.serving import models

@@ -17,7 +17,7 @@ import pytest
 from psfleet import serving
 from psfleet.errors import AccessDenied, ConfigError, LimitExceeded, UnknownTable, UsageError
 from psfleet.serving.batcher import Batcher, QueueFull
-from psfleet.serving.versions import ModelVersion, ServedModel
+from psfleet.serving.model import ModelVersion, ServedModel
 from psfleet.wire.connections.certificates import make_credentials
 from tests.serving import models
 from tests.waiting import until

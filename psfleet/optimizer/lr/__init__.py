@@ -1,21 +1,24 @@
 """Learning-rate schedules, as `psfleet.optimizer.lr` names them."""
 
-from psfleet.optimizer.lr.cyclic import CyclicLR, LinearLR, LinearWarmup, OneCycleLR
-from psfleet.optimizer.lr.decay import (
+from psfleet.optimizer.lr.scheduler import LRScheduler, ReduceOnPlateau
+from psfleet.optimizer.lr.schedules import (
     CosineAnnealingDecay,
     CosineAnnealingWarmRestarts,
+    CyclicLR,
     ExponentialDecay,
     InverseTimeDecay,
     LambdaDecay,
+    LinearLR,
+    LinearWarmup,
     MultiplicativeDecay,
     MultiStepDecay,
     NaturalExpDecay,
     NoamDecay,
+    OneCycleLR,
     PiecewiseDecay,
     PolynomialDecay,
     StepDecay,
 )
-from psfleet.optimizer.lr.scheduler import LRScheduler, ReduceOnPlateau
 from psfleet.optimizer.lr.update_counted import (
     cosine_decay,
     exponential_decay,

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from psfleet.optimizer.lr.decay import (
+from psfleet.optimizer.lr.scheduler import LRScheduler
+from psfleet.optimizer.lr.schedules import (
     NoamDecay,
     PiecewiseDecay,
     PolynomialDecay,
@@ -12,7 +13,6 @@ from psfleet.optimizer.lr.decay import (
     inverse_time,
     natural_exp,
 )
-from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.validation.annotations import NonNegative, Positive, checked
 
 

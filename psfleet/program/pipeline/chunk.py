@@ -20,10 +20,9 @@ from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.program.backward import Backward
 from psfleet.program.operation import Array, BackwardPass, Context, Gradient, Record, ancestors
 from psfleet.program.ops.loss import AreaUnderCurve
-from psfleet.program.plan import BackwardPlan, ExecutionPlan, last_uses
 from psfleet.program.program import Program
 from psfleet.program.recompute import RecomputingRun
-from psfleet.program.run import ProgramRun
+from psfleet.program.run import BackwardPlan, ExecutionPlan, ProgramRun, last_uses
 from psfleet.program.variable import Variable
 from psfleet.runtime.interface import PooledIds
 from psfleet.stages import even_sizes, exchange, here, links, next_step

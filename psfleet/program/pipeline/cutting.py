@@ -20,7 +20,7 @@ from psfleet.program.backward import Automatic, known_variable
 from psfleet.program.operation import Record, ancestors
 from psfleet.program.pipeline.chunk import ChunkPlan, cut_plan
 from psfleet.program.pipeline.estimates import balanced_parts, live_micro_batches
-from psfleet.program.plan import ExecutionPlan
+from psfleet.program.run import ExecutionPlan
 from psfleet.program.variable import Variable
 from psfleet.settings.environment import threads
 from psfleet.stages import Schedule, StagePosition, make_schedule

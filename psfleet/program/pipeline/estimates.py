@@ -15,9 +15,8 @@ from psfleet.errors import ConfigError
 from psfleet.parameters.parameter import fetch
 from psfleet.program.operation import Array, Context, Record, ancestors
 from psfleet.program.pipeline.chunk import micro_feeds, micro_sizes
-from psfleet.program.plan import ExecutionPlan, last_uses
 from psfleet.program.program import Program
-from psfleet.program.run import ProgramRun
+from psfleet.program.run import ExecutionPlan, ProgramRun, last_uses
 from psfleet.program.variable import Variable, compute
 from psfleet.stages import Action, Links, Schedule, StagePosition, Work, exchange
 

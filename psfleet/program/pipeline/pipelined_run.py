@@ -29,9 +29,8 @@ from psfleet.program.pipeline.chunk import (
 )
 from psfleet.program.pipeline.cutting import PipelineSpec
 from psfleet.program.pipeline.estimates import agree_on_parts
-from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
-from psfleet.program.run import ProgramRun
+from psfleet.program.run import ExecutionPlan, ProgramRun
 from psfleet.program.variable import Variable
 from psfleet.runtime.process_runtime import active
 from psfleet.stages import Action, Links, PipelineEngine, StagePosition, Work

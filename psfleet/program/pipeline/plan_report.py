@@ -17,9 +17,9 @@ from psfleet.program.pipeline.chunk import ChunkPlan
 from psfleet.program.pipeline.cutting import PipelineSpec, check_share
 from psfleet.program.pipeline.estimates import EQUAL, picture, simulate
 from psfleet.program.pipeline.pipelined_run import PipelinedRun, settle_parts
-from psfleet.program.plan import ExecutionPlan
 from psfleet.program.program import Program
 from psfleet.program.recompute import ActivationMeter, RecomputePlan
+from psfleet.program.run import ExecutionPlan
 from psfleet.program.variable import Variable
 from psfleet.stages import Action, Schedule, StagePosition, Work
 

@@ -118,8 +118,12 @@ class CoordinatorService:
     def take_heartbeat(self, request: bytes) -> bytes:
         message = parsed(membership_pb2.HeartbeatRequest, request)
         heartbeat = Heartbeat(
-            *(message.index, message.server, message.incarnation, message.boot),
-            *(message.step, message.snapshot),
+            message.index,
+            message.server,
+            message.incarnation,
+            message.boot,
+            message.step,
+            message.snapshot,
         )
         coordinator = self._host.coordinator
         assert coordinator is not None

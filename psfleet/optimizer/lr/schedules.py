@@ -1,15 +1,22 @@
-"""Schedules in which the rate falls, or is cut at given epochs."""
+"""Schedules in which the rate falls, is cut at given epochs, warms up or goes in cycles."""
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
 from psfleet.errors import ConfigError
 from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler, schedule
-from psfleet.validation.annotations import NonNegative, Positive, PositiveInt, Range
+from psfleet.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Range,
+    checked,
+)
 
 BelowOne = Annotated[float, Range(0, 1, high_open=True)]
 InsideOne = Annotated[float, Range(0, 1, low_open=True, high_open=True)]
@@ -259,3 +266,173 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 def _check_rising(owner: str, name: str, values: Sequence[float]) -> None:
     if any(a >= b for a, b in itertools.pairwise(values)):
         raise ConfigError(f"{owner}: {name} are {list(values)}, they must increase")
+
+
+@schedule
+class LinearWarmup(LRScheduler):
+    """From start_lr to end_lr in warmup_steps epochs, then `learning_rate` or that schedule."""
+
+    learning_rate: NonNegative | LRScheduler
+    warmup_steps: NonNegativeInt
+    start_lr: NonNegative
+    end_lr: NonNegative
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    @override
+    def _first_rate(self) -> float:
+        if self.end_lr <= self.start_lr:
+            raise ConfigError(
+                f"LinearWarmup: end_lr is {self.end_lr!r}, it must be above start_lr "
+                f"{self.start_lr!r}"
+            )
+        return self.start_lr
+
+    def get_lr(self) -> float:
+        if self.last_epoch < self.warmup_steps:
+            part = self.last_epoch / self.warmup_steps
+            return (self.end_lr - self.start_lr) * part + self.start_lr
+        if isinstance(self.learning_rate, LRScheduler):
+            self.learning_rate.step(self.last_epoch - self.warmup_steps)
+            return self.learning_rate.last_lr
+        return self.learning_rate
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the state as the base does; a schedule that follows is under `LinearWarmup_LR`."""
+        state = super().state_dict()
+        if isinstance(self.learning_rate, LRScheduler):
+            state["LinearWarmup_LR"] = self.learning_rate.state_dict()
+        return state
+
+    @checked
+    def set_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Set the state as the base does, and for the schedule that follows."""
+        super().set_state_dict(state_dict)
+        inner = state_dict.get("LinearWarmup_LR")
+        if isinstance(self.learning_rate, LRScheduler) and isinstance(inner, dict):
+            self.learning_rate.set_state_dict(inner)
+
+
+@schedule
+class LinearLR(LRScheduler):
+    """learning_rate times a factor from start_factor to end_factor in total_steps epochs."""
+
+    learning_rate: NonNegative
+    total_steps: PositiveInt
+    start_factor: Annotated[float, Range(0, 1, low_open=True)] = 1.0 / 3
+    end_factor: Annotated[float, Range(0, 1)] = 1.0
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    def get_lr(self) -> float:
+        part = min(self.last_epoch, self.total_steps) / self.total_steps
+        return self.base_lr * (self.start_factor + (self.end_factor - self.start_factor) * part)
+
+
+@schedule
+class OneCycleLR(LRScheduler):
+    """Up to max_learning_rate and down to end_learning_rate within total_steps epochs.
+
+    It starts from max_learning_rate / divide_factor and rises for phase_pct of the epochs. With
+    `three_phase` it comes down to the start in as many epochs and goes to the end in the rest.
+    """
+
+    max_learning_rate: NonNegative
+    total_steps: PositiveInt
+    divide_factor: Positive = 25.0
+    end_learning_rate: NonNegative = 0.0001
+    phase_pct: Annotated[float, Range(0, 1)] = 0.3
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    three_phase: bool = False
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    @override
+    def _first_rate(self) -> float:
+        if self.three_phase and self.phase_pct > 0.5:
+            raise ConfigError(
+                f"OneCycleLR: phase_pct is {self.phase_pct!r}, it must be at most 0.5 with three "
+                "phases"
+            )
+        top, end = self.max_learning_rate, float(self.end_learning_rate)
+        start = top / self.divide_factor
+        turn = self.phase_pct * self.total_steps
+        if self.three_phase:
+            self.turns = [0, turn - 1, 2 * turn - 2, self.total_steps - 1]
+            self.rates = [start, top, start, end]
+        else:
+            self.turns = [0, turn - 1, self.total_steps - 1]
+            self.rates = [start, top, end]
+        self.way = _WAYS[self.anneal_strategy]
+        return start
+
+    def get_lr(self) -> float:
+        if self.last_epoch > self.total_steps:
+            raise ConfigError(
+                f"OneCycleLR: epoch is {self.last_epoch}, "
+                f"but the cycle has total_steps {self.total_steps}"
+            )
+        for i in range(1, len(self.turns)):
+            if self.last_epoch <= self.turns[i] or i == len(self.turns) - 1:
+                length = self.turns[i] - self.turns[i - 1]
+                part = (self.last_epoch - self.turns[i - 1]) / length if length else 1.0
+                return self.way(self.rates[i - 1], self.rates[i], part)
+        raise AssertionError("unreachable: the last phase takes every epoch")
+
+
+def _cosine(start: float, end: float, part: float) -> float:
+    return end + (start - end) / 2.0 * (1 + math.cos(math.pi * part))
+
+
+def _linear(start: float, end: float, part: float) -> float:
+    return (end - start) * part + start
+
+
+_WAYS: dict[str, Callable[[float, float, float], float]] = {"cos": _cosine, "linear": _linear}
+
+
+@schedule
+class CyclicLR(LRScheduler):
+    """From base_learning_rate up to max_learning_rate and down again, over and over.
+
+    The height of a cycle stays (`triangular`), is halved from cycle to cycle (`triangular2`) or
+    shrinks by exp_gamma every epoch (`exp_range`); or `scale_fn` says it, as a function of the
+    cycle (scale_mode 'cycle') or of the epoch ('iterations').
+    """
+
+    base_learning_rate: NonNegative
+    max_learning_rate: NonNegative
+    step_size_up: PositiveInt
+    step_size_down: PositiveInt | None = None
+    mode: str = "triangular"
+    exp_gamma: NonNegative = 1.0
+    scale_fn: Callable[[float], float] | None = None
+    scale_mode: Literal["cycle", "iterations"] = "cycle"
+    last_epoch: Epoch = -1
+    verbose: bool = False
+
+    @override
+    def _first_rate(self) -> float:
+        down = self.step_size_up if self.step_size_down is None else self.step_size_down
+        if self.scale_fn is None and self.mode not in ("triangular", "triangular2", "exp_range"):
+            raise ConfigError(
+                f"CyclicLR: mode is {self.mode!r}, use triangular, triangular2 or exp_range"
+            )
+        self.cycle_size = self.step_size_up + down
+        self.up = self.step_size_up / self.cycle_size
+        self.max_lr = float(self.max_learning_rate)
+        return self.base_learning_rate
+
+    def get_lr(self) -> float:
+        cycle = 1 + self.last_epoch // self.cycle_size
+        place = 1.0 + self.last_epoch / self.cycle_size - cycle
+        height = place / self.up if place <= self.up else (1 - place) / (1 - self.up)
+        return self.base_lr + (self.max_lr - self.base_lr) * height * self._scale(cycle)
+
+    def _scale(self, cycle: int) -> float:
+        if self.scale_fn is not None:
+            place = cycle if self.scale_mode == "cycle" else self.last_epoch
+            return self._reply("scale_fn", self.scale_fn(place))
+        if self.mode == "triangular2":
+            return 1 / 2.0 ** (cycle - 1)
+        return float(self.exp_gamma**self.last_epoch) if self.mode == "exp_range" else 1.0
