@@ -20,7 +20,7 @@ class TrainingWorkload:
 
     Each gradient is a function of the pulled weights, the worker and the step, so that a wrong
     version, order or member of a round changes the final bits. `pause`: seconds after each step.
-    `precision`: of the sparse table.
+    `awaits`: until this holds each step takes half a second. `precision`: of the sparse table.
     """
 
     steps: int = 40
@@ -28,6 +28,7 @@ class TrainingWorkload:
     dim: int = 5
     pause: float = 0.0
     precision: RowPrecision = "float32"
+    awaits: Callable[[], object] = lambda: True
 
     @property
     def dense(self) -> TableSpec:
@@ -54,7 +55,7 @@ class TrainingWorkload:
         runtime.create(self.sparse)
         for step in range(self.steps):
             self._step(runtime, np.random.default_rng((runtime.worker_index, step)))
-            time.sleep(self.pause)
+            time.sleep(self.pause if self.awaits() else 0.5)
         runtime.flush()
 
     def _step(self, runtime: Runtime, dice: np.random.Generator) -> None:

@@ -194,11 +194,11 @@ def test_logs_go_on_from_a_store(
     """Servers with logs die around snapshots that are kept at a URL: the bits are those without a death, and
     the log before a whole snapshot is gone."""
     monkeypatch.setenv("PSFLEET_SNAPSHOT_STORE", f"{bucket}/logs/j")
-    training = TrainingWorkload(steps=60, pause=0.03)
     alone = EmbeddedRuntime()
     TrainingWorkload(steps=60).run(alone)
     crashes = {0: ["complete:1", "replay:1"], 1: ["cut:1"]}
     with LocalFleet(2, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
+        training = TrainingWorkload(steps=60, awaits=lambda: fleet.restarts >= 2)
         with fleet.reviving():
             states = train_together(
                 1, training, lambda worker: ClusterRuntime(fleet.environment(worker), "sync")
