@@ -257,7 +257,7 @@ def test_shows_and_clicks_beside_other_tables() -> None:
         np.testing.assert_array_equal(state.scores, [[1, 0], [2, 2]])
 
 
-@pytest.fixture(scope="module", params=["embedded", "sync", "geo"])
+@pytest.fixture(scope="module", params=["embedded", "sync", "geo", "half-async"])
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     """Tables embedded, and of two servers."""
     with contextlib.ExitStack() as stack:

@@ -87,6 +87,8 @@ def test_rounds_wait_until_it_is_known_where_to_cut() -> None:
     )
     with pytest.raises(PsfleetError, match="round 1 is closed"):
         take(one, BeginCut(PendingCut(3, round=0)))
+    with pytest.raises(PsfleetError, match="numbers of snapshots must rise"):
+        take(one, BeginCut(PendingCut(2)))
     late.close()
 
 
