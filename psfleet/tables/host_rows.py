@@ -43,7 +43,7 @@ from psfleet.kernels.hash_index import (
 from psfleet.kernels.initial_values import address_of
 from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import AHEAD, Arena
-from psfleet.tables.row_memory import EVERY, ROW_BYTES, Keys, Listed, RowStore, RowView, StoreScores
+from psfleet.tables.row_memory import EVERY, ROW_BYTES, Keys, Listed, RowStore, StoreScores
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -76,7 +76,7 @@ class HostRowMemory(RowStore):
         """
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
-        self.views: list[RowView] = []
+        self.views = []
         self._width = width
         max_rows = min(max_rows, self._most_rows(width * 4 + ROW_BYTES))
         self._marks = marks

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from psfleet.entry import CapacityEntry, part_of
 from psfleet.kernels.hash_index import SEGMENT_COUNT
 from psfleet.kernels.hashing import hash_ids, largest_share
 from psfleet.schema.table import TableSpec
+
+if TYPE_CHECKING:
+    from psfleet.tables.row_snapshot import FrozenRows
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -27,16 +30,6 @@ EVERY = (0, SEGMENT_COUNT)
 """All segments."""
 ROW_BYTES = 34  # of index, for each row: the most that random ids take
 _BINS = 4096  # of ages
-
-
-class RowView(Protocol):
-    """Reads the rows of a moment while they change: psfleet.tables.row_snapshot.FrozenRows."""
-
-    def keep(self, ids: Ids) -> None:
-        """Rows of these ids are about to change or to go."""
-
-    def keep_segments(self, first: int, last: int) -> None:
-        """Any row of segments first to last - 1 may be about to change."""
 
 
 class StoreScores(Protocol):
@@ -242,7 +235,7 @@ class RowStore(RowMemory):
     """
 
     listed_at_once: ClassVar[int] = 1
-    views: list[RowView]
+    views: "list[FrozenRows]"
 
     @property
     @override

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,10 @@ from psfleet.schema.table import TableSpec
 from psfleet.tables.budget import MemoryAccount
 from psfleet.tables.host_rows import HostRowMemory
 from psfleet.tables.lifetime import RowLifetime
-from psfleet.tables.row_memory import RowMemory, RowTraffic
+from psfleet.tables.row_memory import RowMemory
+
+if TYPE_CHECKING:
+    from psfleet.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -164,16 +167,8 @@ class HostRowUpdate:
         return np.concatenate([[*kernels, kind], floats, last, arrays]).astype(np.int64)
 
 
-class UpdatedTable(Protocol):
-    """See SparseTable."""
-
-    spec: TableSpec
-    step: int
-    traffic: RowTraffic
-
-
 def placed_rows(
-    table: UpdatedTable,
+    table: "SparseTable",
     lock: threading.Lock,
     rule: RowUpdate,
     index: RowMemory,
@@ -202,7 +197,7 @@ class PlacedRows:
 
     def __init__(
         self,
-        table: UpdatedTable,
+        table: "SparseTable",
         lock: threading.Lock,
         rule: HostRowUpdate,
         index: HostRowMemory,
