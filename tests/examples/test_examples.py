@@ -21,7 +21,9 @@ def run(way: str, script: str, folder: Path, *arguments: str) -> str:
     """What the example prints."""
     logs = [] if way == "embedded" else ["--no-progress", "--log-dir", str(folder / "logs")]
     process = ended(
-        [*{**WAYS, "served": SERVED}[way], *logs, str(EXAMPLES / script), *arguments], cwd=folder
+        [*{**WAYS, "served": SERVED}[way], *logs, str(EXAMPLES / script), *arguments],
+        timeout=500,
+        cwd=folder,
     )
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
@@ -86,6 +88,7 @@ def test_calibration_of_true_probabilities() -> None:
     np.testing.assert_allclose(said, happened, atol=0.02)
 
 
+@pytest.mark.timeout(600)  # a job and four services, whose kernels may have to be compiled
 def test_flights_are_served(tmp_path: Path, flights: Flights) -> None:
     """A service that follows the servers predicts in the end what the trained model does; the model and its
     export in int8 predict over HTTP, with AUCs that are within .0005."""
