@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.datasets.line_files import GzipFile, GzipPoint
+from psfleet.datasets.gzip_file import GzipFile, GzipPoint
 from psfleet.datasets.parquet_rows import BadRow, Rows, check_columns, opened, rows_of
 from psfleet.datasets.row_group_files import RowGroup, RowGroupFiles
 from psfleet.datasets.sample_batch import LARGEST, batch_of, sample_of, time_of

@@ -13,9 +13,9 @@ from psfleet.errors import UsageError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-from psfleet.datasets import line_files, text_files
+from psfleet.datasets import gzip_file, text_files
 from psfleet.datasets.batches import Batches
-from psfleet.datasets.line_files import GzipFile
+from psfleet.datasets.gzip_file import GzipFile
 from psfleet.datasets.raw_files import criteo_files, libsvm_files
 from tests.datasets.click_features import TABLE
 
@@ -25,7 +25,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups have 4 lines, and there is a point every 300 bytes."""
     monkeypatch.setattr(text_files, "_GROUP", 4)
     monkeypatch.setattr(text_files, "_BUFFER", 100)
-    monkeypatch.setattr(line_files, "_DISTANCE", 300)
+    monkeypatch.setattr(gzip_file, "_DISTANCE", 300)
 
 
 def criteo(path: Path, rows: int = 30) -> Path:

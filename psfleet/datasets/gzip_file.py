@@ -1,0 +1,108 @@
+"""Gzip files that may be sought in: reading goes on from the nearest point at which it was before."""
+
+import bisect
+import io
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+_BYTES = 1 << 14  # that are decompressed at once; each point keeps as many
+_DISTANCE = 64 << 20  # decompressed bytes between points
+_GZIP = 31  # zlib's number for the format, with the largest window
+
+
+@dataclass(frozen=True, slots=True)
+class GzipPoint:
+    """State of the decompression at a position: about 60 kB."""
+
+    position: int
+    offset: int
+    decompressor: Any
+
+
+class GzipFile(io.RawIOBase):
+    """The bytes of a gzip file, of which members may follow each other.
+
+    Args:
+        content: The file; it is closed with this.
+        points: Points of the file, which reading adds to; further readers of the file use them too.
+    """
+
+    def __init__(self, content: Any, points: list[GzipPoint]) -> None:
+        self._content = content
+        self._points = points
+        self._position = 0
+        self._input = b""
+        self._decompressor = zlib.decompressobj(_GZIP)
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._position
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("a gzip file is sought in from its start")
+        number = bisect.bisect_right(self._points, offset, key=lambda point: point.position)
+        nearest = self._points[number - 1] if number else GzipPoint(0, 0, zlib.decompressobj(_GZIP))
+        if not nearest.position <= self._position <= offset:
+            self._content.seek(nearest.offset)
+            self._position, self._input = nearest.position, b""
+            self._decompressor = nearest.decompressor.copy()
+        while self._position < offset and self.read(min(_BYTES, offset - self._position)):
+            pass
+        return self._position
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._decompressed(len(buffer))
+        except zlib.error as error:
+            raise OSError(f"it is not gzip, or damaged: {error}") from None
+        buffer[: len(data)] = data
+        self._position += len(data)
+        last = self._points[-1].position if self._points else 0
+        if self._position >= last + _DISTANCE:
+            offset = self._content.tell() - len(self._input)
+            self._points.append(GzipPoint(self._position, offset, self._decompressor.copy()))
+        return len(data)
+
+    def _decompressed(self, limit: int) -> bytes:
+        while True:
+            if self._decompressor.eof and not self._begin_member():
+                return b""
+            data: bytes = self._decompressor.decompress(self._input, limit)
+            self._input = self._decompressor.unconsumed_tail
+            if data:
+                return data
+            if not self._input and not self._decompressor.eof:
+                self._input = self._content.read(_BYTES)
+                if not self._input:
+                    raise OSError("it ends within its compressed data")
+
+    def _begin_member(self) -> bool:
+        """Return whether another member follows; zeros between members are skipped."""
+        start = self._decompressor.unused_data.lstrip(b"\0")
+        while not start:
+            data = self._content.read(_BYTES)
+            if not data:
+                return False
+            start = data.lstrip(b"\0")
+        self._input, self._decompressor = start, zlib.decompressobj(_GZIP)
+        return True
+
+    @override
+    def close(self) -> None:
+        if not self.closed:
+            self._content.close()
+        super().close()
