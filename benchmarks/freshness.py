@@ -20,7 +20,7 @@ from measuring import paired_ratio, samples_in_turn, summarize
 from processes import Crew, environment, psfleet_crew
 from reporting import Report, arguments, finish
 
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import TableSpec

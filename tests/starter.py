@@ -428,11 +428,11 @@ def _run(program: list[str]) -> None:
     if not is_safe:
         path.insert(0, os.getcwd() if first == "-m" else os.path.dirname(os.path.abspath(first)))
     sys.path[:] = path + _plain_path
-    sys.argv = others if first == "-m" else [first, *others]
     if first == "-m":
-        sys.modules.pop(others[0], None)  # runpy warns of a module that has been imported
+        sys.argv = list(others)
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     else:
+        sys.argv = [first, *others]
         _run_script(os.path.abspath(first))
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from psfleet.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
 from psfleet.faults import MessageFaults
-from psfleet.kernels.hashing import hash_ids, routes, virtual_shards
+from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.id_routing import routes, virtual_shards
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import OWN, InitializerSpec, TableSpec

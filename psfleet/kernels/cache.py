@@ -31,7 +31,7 @@ import numpy as np
 from psfleet.settings.declaration import from_variable
 from psfleet.settings.declared_settings import UserSettings
 
-_HELPERS = ("hash_index.py", "hashing.py", "intrinsics.py", "rounding.py")
+_HELPERS = ("hash_index.py", "hashing.py", "id_routing.py", "intrinsics.py", "row_rounding.py")
 _LONGEST = 300.0  # seconds for which a process waits for another one that compiles
 _lock = threading.Lock()
 _modules: dict[str, ModuleType] = {}

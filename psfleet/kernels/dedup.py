@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from psfleet.errors import ShapeError
 from psfleet.kernels.bags import RowBags
 from psfleet.kernels.generate import static_kernels, width_kernels
-from psfleet.kernels.hashing import routes
+from psfleet.kernels.id_routing import routes
 from psfleet.kernels.initial_values import address_of
 
 _FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up

@@ -78,7 +78,7 @@ def _words(form: SlotFormat, count: int) -> int:
 _HEAD = """
 from numba import uint32
 
-from psfleet.kernels import rounding as row_bits
+from psfleet.kernels import row_rounding as row_bits
 from psfleet.kernels.intrinsics import (load_packed_i8, load_packed_u16, load_packed_u32, load_wide,
                                         store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
 """

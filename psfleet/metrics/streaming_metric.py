@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.errors import ConfigError, ShapeError
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec

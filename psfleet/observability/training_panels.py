@@ -1,8 +1,9 @@
-"""Panels about the training: is it fast, who is slow, how stale are gradients."""
+"""Panels about the training: is it fast, who is slow, how stale are gradients, are the numbers
+sound. Each panel may have an alert."""
 
 from psfleet.observability.panels import Alert, Level, Mean, Panel, Quantile, Rate, Ratio, section
 
-_EACH = ("role", "rank")
+_TABLE, _EACH = ("table",), ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push
 
 _PROGRESS = section(
@@ -219,4 +220,30 @@ _STALENESS = section(
         "One slow worker raises it: see its step time.",
     ),
 )
-TRAINING: tuple[Panel, ...] = (*_PROGRESS, *_SPEED, *_STALENESS)
+_NUMBERS = section(
+    "Are the numbers sound?",
+    Panel(
+        "Steps with NaN or infinity",
+        "short",
+        Level("psfleet_nonfinite_pushes_total", _EACH),
+        "Steps of a worker with a loss or gradient that is not finite. The screen, the page and the report "
+        "name the first one of all workers with its step, table and id.",
+        "Look at that sample; lower the learning rate, clip, or use --on-nan skip.",
+        Alert("PsfleetNonFinite", "> 0", "0m", "critical"),
+    ),
+    Panel(
+        "Gradient norm, median",
+        "short",
+        Quantile(0.5, "psfleet_gradient_norm", _TABLE),
+        "Norm of a table's gradient in a step of any worker; powers of two are counted.",
+        "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
+    ),
+    Panel(
+        "Gradient norm, 99th percentile",
+        "short",
+        Quantile(0.99, "psfleet_gradient_norm", _TABLE),
+        "Norm that 99 % of the steps do not exceed.",
+        "If it is far above the median, clip gradients.",
+    ),
+)
+TRAINING: tuple[Panel, ...] = (*_PROGRESS, *_SPEED, *_STALENESS, *_NUMBERS)

@@ -11,7 +11,7 @@ from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
 from psfleet.parameters.gradients import Grad, scaled
 from psfleet.parameters.parameter import Parameter
-from psfleet.parameters.placement import has_any_id
+from psfleet.parameters.table_kind import has_any_id
 from psfleet.regularizer import WeightDecay
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec

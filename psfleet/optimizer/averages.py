@@ -13,7 +13,7 @@ from psfleet.optimizer.clip import ClipGradBase
 from psfleet.parameters.binding import tables
 from psfleet.parameters.gradients import zeroed
 from psfleet.parameters.parameter import Parameter, as_numbers, fetch
-from psfleet.parameters.placement import AveragedBinding
+from psfleet.parameters.table_kind import AveragedBinding
 from psfleet.regularizer import WeightDecay
 from psfleet.validation.annotations import (
     NonNegative,

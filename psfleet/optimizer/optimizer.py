@@ -17,7 +17,7 @@ from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
 from psfleet.parameters.binding import BoundTable, as_gradient, tables
 from psfleet.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.placement import LazyBinding
+from psfleet.parameters.table_kind import LazyBinding
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
 from psfleet.rules.rule import Rule
 from psfleet.schema.table import DecaySpec

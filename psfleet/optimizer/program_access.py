@@ -9,7 +9,7 @@ import numpy as np
 from psfleet.errors import ConfigError, UsageError
 from psfleet.parameters.gradients import densify
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.placement import has_any_id
+from psfleet.parameters.table_kind import has_any_id
 from psfleet.regularizer import L1Decay, WeightDecay
 from psfleet.strategy import AMPSettings
 from psfleet.validation.annotations import Must, NonNegative, check

@@ -15,7 +15,7 @@ from psfleet.errors import UsageError
 from psfleet.parameters.gradients import Grad, SparseElements, densify, gradient_of
 from psfleet.parameters.parameter import Parameter, SparseGrad, check_rows
 from psfleet.parameters.parameter_client import ParameterClient, are_equal
-from psfleet.parameters.placement import AveragedBinding, LazyBinding, has_any_id, place
+from psfleet.parameters.table_kind import AveragedBinding, LazyBinding, has_any_id, place
 from psfleet.platform.threads import deferred
 from psfleet.rules.momentum import SGD
 from psfleet.rules.rule import Rule

@@ -82,8 +82,8 @@ class AdamCatchUp(Rule):
                     "last_step_top",
                     "last_step_high",
                     "last_step_low",
-                    "bias_correction1",
-                    "bias_correction2",
+                    "correction1",
+                    "correction2",
                     "last_rate",
                 )
             ),

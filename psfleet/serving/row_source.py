@@ -30,7 +30,7 @@ from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.errors import ConfigError, UnknownTable, not_installed
 from psfleet.execution.inference import saved_tables
 from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.platform.files import read_small, regular, replace, sync
 from psfleet.rules.momentum import SGD
 from psfleet.runtime.interface import Read, missing_table

@@ -13,7 +13,7 @@ from psfleet.errors import DeadlineExceeded, ServerUnavailable
 from psfleet.feature_sets.jagged import Jagged, as_jagged
 from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.http2.http2_client import Http2Client
-from psfleet.kernels.hashing import routes, virtual_shards
+from psfleet.kernels.id_routing import routes, virtual_shards
 from psfleet.wire.connections.access import Access
 from psfleet.wire.connections.channel import KEY, error_named
 from psfleet.wire.connections.credentials import Credentials

@@ -14,8 +14,8 @@ from psfleet.runtime.evictions import EvictedIds, EvictionCause
 from psfleet.runtime.interface import Gradient, Read
 from psfleet.runtime.validation import check_elements
 from psfleet.schema.table import LARGEST, TableSpec
-from psfleet.shard.change_log import ChangeLog
 from psfleet.shard.events import PartState, Push, Shrink
+from psfleet.shard.follower_changes import ChangeLog
 from psfleet.shard.table_placement import dense_range, group_size
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.dense import DenseTable

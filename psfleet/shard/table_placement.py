@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from psfleet.schema.table import BLOCK, TableSpec
 
 SHARE = 1 << 16

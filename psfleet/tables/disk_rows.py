@@ -30,7 +30,7 @@ from psfleet.platform.memory import available_memory
 from psfleet.schema.table import TableSpec
 from psfleet.tables.arena import Arena
 from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.disk_file import LEAST, PAGE, DiskArena, block_rows, end_for
+from psfleet.tables.disk_arena import LEAST, PAGE, DiskArena, block_rows, end_for
 from psfleet.tables.host_rows import HostRowMemory, HostScores
 from psfleet.tables.row_data import PackedRows
 from psfleet.tables.row_memory import ROW_BYTES, DiskTraffic, Keys, Listed, StoreScores, clear_bits
@@ -290,9 +290,9 @@ class DiskRowMemory(HostRowMemory):
             free = np.flatnonzero(self._held == 0)
             if len(free) >= count + _SPARE:
                 return free[:count]
-            self._clean(free)
+            self._compact(free)
 
-    def _clean(self, free: Ids) -> None:
+    def _compact(self, free: Ids) -> None:
         """Move the rows of nearly empty blocks to fewer blocks."""
         size = self._block * self._row
         window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))

@@ -20,7 +20,7 @@ from psfleet.rules.rule import is_same_on_devices
 from psfleet.schema.table import Device, TableSpec
 from psfleet.settings.declared_settings import JobSettings
 from psfleet.tables.budget import MemoryBudget, tables_share
-from psfleet.tables.disk_file import MappedRowMemory
+from psfleet.tables.disk_arena import MappedRowMemory
 from psfleet.tables.disk_rows import DiskRowMemory, DiskRowUpdate
 from psfleet.tables.host_rows import HostRowMemory, index_kernels
 from psfleet.tables.memory_kind import (

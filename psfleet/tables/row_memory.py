@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from psfleet.entry import CapacityEntry, part_of
 from psfleet.kernels.hash_index import SEGMENT_COUNT
-from psfleet.kernels.hashing import hash_ids, largest_share
+from psfleet.kernels.hashing import hash_ids
+from psfleet.kernels.id_routing import largest_share
 from psfleet.schema.table import TableSpec
 
 if TYPE_CHECKING:

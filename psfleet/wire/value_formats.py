@@ -267,7 +267,7 @@ class Int8Format(WireFormat):
 
     @override
     def encode_rows(self, rows: Floats, ids: Ids, draw: Draw, out: CompressedValues) -> int | None:
-        return encode_int8_drawn(rows, ids, _salt(*draw), out.scales, out.codes)
+        return encode_int8_drawn(rows, ids, _rounding_seed(*draw), out.scales, out.codes)
 
     @override
     def encode_part(
@@ -277,18 +277,18 @@ class Int8Format(WireFormat):
             encode_int8_fed(values, rests, SCALE_BLOCK, out.scales, out.codes)
             return
         # Blocks are drawn as rows are; the last one is filled up with zeros for that.
-        salt, whole = _salt(*draw), len(values) // SCALE_BLOCK
+        seed, whole = _rounding_seed(*draw), len(values) // SCALE_BLOCK
         places = low // SCALE_BLOCK + np.arange(len(out.scales), dtype=np.int64)
         end = whole * SCALE_BLOCK
         rows, scales, codes = values[:end].reshape(-1, SCALE_BLOCK), out.scales, out.codes
-        encode_int8_drawn(rows, places[:whole], salt, scales[:whole], codes[:end])
+        encode_int8_drawn(rows, places[:whole], seed, scales[:whole], codes[:end])
         if end < len(values):
             last, last_codes = (
                 np.zeros((1, SCALE_BLOCK), np.float32),
                 np.empty(SCALE_BLOCK, np.int8),
             )
             last[0, : len(values) - end] = values[end:]
-            encode_int8_drawn(last, places[whole:], salt, scales[whole:], last_codes)
+            encode_int8_drawn(last, places[whole:], seed, scales[whole:], last_codes)
             codes[end:] = last_codes[: len(values) - end]
 
     @override
@@ -305,10 +305,10 @@ def _block(shape: Sequence[int]) -> int:
     return shape[1] if len(shape) == 2 else SCALE_BLOCK
 
 
-def _salt(key: int, seat: int, number: int) -> np.uint64:
+def _rounding_seed(key: int, seat: int, number: int) -> np.uint64:
     word = (seat * GOLDEN + number) % 2**64
-    salt: np.uint64 = hash_ids(np.array([word], np.uint64).view(np.int64))[0] ^ np.uint64(key)
-    return salt
+    seed: np.uint64 = hash_ids(np.array([word], np.uint64).view(np.int64))[0] ^ np.uint64(key)
+    return seed
 
 
 FORMATS: dict[Precision | Format, WireFormat] = {

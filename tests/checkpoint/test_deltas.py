@@ -21,7 +21,7 @@ from psfleet.consistency import find_mode
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, ShowClickEntry
 from psfleet.errors import CheckpointError
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules.adagrad import Adagrad
 from psfleet.rules.adam import Adam
 from psfleet.runtime.interface import Gradient

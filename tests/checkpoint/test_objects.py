@@ -188,7 +188,6 @@ def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
     assert own_snapshots(f"{bucket}/jobs/taste") == []
 
 
-@pytest.mark.timeout(400)  # its steps wait for a store that may be slow
 def test_logs_go_on_from_a_store(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.entry import CapacityEntry
 from psfleet.errors import UsageError
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import Adam
 from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
 from psfleet.schema.table import TableSpec

@@ -18,7 +18,7 @@ from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
 from psfleet.schema.table import InitializerSpec, TableSpec
 from psfleet.settings.environment import Environment
 from psfleet.settings.kinds import Mode
-from psfleet.tables import disk_file, disk_rows
+from psfleet.tables import disk_arena, disk_rows
 from psfleet.testing.local_fleet import LocalFleet
 from psfleet.wire.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
 from psfleet_server.coordinator.request_files import ScaleRequest, ScaleRequestFile
@@ -152,7 +152,7 @@ def test_rows_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rows on disk move to tables on disk, which have half of the memory meanwhile; afterwards the bits are
     those of a job in memory that has kept its servers, and a server has no more in memory than it may."""
     limit, states, disk = 6 << 20, [], ""
-    for module in (disk_rows, disk_file):
+    for module in (disk_rows, disk_arena):
         monkeypatch.setattr(module, "LEAST", 4096)
     monkeypatch.setattr(
         "psfleet_server.process.table_limit", lambda memory: limit if disk else None

@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from psfleet.settings.declared_settings import ServerLimits
-from psfleet.shard.row_dealing import dealt
+from psfleet.shard.rescaled_rows import dealt
 from psfleet.shard.shard import Shard
 from psfleet.wire.connections.access import Access
 from psfleet.wire.shared_memory import SharedMemory

@@ -15,7 +15,7 @@ import psfleet
 from psfleet.errors import ShapeError, UsageError
 from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.kernels.dedup import ascending, dedup, first_repeat, merge_pushes
-from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from tests.trainings import in_threads
 
 Floats = NDArray[np.float32]

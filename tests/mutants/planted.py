@@ -257,7 +257,7 @@ MUTANTS = (
     Mutant(
         "changes.first = changes.first or step",
         "changes.first = step",
-        "tests/shard/test_change_log.py",
+        "tests/shard/test_follower_changes.py",
     ),
     Mutant(
         "lambda: rows_of_snapshot(path, self._form, part=self._part),",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.chaos.audit import ChaosSettings
-from psfleet.observability.fleet_panels import PANELS
+from psfleet.observability.process_panels import PANELS
 from psfleet.platform.files import exchange
 from psfleet.runtime.interface import Runtime
 from psfleet.testing.local_fleet import LocalFleet

@@ -17,28 +17,29 @@ OPTIONS = (*("--servers", "2", "--workers", "1", "--replicas", "1"), *("--hung-a
 def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
     """Its figures go on being those of /metrics; the report names the death and has the last figures."""
     own = {"role": "server", "rank": str(DIES)}
-    with training(tmp_path, "killed", *OPTIONS) as job, browser() as opened:
-        page = opened(job.url)
-
-        def value(name: str) -> float:
-            return job.value(f"psfleet_{name}", **own)
-
-        until(lambda: value("standby_attached") == 1, "a standby", every=0.2)
-        until(lambda: value("pushes_total") > 20, "pushes", every=0.2)
-        os.kill(job.launcher.pid_of("server", DIES), signal.SIGKILL)
-        until(lambda: value("takeover_seconds_count") == 1, job.launcher.family, every=0.2)
-        until(lambda: value("pushes_total") > 0, "the standby in the place of its server")
-        before = value("pushes_total")
-        until(lambda: value("pushes_total") > before, "pushes after the takeover")
-        (tmp_path / "hold").touch()
-        until(
-            lambda: shown(page) == expected(job),
-            lambda: f"{shown(page)} {expected(job)}",
-            every=0.2,
-        )
-        check_page(page)
-    logs = tmp_path / "psfleet-logs" / "killed"
     with browser() as opened:
+        with training(tmp_path, "killed", *OPTIONS) as job:
+
+            def value(name: str) -> float:
+                return job.value(f"psfleet_{name}", **own)
+
+            until(lambda: value("standby_attached") == 1, "a standby", every=0.2)
+            until(lambda: value("pushes_total") > 20, "pushes", every=0.2)
+            os.kill(job.launcher.pid_of("server", DIES), signal.SIGKILL)
+            until(lambda: value("takeover_seconds_count") == 1, job.launcher.family, every=0.2)
+            page = opened(job.url)
+            until(lambda: value("pushes_total") > 0, "the standby in the place of its server")
+            before = value("pushes_total")
+            until(lambda: value("pushes_total") > before, "pushes after the takeover")
+            (tmp_path / "hold").touch()
+            until(
+                lambda: shown(page) == expected(job),
+                lambda: f"{shown(page)} {expected(job)}",
+                every=0.2,
+            )
+            check_page(page)
+            page.close()
+        logs = tmp_path / "psfleet-logs" / "killed"
         page = opened((logs / "report.html").as_uri())
         assert page.text_content("#state").startswith("ended with exit code 0")
         past = read_history(logs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psfleet.observability.fleet_panels import PANELS
+from psfleet.observability.process_panels import PANELS
 from psfleet.platform.logs import FIRST_NONFINITE
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest

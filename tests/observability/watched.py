@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.observability.exposition import decode
-from psfleet.observability.fleet_panels import PANELS
 from psfleet.observability.panels import Level, Look
+from psfleet.observability.process_panels import PANELS
 from psfleet_launch.observability.fleet_reader import look_at, replies
 from tests.launch.conftest import ROOT, Launcher, _environment
 from tests.waiting import until

@@ -8,7 +8,7 @@ import pytest
 from psfleet import optimizer, rules
 from psfleet.embedded.runtime import EmbeddedRuntime
 from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.placement import Placement, place, reach
+from psfleet.parameters.table_kind import Placement, place, reach
 from psfleet.schema.table import DecaySpec, InitializerSpec
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import psfleet
 from psfleet.entry import CapacityEntry
 from psfleet.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import FollowedCut, Gradient, Read, Runtime, load_runtime
 from psfleet.schema.table import InitializerSpec, TableSpec

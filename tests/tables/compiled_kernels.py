@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.extending import intrinsic
 
-from psfleet.kernels import hashing, rounding
+from psfleet.kernels import hashing, row_rounding
 from psfleet.kernels.cache import load_text
 from psfleet.kernels.device import cuda, cuda_queue
 from psfleet.kernels.device.cuda_queue import DeviceOperations, Staging
@@ -151,7 +151,7 @@ def _arithmetic(name: str) -> str:
     """Where a name of cuda_arithmetic is for the processor."""
     if name == "math":
         return "import math"
-    for module in (rounding, hashing):  # the same text for the processor
+    for module in (row_rounding, hashing):  # the same text for the processor
         if getattr(getattr(module, name, None), "__module__", "") == module.__name__:
             return f"from {module.__name__} import {name}"
     return f"from {__name__} import {name}"

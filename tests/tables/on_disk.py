@@ -8,14 +8,14 @@ import tempfile
 
 import pytest
 
-from psfleet.tables import disk_file, disk_rows
+from psfleet.tables import disk_arena, disk_rows
 from psfleet.tables.budget import MemoryBudget
 from psfleet.tables.disk_rows import DiskRowMemory
 from psfleet.tables.memory_choice import MemoryChoice
 from psfleet.tables.sparse import SparseTable
 
 _folder = tempfile.TemporaryDirectory()
-disk_rows.LEAST = disk_file.LEAST = 1 << 14  # type: ignore[attr-defined]
+disk_rows.LEAST = disk_arena.LEAST = 1 << 14  # type: ignore[attr-defined]
 _keep_ahead = DiskRowMemory.keep_ahead
 
 

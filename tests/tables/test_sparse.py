@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from psfleet.entry import CapacityEntry
 from psfleet.errors import UsageError
-from psfleet.kernels.hashing import VIRTUAL_SHARDS, ids_of, routes
+from psfleet.kernels.hashing import ids_of
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, routes
 from psfleet.kernels.initial_values import initial_rows
 from psfleet.rules import ASGD, SGD, Adagrad, Adam
 from psfleet.schema.table import InitializerSpec, TableSpec

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from psfleet.formats import write_scale
 from psfleet.observability.exposition import PREFIX, decode, merge
-from psfleet.observability.fleet_panels import PANELS
 from psfleet.observability.panels import Look
+from psfleet.observability.process_panels import PANELS
 from psfleet.settings.environment import Environment
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.status_poller import StatusPoller

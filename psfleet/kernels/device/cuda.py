@@ -29,7 +29,7 @@ _HELPERS = (  # kernels contain their functions
     "cuda_index.py",
     "cuda_rows.py",
     "../hashing.py",
-    "../rounding.py",
+    "../row_rounding.py",
 )
 
 

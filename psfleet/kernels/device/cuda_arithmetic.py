@@ -5,7 +5,7 @@ has no switch against that. The compiler leaves a product alone that names its r
 ISA), as `rounded_product` does. Numba's sums, divisions and square roots on a device round to nearest and
 keep subnormal numbers, as on the CPU. `math.pow` is another function there; its last bit may differ.
 
-Values of a packed row in 16 and 8 bits are rounded by the text of psfleet.kernels.rounding.
+Values of a packed row in 16 and 8 bits are rounded by the text of psfleet.kernels.row_rounding.
 
 The simulator runs kernels as Python, whose `math` answers in float64. There the rules get the one of the
 reference in NumPy.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numba import config, cuda, float32, int32, int64, uint32, uint64
 
-from psfleet.kernels import hashing, rounding
+from psfleet.kernels import hashing, row_rounding
 from psfleet.kernels.rule_source import FLOAT32_MATH
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
@@ -60,9 +60,9 @@ if SIMULATED:
     from psfleet.kernels.rule_source import FLOAT32_MATH as math  # kernels import it here
 
     rounded_product = rounded_double_product = operator.mul
-    bits_of = rounding.bits_of.py_func
-    float_of = rounding.float_of.py_func
-    floor = rounding.floor.py_func
+    bits_of = row_rounding.bits_of.py_func
+    float_of = row_rounding.float_of.py_func
+    floor = row_rounding.floor.py_func
 
     def mix(x):
         """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
@@ -127,7 +127,7 @@ _own = {
 
 
 def _of_device(function: Any) -> Any:
-    """A function of `rounding` that calls those of a device."""
+    """A function of `row_rounding` that calls those of a device."""
     plain = function.py_func
     copy = FunctionType(plain.__code__, {**plain.__globals__, **_own}, plain.__name__)
     return device_function(_unwarned(copy) if SIMULATED else copy)
@@ -143,9 +143,9 @@ def _unwarned(function: Any) -> Any:
     return quiet
 
 
-nearest = _of_device(rounding.nearest)
-drawn = _of_device(rounding.drawn)
-noise = _of_device(rounding.noise)
-random_base = _of_device(rounding.random_base)
-scale_of = _of_device(rounding.scale_of)
-code_of = _of_device(rounding.code_of)
+nearest = _of_device(row_rounding.nearest)
+drawn = _of_device(row_rounding.drawn)
+noise = _of_device(row_rounding.noise)
+random_base = _of_device(row_rounding.random_base)
+scale_of = _of_device(row_rounding.scale_of)
+code_of = _of_device(row_rounding.code_of)

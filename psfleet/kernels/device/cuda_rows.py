@@ -134,7 +134,7 @@ def widen(rows, halves, codes, stride, slots, n, form, word, count, wide, width,
 def narrow(
     rows, halves, stride, slots, ids, n, form, word, count, wide, width, place, stream, step
 ):
-    """The opposite of `widen` for columns without codes; see psfleet.kernels.rounding."""
+    """The opposite of `widen` for columns without codes; see psfleet.kernels.row_rounding."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count

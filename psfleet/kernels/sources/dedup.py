@@ -1,7 +1,7 @@
 from numba import int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import mix
-from psfleet.kernels.hashing import VIRTUAL_SHARDS, virtual_shard
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, virtual_shard
 from psfleet.kernels.intrinsics import (kernel, load_i64, load_u32, load_u64, prefetch_write,
                                         read_i64, store_i64, store_u32, store_u64)
 

@@ -2,7 +2,7 @@ from numba import float64, int64, uint32, uint64, void
 
 from psfleet.kernels.hashing import fill_row, mix
 from psfleet.kernels.intrinsics import kernel, load_u32, read_i64, store_u32
-from psfleet.kernels.rounding import drawn, noise, random_base
+from psfleet.kernels.row_rounding import drawn, noise, random_base
 
 
 @kernel(void(int64, int64, int64, int64, float64, float64, uint64, int64))

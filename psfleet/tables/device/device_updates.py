@@ -204,7 +204,7 @@ def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpda
 class DevicePackedUpdate(DeviceRowUpdate):
     """See DeviceRowUpdate. The rule updates copies of the rows in float32, which are then rounded.
 
-    Roundings are drawn as psfleet.kernels.rounding says.
+    Roundings are drawn as psfleet.kernels.row_rounding says.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:

@@ -16,7 +16,7 @@ from psfleet.faults import CrashFaults
 from psfleet.platform.logs import log_of
 from psfleet.schema.table import TableSpec
 from psfleet.shard.events import Record, RestorePart
-from psfleet.shard.row_dealing import Dealt, DealtShard, dealt
+from psfleet.shard.rescaled_rows import Dealt, DealtShard, dealt
 from psfleet.shard.shard import Shard
 from psfleet.shard.shard_state import ShardState
 from psfleet.shard.shard_tables import DeltaBases

@@ -41,7 +41,7 @@ from psfleet_server.durability.records import TORN_STEP, server_state
 from psfleet_server.durability.recovery import Journal
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
 from psfleet_server.engine.coordinator_replies import release
-from psfleet_server.engine.followers import Followers, SendChanges
+from psfleet_server.engine.follower_requests import Followers, SendChanges
 from psfleet_server.engine.server_measurements import (
     CallBytes,
     CallLatencies,

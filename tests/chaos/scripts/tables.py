@@ -8,7 +8,7 @@ import numpy as np
 import psfleet
 from psfleet.optimizer import SGD, Adam
 
-STEPS = 200
+STEPS = 80
 
 with psfleet.connect(mode=sys.argv[1]) as ps:
     users = ps.sparse_table("users", dim=4, optimizer=Adam(0.01))
@@ -26,5 +26,5 @@ with psfleet.connect(mode=sys.argv[1]) as ps:
                 bias: 0.1 * values[bias] + slope,
             }
         )
-        time.sleep(0.01)  # long enough to meet some faults
+        time.sleep(0.03)  # long enough to meet some faults
     ps.barrier()

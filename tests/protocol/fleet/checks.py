@@ -7,7 +7,7 @@ import numpy as np
 
 from psfleet.datasets.round_plan import PlanEntry, RoundPlan
 from psfleet.kernels.dedup import merge_pushes
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import Read
 from psfleet.shard.events import CloseRound, Join, Push
 from psfleet.shard.membership_view import InstallView, SeatView

@@ -10,10 +10,10 @@ import pytest
 from psfleet.serving import following
 from psfleet.serving.following import AskChanges, Filling, Following, WeightCopy
 from psfleet.serving.row_source import ServedRows
-from psfleet.shard.change_log import ChangeLog
+from psfleet.shard.follower_changes import ChangeLog
 from psfleet.wire.table_messages import NO_IDS
 from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
-from psfleet_server.engine.followers import Followers
+from psfleet_server.engine.follower_requests import Followers
 from psfleet_server.snapshots.snapshot_under_way import SnapshotUnderWay
 from tests.protocol.fleet.calls import Response
 from tests.protocol.fleet.followed import Followed

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from psfleet.consistency import ConsistencyMode, SspMode, find_mode
 from psfleet.datasets.round_plan import Range
 from psfleet.entry import CapacityEntry
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.rules import make_rule
 from psfleet.runtime.interface import Gradient
 from psfleet.schema.table import InitializerSpec, TableSpec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from psfleet.errors import PsfleetError
-from psfleet.shard.row_dealing import DealtShard
+from psfleet.shard.rescaled_rows import DealtShard
 from psfleet.shard.shard import Shard
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import Scaling

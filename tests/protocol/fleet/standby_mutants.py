@@ -2,7 +2,7 @@
 
 import pytest
 
-from psfleet.shard.change_log import ChangeLog
+from psfleet.shard.follower_changes import ChangeLog
 from psfleet.wire.frame import Part
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves

@@ -12,7 +12,7 @@ import numpy as np
 
 from psfleet.datasets.round_plan import RoundPlan
 from psfleet.errors import Fenced, ProtocolError, PsfleetError
-from psfleet.kernels.hashing import owned_by
+from psfleet.kernels.id_routing import owned_by
 from psfleet.runtime.interface import Read
 from psfleet.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply

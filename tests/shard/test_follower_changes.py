@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from psfleet.rules import make_rule
 from psfleet.schema.table import TableSpec
-from psfleet.shard.change_log import ChangeLog
+from psfleet.shard.follower_changes import ChangeLog
 from psfleet.shard.shard_tables import ShardTables
 from psfleet.tables.dense import DenseTable
 from psfleet.tables.sparse import SparseTable

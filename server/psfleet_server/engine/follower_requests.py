@@ -1,4 +1,7 @@
-"""What followers ask of one shard: changes of its tables as of one moment, and rows for a first copy."""
+"""Requests of followers to one shard: changes of its tables as of one moment, and rows for a first copy.
+
+psfleet.shard.follower_changes keeps which rows have changed, and how long a silent follower is remembered.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 
 from psfleet.errors import UsageError
 from psfleet.kernels.hash_index import SEGMENT_COUNT
-from psfleet.kernels.hashing import VIRTUAL_SHARDS, owned_by
+from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by
 from psfleet.schema.table import TableSpec
 from psfleet.shard.shard import Shard
 from psfleet.tables.dense import DenseTable

@@ -1,4 +1,4 @@
-"""Panels about the processes: memory, load, numbers, deaths, and what travels; and the table of all."""
+"""Panels about the processes: memory, load, deaths, and what travels; and the table of all."""
 
 from psfleet.observability.panels import (
     Age,
@@ -140,32 +140,6 @@ _SKEW = section(
         Level("psfleet_hot_ids_share", _TABLE, aggregate="max"),
         "The same for the 100 most frequent ids.",
         "If it is high, most of a batch repeats: larger batches cost servers less per sample.",
-    ),
-)
-_NUMBERS = section(
-    "Are the numbers sound?",
-    Panel(
-        "Steps with NaN or infinity",
-        "short",
-        Level("psfleet_nonfinite_pushes_total", _EACH),
-        "Steps of a worker with a loss or gradient that is not finite. The screen, the page and the report "
-        "name the first one of all workers with its step, table and id.",
-        "Look at that sample; lower the learning rate, clip, or use --on-nan skip.",
-        Alert("PsfleetNonFinite", "> 0", "0m", "critical"),
-    ),
-    Panel(
-        "Gradient norm, median",
-        "short",
-        Quantile(0.5, "psfleet_gradient_norm", _TABLE),
-        "Norm of a table's gradient in a step of any worker; powers of two are counted.",
-        "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
-    ),
-    Panel(
-        "Gradient norm, 99th percentile",
-        "short",
-        Quantile(0.99, "psfleet_gradient_norm", _TABLE),
-        "Norm that 99 % of the steps do not exceed.",
-        "If it is far above the median, clip gradients.",
     ),
 )
 _RELIABILITY = section(
@@ -364,9 +338,9 @@ _WIRE = section(
         "A snapshot shortens the log: --snapshot-every.",
     ),
 )
-FLEET: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_NUMBERS, *_RELIABILITY, *_WIRE)
+PROCESSES: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_RELIABILITY, *_WIRE)
 
-PANELS: tuple[Panel, ...] = (*TRAINING, *FLEET)
+PANELS: tuple[Panel, ...] = (*TRAINING, *PROCESSES)
 """Panels for operators, in the order in which they ask: the one table of panels.
 
 The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are made from it
