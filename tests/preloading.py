@@ -5,7 +5,10 @@ import importlib
 
 import numpy as np
 
-_LAUNCHED = ("psfleet_launch.commands.psfleet_cli", "psfleet_launch.agent.agent")
+_LAUNCHED = ("psfleet_launch.commands.launch_command", "psfleet_launch.agent.agent")
+_COMMANDS = tuple(
+    f"psfleet_launch.commands.{name}_commands" for name in ("checkpoint", "job", "machine", "model")
+)
 _ENGINES = tuple(f"psfleet_launch.engines.{name}" for name in ("join", "ssh", "slurm", "ray"))
 _TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stage_links", "psfleet.client")
 _USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "pytest", "encodings.idna")
@@ -15,7 +18,7 @@ _TLS = ("cryptography.hazmat.backends.openssl.backend", "cryptography.x509")
 
 def load(more: str) -> None:
     """Import it, and load the kernels of most tables. more: One more module."""
-    for name in (*_LAUNCHED, *_ENGINES, *_TRAINED, *_USED, *_GRPC, *_TLS, more):
+    for name in (*_LAUNCHED, *_COMMANDS, *_ENGINES, *_TRAINED, *_USED, *_GRPC, *_TLS, more):
         importlib.import_module(name)
     importlib.import_module("psfleet_server.process").warm_up()
     _load_kernels()
