@@ -53,7 +53,7 @@ def is_plain(
     """
     try:
         if push is not None:
-            if push.cut is not None or push.correction is not None or push.withdrawn:
+            if push.correction is not None or push.withdrawn:  # of no cut: the shard is quiet
                 return False
             shard.workers.admit(push.worker, push.incarnation)
             if not shard.workers.is_new_push(push) or not updates.fit(base):

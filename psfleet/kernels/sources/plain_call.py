@@ -14,8 +14,8 @@ from psfleet.kernels.intrinsics import (OPTIONS, helper, load_i64, load_packed_i
 # fmt: off
 # What `read` finds: the layout, fields of psfleet.v1.Header, and where the payload begins; 0: it is not there.
 (LAYOUT, LAYOUT_END, WORKER, INCARNATION, SEQUENCE, SAMPLES, HAS_LOSS, LOSS, CLOCK, LEASES, LEASE_SAMPLES,
- SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD) = range(18)
-FIELDS = 18
+ SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD, CUT, CUT_AFTER) = range(20)
+FIELDS = 20
 DAMAGED = -1  # in place of a position
 # A block of a table: addresses of its kernels `push` and `pull` and of its index, and their last arguments.
 PUSH, PULL, INDEX, KIND, LOW, SPAN, STREAM, RING, LANES = range(9)
@@ -65,6 +65,8 @@ def place_of(key):
         return CLOCK
     if key == 16 << 3 or key == 17 << 3:
         return LEASES + (key >> 3) - 16
+    if key == 13 << 3 or key == 14 << 3:
+        return CUT + (key >> 3) - 13
     if key == 23 << 3:
         return SKIPPED
     return DAMAGED

@@ -100,6 +100,7 @@ class PlainCalls:
             (
                 layout, layout_end, worker, incarnation, sequence, samples, has_loss, _, clock, leases,
                 lease_samples, skipped, progress, progress_end, has_lane, generation, turn, payload,
+                cut, cut_after,
             ) = self._words.tolist()
             # fmt: on
             known, plan, base = request[layout:layout_end], None, 0
@@ -121,7 +122,8 @@ class PlainCalls:
                     text = request[progress:progress_end].decode() if progress else ""
                 except UnicodeDecodeError:
                     return None
-                told = samples, loss, clock, None, position, None, text, skipped
+                marked = (cut, cut_after) if cut else None
+                told = samples, loss, clock, marked, position, None, text, skipped
                 push = Push(worker, incarnation, sequence, (), *told)
             if pulls:
                 pull = Pull(worker, incarnation, (), 0, clock)
