@@ -123,6 +123,31 @@ def test_a_server_comes_back_as_it_was(tmp_path: Path, mode: Mode) -> None:
     assert before != content(again)
 
 
+def test_no_reply_goes_before_its_record_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `log+fsync` a log has synced each record when its settling is over, once for all before it; with
+    `log` the page cache has it."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda file: synced.append(os.fstat(file).st_size))
+    for fsync in (True, False):
+        log = ServerLog(tmp_path / f"{fsync}.log", HEADER, fsync=fsync)
+        shard, coordinator = Shard(workers=2), Coordinator(2)
+        Journal(log, shard, coordinator).start()
+        begin(shard, coordinator, "async")
+        synced.clear()  # those of the file's head
+        for number in (1, 2):
+            shard.handle(push(0, number), number)
+            assert log.is_settled(log.end) is not fsync
+            log.settle(log.end)
+            assert log.is_settled(log.end)
+            if fsync:
+                assert synced[number - 1 :] == [log.end]
+            log.settle(log.end)
+        log.close()
+    assert not synced
+
+
 def test_repeats_get_the_reply_of_before(tmp_path: Path) -> None:
     """After a restart a repeated push, write or registration has no effect."""
     log, shard, coordinator = kept(tmp_path / "log")
