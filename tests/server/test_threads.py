@@ -28,7 +28,6 @@ ELSEWHERE = {
     "psfleet/platform/threads.py",  # makes them
     "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
     "psfleet/testing/local_fleet.py",  # for tests
-    "psfleet/testing/training_run.py",
 }
 
 

@@ -111,7 +111,7 @@ add_bags, add_scaled = adding("", 0), adding("code", 0)
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
-    """`expand` of merge.py and then `pool` of bags.py, with the same bits; `out` may hold anything."""
+    """`expand` and then `pool` of row_sums.py, with the same bits; `out` may hold anything."""
     at = int64(0)
     for b in range(bags):
         to = out + b * (4 * DIM)
@@ -129,7 +129,7 @@ def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
-    """`spread` of bags.py and then `merge` of merge.py, with the same bits."""
+    """`spread` and then `merge` of row_sums.py, with the same bits."""
     low = (int64(1) << shift) - 1
     at = int64(0)
     for b in range(bags):
