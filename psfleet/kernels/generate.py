@@ -3,7 +3,6 @@
 import ast
 import inspect
 import re
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -238,4 +237,8 @@ def _function(policy: EvictionPolicy) -> ast.FunctionDef:
 
 def _factor(half_life: float) -> float:
     """By what a frequency falls with each update: decimal, since a library's pow differs by machine."""
-    return float(Decimal(2) ** (-1 / Decimal(half_life))) if half_life else 1.0
+    if not half_life:
+        return 1.0
+    from decimal import Decimal  # few tables need it, and every process imports this module
+
+    return float(Decimal(2) ** (-1 / Decimal(half_life)))
