@@ -112,7 +112,7 @@ def _short(path: str) -> str:
 def fleet_here(folder: Path) -> Iterator[Any]:
     """A client of a server whose threads are in this process."""
     import psfleet
-    from psfleet.settings.environment import Environment
+    from psfleet.core.base.settings.environment import Environment
     from psfleet_server.process import Server
 
     endpoint = f"unix:{folder}/server"

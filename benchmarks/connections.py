@@ -15,8 +15,8 @@ from measuring import in_turn
 from processes import Crew, keep_output, many_workers, obey
 from reporting import Report, arguments, finish
 
-from psfleet.client import Client
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.client import Client
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 DIM, IDS, ROWS, PROCESSES = 16, 8, 100_000, 2
 
@@ -24,7 +24,7 @@ DIM, IDS, ROWS, PROCESSES = 16, 8, 100_000, 2
 def work(first: int, count: int) -> None:
     """So many workers, each with a connection of its own."""
     import psfleet
-    from psfleet.settings.environment import read_environment
+    from psfleet.core.base.settings.environment import read_environment
 
     replies = keep_output()
     base = read_environment()

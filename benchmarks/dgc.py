@@ -86,7 +86,7 @@ JOBS = {"perceptron": perceptron, "flights": flights}
 
 
 def _dense_values() -> int:
-    from psfleet.runtime.process_runtime import active
+    from psfleet.core.runtime.process_runtime import active
 
     return sum(spec.size for spec in active().specs().values() if spec.kind == "dense")
 
@@ -94,7 +94,7 @@ def _dense_values() -> int:
 def work(job: str, steps: int, seed: int, out: str) -> None:
     """A worker's process: train, and write the figures on worker 0."""
     from psfleet import fleet
-    from psfleet.runtime.process_runtime import active
+    from psfleet.core.runtime.process_runtime import active
 
     fleet.init()
     found = JOBS[job](steps, seed)

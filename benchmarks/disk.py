@@ -28,11 +28,11 @@ from measuring import in_turn
 from processes import psfleet_crew
 from reporting import Report, arguments, finish
 
-from psfleet.rules import Adam
-from psfleet.schema.table import TableSpec
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.row_memory import ROW_BYTES
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.row_memory import ROW_BYTES
+from psfleet.core.engine.tables.sparse import SparseTable
 
 HERE = Path(__file__).parent
 DIM, ROW = 16, 192
@@ -123,7 +123,7 @@ def measure(kind: str, rows: int, share: float, scattered: bool, steps: int, fol
 def idle_server() -> int:
     """Memory of a server that has no table, as it counts it itself."""
     code = (
-        "from psfleet_server.process import warm_up; from psfleet.platform.memory import resident; "
+        "from psfleet_server.process import warm_up; from psfleet.core.base.memory import resident; "
         "warm_up(); print(resident())"
     )
     return int(subprocess.check_output([sys.executable, "-c", code]))

@@ -20,16 +20,16 @@ from functools import partial
 import numpy as np
 from reporting import Report, arguments, finish
 
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.rules import Adam
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.strategy import ConsistencySettings, WireSettings
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1.shard_pb2 import TransportReply
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.v1.shard_pb2 import TransportReply
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 DIM, IDS, ROWS, BATCH = 16, 2_000, 100_000, 512
 WORKERS = 2

@@ -159,7 +159,7 @@ def torch_step(samples: int) -> Step:
 def work(mode: Any, what: str, samples: int) -> None:
     """A worker; mode: of the fleet, or embedded."""
     import psfleet
-    from psfleet.settings.environment import Environment
+    from psfleet.core.base.settings.environment import Environment
 
     if what in ("program", "PyTorch"):
         work_in_fleet(mode, program_step if what == "program" else pytorch_step, samples)
@@ -178,7 +178,7 @@ def work(mode: Any, what: str, samples: int) -> None:
 def work_in_fleet(mode: str, make: Callable[[int], Step], samples: int) -> None:
     """A worker with a model."""
     from psfleet import fleet
-    from psfleet.runtime.process_runtime import active
+    from psfleet.core.runtime.process_runtime import active
 
     if mode == "embedded":
         del os.environ["PSFLEET_SERVERS"], os.environ["PSFLEET_ROLE"]

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import Report, arguments, finish, torch_missing
 
-from psfleet.rules import SGD, Adam
-from psfleet.schema.table import DecaySpec, TableSpec
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.memory_choice import why_no_gpu
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.rules import SGD, Adam
+from psfleet.core.engine.schema.table import DecaySpec, TableSpec
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.memory_choice import why_no_gpu
+from psfleet.core.engine.tables.sparse import SparseTable
 
 BATCHES = (65_536, 1_048_576)  # ids: of a worker's step, and of the literature on hash tables
 Rows = list[dict[str, Any]]
@@ -51,8 +51,8 @@ def bench_dense(size: int, runs: int, peers: bool) -> Rows:
     """A copy of `size` float32 on the device, and Adam over as many weights."""
     from numba import cuda
 
-    from psfleet.kernels.device.cuda import CudaUpdate
-    from psfleet.kernels.device.cuda_queue import DeviceQueue
+    from psfleet.core.engine.kernels.device.cuda import CudaUpdate
+    from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
 
     gradient = cuda.to_device(np.full(size, 0.01, np.float32))
     planes = [cuda.to_device(np.zeros(size, np.float32)) for _ in range(3)]
@@ -89,8 +89,8 @@ def torch_adam(size: int) -> Callable[[], Any]:
 
 def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
     """Find, insert-or-find, pull and push of ids of a table of `rows` rows under Adam."""
-    from psfleet.tables.device.device_rows import DeviceRowMemory
-    from psfleet.tables.device.device_updates import DeviceRowUpdate
+    from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
+    from psfleet.core.engine.tables.device.device_updates import DeviceRowUpdate
 
     spec = TableSpec("bench", "sparse", (dim,), Adam())
     memory = DeviceRowMemory(3 * dim, 2**31, marks=False)
@@ -202,7 +202,7 @@ def filled(table: SparseTable, rows: int, n: int) -> SparseTable:
 
 def numbers(step: int) -> NDArray[np.float32]:
     """What Adam's kernels need to know of a step."""
-    from psfleet.kernels.rule_source import scalars_of
+    from psfleet.core.engine.kernels.rule_source import scalars_of
 
     return scalars_of(Adam(), DecaySpec(), 1e-3, step)
 
@@ -250,7 +250,7 @@ def main() -> None:
         sys.exit(f"nothing was measured: {why}")
     from numba import cuda
 
-    from psfleet.kernels.device.cuda_arithmetic import SIMULATED
+    from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 
     name = "numba's simulator" if SIMULATED else str(cuda.get_current_device().name)
     report = Report("gpu", f"tables on {name}")

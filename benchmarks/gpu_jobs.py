@@ -33,7 +33,7 @@ from processes import Crew, psfleet_crew
 from profiled_server import KINDS, read_totals
 from reporting import Report, arguments, finish
 
-from psfleet.tables.memory_choice import why_no_gpu
+from psfleet.core.engine.tables.memory_choice import why_no_gpu
 
 SERVER = Path(__file__).with_name("profiled_server.py")
 Rows = list[dict[str, Any]]
@@ -153,7 +153,7 @@ def work(workload: str, ids: int, batch: int, batches: int, hidden: int) -> None
     else:
         import w1_sparse
 
-        from psfleet.settings.environment import read_environment
+        from psfleet.core.base.settings.environment import read_environment
 
         rank = read_environment().rank
         w1_sparse.work(rank, ids, False, batches_w1(batches, 10 + rank, ids, batch))

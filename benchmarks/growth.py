@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import Report, arguments, finish
 
-from psfleet import rules
-from psfleet.schema.table import TableSpec
-from psfleet.tables.arena import Arena
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine import rules
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.arena import Arena
+from psfleet.core.engine.tables.sparse import SparseTable
 
 DIM, BATCH = 16, 4096
 ROW_BYTES = 230  # of a row and its index, at most

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import Report, arguments, finish, torch_missing
 
-from psfleet.kernels.dedup import dedup
-from psfleet.rules import ASGD, RULES, Adam, RMSProp
-from psfleet.rules.rule import Rule, Slot
-from psfleet.schema.table import RowPrecision, TableSpec
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.kernels.dedup import dedup
+from psfleet.core.engine.rules import ASGD, RULES, Adam, RMSProp
+from psfleet.core.engine.rules.rule import Rule, Slot
+from psfleet.core.engine.schema.table import RowPrecision, TableSpec
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.sparse import SparseTable
 
 Variants = dict[str, Callable[[], Any]]
 Rows = list[dict[str, Any]]

@@ -18,11 +18,11 @@ from processes import environment
 from reporting import Report, arguments, finish
 from serving import cpu_of
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving import ServingClient
-from psfleet.testing.local_fleet import LocalFleet
 
 DIM, IDS, ROWS = 16, 200, 1_000_000
 CONNECTIONS, PUSHED = 4, 20_000

@@ -82,7 +82,7 @@ def _connected() -> tuple[socket.socket, socket.socket]:
 def _contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """For the sender and for the receiver."""
     sys.path.insert(0, str(ROOT))
-    from psfleet.wire.connections.certificates import make_credentials
+    from psfleet.core.net.connections.certificates import make_credentials
 
     own = make_credentials(folder)["server"]
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from tests.agents.machines import NETWORK, Lab, laboratory  # noqa: E402 - found by the line before
@@ -39,7 +39,7 @@ BEFORE, AFTER = 2.0, 5.0  # seconds of training on either side
 def work(acknowledged: Path, over: Path) -> None:
     """The worker: pushes until it is told to end, and notes when each push was acknowledged."""
     from psfleet import fleet
-    from psfleet.runtime.process_runtime import current
+    from psfleet.core.runtime.process_runtime import current
 
     fleet.init()
     active = current().active()

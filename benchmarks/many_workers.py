@@ -18,8 +18,8 @@ from measuring import cpu_seconds
 from processes import Crew, keep_output, many_workers, obey
 from reporting import Report, arguments, finish
 
-from psfleet.client import Client
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.client import Client
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 SERVERS, PROCESSES, DIM, IDS, IDLE = 2, 4, 16, 8, 5.0
 PARTS = ("join", "barrier", "sum of 100,000", "first step", "step", "idle second", "one comes back")
@@ -29,7 +29,7 @@ PARTS = ("join", "barrier", "sum of 100,000", "first step", "step", "idle second
 def work(first: int, count: int) -> None:
     """So many workers; each line of input takes all of them through the next part."""
     import psfleet
-    from psfleet.settings.environment import read_environment
+    from psfleet.core.base.settings.environment import read_environment
 
     replies = keep_output()
     base = read_environment()

@@ -23,10 +23,10 @@ from typing import get_args
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import RowPrecision, TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import RowPrecision, TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 DIM = 16
 BATCH = 250_000

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.observability.exposition import quantile
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.observability.exposition import quantile
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from tests.click_model import ClicksWorkload  # noqa: E402 - found by the line before

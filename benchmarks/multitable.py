@@ -19,7 +19,7 @@ DIM, IDS, ROWS = 16, 256, 100_000
 def work(mode: Any, together: bool) -> None:
     """A worker; mode: of the fleet, or embedded."""
     import psfleet
-    from psfleet.settings.environment import Environment
+    from psfleet.core.base.settings.environment import Environment
 
     alone = Environment(None, 0, (), 1) if mode == "embedded" else None
     with psfleet.connect(alone, mode="async" if mode == "embedded" else mode) as ps:

@@ -71,7 +71,7 @@ def by_pyarrow(folder: Path) -> int:
 def by_batches(folder: Path, batch_size: int, seed: int | None = None, prefetch: int = 0) -> int:
     """Every row in a batch of a feature set."""
     from psfleet import fleet
-    from psfleet.datasets.parquet import ParquetFiles
+    from psfleet.data.parquet import ParquetFiles
     from psfleet.features import Feature, FeatureSet, Number, Table
 
     table = Table("ids", 16)

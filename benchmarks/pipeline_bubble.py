@@ -20,8 +20,8 @@ import numpy as np
 from processes import environment
 from reporting import Report, arguments, finish
 
-from psfleet.program.operation import Array, Context, Op, Spec
-from psfleet.program.variable import Variable
+from psfleet.core.graph.program.operation import Array, Context, Op, Spec
+from psfleet.core.graph.program.variable import Variable
 
 FORMULAS = {
     "gpipe": lambda s, m: (s - 1) / (m + s - 1),
@@ -62,8 +62,8 @@ def work(kind: str, stages: int, micro: int, seconds: float, steps: int, out: Pa
     """A stage's process: take steps, and write down the naps of each."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
-    from psfleet.program.variable import apply
-    from psfleet.settings.environment import read_environment
+    from psfleet.core.base.settings.environment import read_environment
+    from psfleet.core.graph.program.variable import apply
 
     fleet.init()
     value = layers.data("x", [None, 1000]) + layers.create_parameter([1000], name="start")

@@ -100,7 +100,7 @@ def work(what: str, dim: int, samples: int, rows: int) -> None:
         obey(fbgemm_step(dim, samples, rows))
         return
     import psfleet
-    from psfleet.settings.environment import Environment
+    from psfleet.core.base.settings.environment import Environment
 
     alone = Environment(None, 0, (), 1) if what == "embedded" else None
     with psfleet.connect(alone, mode="async") as ps:

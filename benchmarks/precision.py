@@ -89,7 +89,7 @@ JOBS = {"W3's model": w3, "flights": flights}
 
 def _multiply_in(compute: str, program: Any) -> None:
     """Of any size, so that the small products of flights count."""
-    from psfleet.program.ops.matmul import Bfloat16Products
+    from psfleet.core.graph.program.ops.matmul import Bfloat16Products
 
     if compute == "bfloat16":
         program.products = Bfloat16Products(worthwhile=0)

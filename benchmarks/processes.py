@@ -248,7 +248,7 @@ def _settings(over: Connection, folder: Path) -> dict[str, str]:
     if over is Connection.TCP:
         return {"PSFLEET_LANE": "inline", "PSFLEET_INSECURE": "1"}
     # Here, for the environments of peers have no cryptography.
-    from psfleet.wire.connections.certificates import make_credentials
+    from psfleet.core.net.connections.certificates import make_credentials
 
     return {
         "PSFLEET_LANE": "inline",

@@ -35,9 +35,9 @@ def _profile(totals: NDArray[np.float64]) -> None:
     """Have the tables of this process add up what they ask of the device."""
     from numba import cuda
 
-    from psfleet.kernels.device import cuda_queue
-    from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-    from psfleet.kernels.device.cuda_queue import DeviceOperations, Staging
+    from psfleet.core.engine.kernels.device import cuda_queue
+    from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+    from psfleet.core.engine.kernels.device.cuda_queue import DeviceOperations, Staging
 
     class ProfiledOperations(DeviceOperations):
         def __init__(self) -> None:

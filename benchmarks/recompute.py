@@ -1,7 +1,7 @@
 """What recompute saves and costs: a perceptron of 64 layers, plain, with checkpoints, with chosen cuts.
 
-Peak bytes are those of activations alive at once (psfleet.program.recompute.ActivationMeter); the runs take
-turns, so that a change of the machine's mood hits all. Gradients are compared bit by bit.
+Peak bytes are those of activations alive at once (psfleet.core.graph.program.recompute.ActivationMeter); the
+runs take turns, so that a change of the machine's mood hits all. Gradients are compared bit by bit.
 """
 
 import statistics
@@ -14,10 +14,10 @@ from reporting import Report, arguments, finish
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.program import names
-from psfleet.program.backward import Automatic, append_backward
-from psfleet.program.program import Program, program_guard
-from psfleet.program.recompute import ActivationMeter
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.backward import Automatic, append_backward
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.graph.program.recompute import ActivationMeter
 
 DEPTH, WIDTH, BATCH, STEPS = 64, 256, 256, 5
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import Report, arguments, finish
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 ROWS = TableSpec("rows", "sparse", (16,), make_rule("adam", {}))
 BATCH, ALONE = 2000, 3.0

@@ -221,8 +221,8 @@ def over_grpcio(address: str) -> Ask:
     """The same with gRPC's own client, as other languages have it."""
     import grpc
 
+    from psfleet.core.net.v1 import serving_pb2 as messages
     from psfleet.serving.serving_client import _message
-    from psfleet.wire.v1 import serving_pb2 as messages
 
     channel = grpc.insecure_channel(address)
     ask = channel.unary_unary("/psfleet.v1.Prediction/Predict")
@@ -272,8 +272,8 @@ def services(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, flo
 
 def memory() -> dict[str, float]:
     """Bytes of a row of 16 with its place in the index, by form of rows."""
-    from psfleet.rules.momentum import SGD
-    from psfleet.schema.table import TableSpec
+    from psfleet.core.engine.rules.momentum import SGD
+    from psfleet.core.engine.schema.table import TableSpec
     from psfleet.serving.served_table import ServedTable
 
     found = {}

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, TableState
-from psfleet.schema.table import TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
 
 COUNTS = TableSpec("counts", "dense", (20_000,), make_rule("sgd", {}))
 PUSHES = 20  # between two kills
@@ -33,9 +33,9 @@ PUSHES = 20  # between two kills
 def work(kills: int, blow: signal.Signals) -> None:
     """The worker."""
     from psfleet import fleet
-    from psfleet.runtime.process_runtime import current
-    from psfleet.settings.environment import read_environment
-    from psfleet.strategy import DistributedStrategy
+    from psfleet.core.base.settings.environment import read_environment
+    from psfleet.core.runtime.process_runtime import current
+    from psfleet.core.runtime.strategy import DistributedStrategy
 
     strategy = DistributedStrategy()
     strategy.a_sync = True

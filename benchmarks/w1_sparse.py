@@ -140,7 +140,7 @@ def row(name: str, workers: int, steps: int, summary: Summary) -> dict[str, Any]
 
 if __name__ == "__main__":
     if "--worker" in sys.argv:
-        from psfleet.settings.environment import read_environment
+        from psfleet.core.base.settings.environment import read_environment
 
         rank = read_environment().rank
         rows, count = map(int, sys.argv[2:4])

@@ -57,7 +57,7 @@ def _run(executor: Any, batch: dict[str, Any], loss: Any) -> None:
 
 
 def _flush() -> None:
-    from psfleet.runtime.process_runtime import active
+    from psfleet.core.runtime.process_runtime import active
 
     active().flush()
 

@@ -30,7 +30,7 @@ class Watched:
     """A crew that is looked at while it runs."""
 
     def __init__(self, crew: Crew) -> None:
-        from psfleet.settings.environment import Environment
+        from psfleet.core.base.settings.environment import Environment
         from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters
 
         self.name = crew.name

@@ -20,8 +20,7 @@ from frappe_data import FIELDS, IDS, Samples
 from numpy.typing import NDArray
 
 import psfleet as ps
-from psfleet import fleet, initializer, layers, metrics, optimizer, regularizer
-from psfleet.errors import UsageError
+from psfleet import UsageError, fleet, initializer, layers, metrics, optimizer, regularizer
 from psfleet.features import Feature, FeatureSet, Table, feed
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.datasets import read_libsvm
-from psfleet.errors import UsageError
+from psfleet import UsageError
+from psfleet.data import read_libsvm
 
 __all__ = ["FIELDS", "Samples", "Split", "load", "rebuild"]
 

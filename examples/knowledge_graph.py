@@ -19,8 +19,7 @@ from knowledge_graph_data import Graph
 from numpy.typing import NDArray
 
 import psfleet as ps
-from psfleet import fleet, initializer, layers, optimizer
-from psfleet.errors import UsageError
+from psfleet import UsageError, fleet, initializer, layers, optimizer
 
 Ints = NDArray[np.int64]
 Variable = Any

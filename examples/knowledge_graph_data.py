@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import UsageError
+from psfleet import UsageError
 
 __all__ = ["CHECKSUMS", "Answers", "Graph", "load"]
 

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import psfleet as ps
-from psfleet import fleet, initializer, layers, optimizer
-from psfleet.datasets import read_libsvm, read_ratings
-from psfleet.errors import UsageError
+from psfleet import UsageError, fleet, initializer, layers, optimizer
+from psfleet.data import read_libsvm, read_ratings
 
 Floats = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ the graph, and `import psfleet` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from psfleet.errors import install_hook
+from psfleet.core.base.errors import install_hook
 
 if TYPE_CHECKING:
     __version__: str
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import psfleet.metrics as metrics
     import psfleet.optimizer as optimizer
     import psfleet.serving as serving
-    from psfleet.client import Client, DenseTable, SparseTable, connect
-    from psfleet.errors import PsfleetError
-    from psfleet.execution.executor import Executor
-    from psfleet.fleet import reset
-    from psfleet.parameters.parameter import Parameter, SparseGrad
-    from psfleet.program.attribute import ParamAttr
-    from psfleet.program.program import (
+    from psfleet.core.base.errors import PsfleetError
+    from psfleet.core.client import Client, DenseTable, SparseTable, connect
+    from psfleet.core.graph.execution.executor import Executor
+    from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+    from psfleet.core.graph.program.attribute import ParamAttr
+    from psfleet.core.graph.program.program import (
         Program,
         default_main_program,
         default_startup_program,
         program_guard,
     )
-    from psfleet.program.variable import Variable, to_variable
+    from psfleet.core.graph.program.variable import Variable, to_variable
+    from psfleet.fleet import reset
 
 __all__ = [
     "Client",
@@ -60,22 +60,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "psfleet.client",
-    "DenseTable": "psfleet.client",
-    "Executor": "psfleet.execution.executor",
-    "ParamAttr": "psfleet.program.attribute",
-    "Parameter": "psfleet.parameters.parameter",
-    "Program": "psfleet.program.program",
-    "PsfleetError": "psfleet.errors",
-    "SparseGrad": "psfleet.parameters.parameter",
-    "SparseTable": "psfleet.client",
-    "Variable": "psfleet.program.variable",
-    "connect": "psfleet.client",
-    "default_main_program": "psfleet.program.program",
-    "default_startup_program": "psfleet.program.program",
-    "program_guard": "psfleet.program.program",
+    "Client": "psfleet.core.client",
+    "DenseTable": "psfleet.core.client",
+    "Executor": "psfleet.core.graph.execution.executor",
+    "ParamAttr": "psfleet.core.graph.program.attribute",
+    "Parameter": "psfleet.core.graph.parameters.parameter",
+    "Program": "psfleet.core.graph.program.program",
+    "PsfleetError": "psfleet.core.base.errors",
+    "SparseGrad": "psfleet.core.graph.parameters.parameter",
+    "SparseTable": "psfleet.core.client",
+    "Variable": "psfleet.core.graph.program.variable",
+    "connect": "psfleet.core.client",
+    "default_main_program": "psfleet.core.graph.program.program",
+    "default_startup_program": "psfleet.core.graph.program.program",
+    "program_guard": "psfleet.core.graph.program.program",
     "reset": "psfleet.fleet",
-    "to_variable": "psfleet.program.variable",
+    "to_variable": "psfleet.core.graph.program.variable",
 }
 
 

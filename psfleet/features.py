@@ -42,13 +42,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from psfleet import entry, initializer, optimizer
-from psfleet.errors import ConfigError, UsageError
-from psfleet.feature_sets.feature_document import read_features, transform_of
-from psfleet.feature_sets.feature_lookup import FeatureLookup, feed
-from psfleet.feature_sets.feature_set import Feature, FeatureSet, Input, Number, Table
-from psfleet.feature_sets.jagged import Jagged
-from psfleet.feature_sets.transforms.lists import (
+from psfleet import initializer, optimizer
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.kinds import find_object
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.schema import entry
+from psfleet.data.feature_sets.feature_document import read_features, transform_of
+from psfleet.data.feature_sets.feature_lookup import FeatureLookup, feed
+from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number, Table
+from psfleet.data.feature_sets.jagged import Jagged
+from psfleet.data.feature_sets.transforms.lists import (
     FillMissing,
     Match,
     Overlap,
@@ -56,8 +59,8 @@ from psfleet.feature_sets.transforms.lists import (
     Truncate,
     WeightedValues,
 )
-from psfleet.feature_sets.transforms.maps import Lookup, Lowercase, MapLookup, NGrams, Split
-from psfleet.feature_sets.transforms.number_transforms import (
+from psfleet.data.feature_sets.transforms.maps import Lookup, Lowercase, MapLookup, NGrams, Split
+from psfleet.data.feature_sets.transforms.number_transforms import (
     Bucketize,
     Clip,
     Log1p,
@@ -65,12 +68,10 @@ from psfleet.feature_sets.transforms.number_transforms import (
     Normalize,
     Quantiles,
 )
-from psfleet.feature_sets.transforms.transform import Transform
-from psfleet.feature_sets.transforms.vocabulary import Cross, Vocabulary
-from psfleet.feature_sets.value_types import hashed
+from psfleet.data.feature_sets.transforms.transform import Transform
+from psfleet.data.feature_sets.transforms.vocabulary import Cross, Vocabulary
+from psfleet.data.feature_sets.value_types import hashed
 from psfleet.optimizer.wrapping_optimizers import check_outside
-from psfleet.settings.kinds import find_object
-from psfleet.validation.annotations import checked
 
 __all__ = [
     "Bucketize",
@@ -195,7 +196,7 @@ def _feature(name: str, fields: dict[str, Any], tables: Mapping[str, Table]) -> 
 
 
 def _entry(owner: str, part: Any) -> Any:
-    """A part of an entry; its policy may be one of psfleet.entry with hyperparameters."""
+    """A part of an entry; its policy may be one of psfleet.core.engine.schema.entry with hyperparameters."""
     if isinstance(part, dict) and isinstance(part.get("policy"), dict):
         part = {**part, "policy": _made(f"the policy in {owner}", part["policy"], entry)}
     return _made(owner, part, entry)

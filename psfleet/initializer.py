@@ -1,6 +1,7 @@
 """Initial values of parameters, under the reference's names.
 
-Each is a small value whose `resolve(shape)` gives the `psfleet.schema.table.InitializerSpec` that tables
+Each is a small value whose `resolve(shape)` gives the `psfleet.core.engine.schema.table.InitializerSpec`
+that tables
 use: the same bits on every server and worker.
 """
 
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import ConfigError, PsfleetError, ShapeError
-from psfleet.schema.table import InitializerSpec
-from psfleet.validation.annotations import NonNegative, NonNegativeInt, check_fields
+from psfleet.core.base.errors import ConfigError, PsfleetError, ShapeError
+from psfleet.core.base.validation.annotations import NonNegative, NonNegativeInt, check_fields
+from psfleet.core.engine.schema.table import InitializerSpec
 
 __all__ = [
     "MSRA",

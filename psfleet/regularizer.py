@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.schema.table import DecaySpec
-from psfleet.validation.annotations import NonNegative, check, checked
+from psfleet.core.base.validation.annotations import NonNegative, check, checked
+from psfleet.core.engine.schema.table import DecaySpec
 
 __all__ = [
     "L1Decay",

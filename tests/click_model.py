@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

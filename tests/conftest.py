@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from psfleet.platform.logs import set_up_logs
+from psfleet.core.base.logs import set_up_logs
 from tests import starter
 from tests.leaks import nothing_left
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from psfleet.testing.server_thread import ServerThread
+from psfleet.fleet.testing.server_thread import ServerThread
 
 _OF_CALLS = (
     "rpc_",

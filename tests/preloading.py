@@ -10,7 +10,7 @@ _COMMANDS = tuple(
     f"psfleet_launch.commands.{name}_commands" for name in ("checkpoint", "job", "machine", "model")
 )
 _ENGINES = tuple(f"psfleet_launch.engines.{name}" for name in ("join", "ssh", "slurm", "ray"))
-_TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stage_links", "psfleet.client")
+_TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stage_links", "psfleet.core.client")
 _USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "pytest", "encodings.idna")
 _GRPC = ("grpc.experimental", "grpc._server", "grpc._interceptor", "grpc._utilities")
 _TLS = ("cryptography.hazmat.backends.openssl.backend", "cryptography.x509")
@@ -28,9 +28,9 @@ def load(more: str) -> None:
 
 def _load_kernels() -> None:
     """Do what a server does with a table; most tables are updated by one of these rules."""
-    from psfleet.rules import SGD, Adagrad, Adam
-    from psfleet.schema.table import TableSpec
-    from psfleet.tables.sparse import SparseTable
+    from psfleet.core.engine.rules import SGD, Adagrad, Adam
+    from psfleet.core.engine.schema.table import TableSpec
+    from psfleet.core.engine.tables.sparse import SparseTable
 
     for rule in (SGD(), Adam(), Adagrad()):
         rows = SparseTable(TableSpec("rows", "sparse", (5,), rule))

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Runtime, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.interface import Gradient, Runtime, TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 
 _IDS = 50
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from psfleet.errors import PsfleetError
+from psfleet.core.base.errors import PsfleetError
 
 
 def cases(table: str) -> list[list[str]]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import current
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
 
 
 @contextmanager

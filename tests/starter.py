@@ -46,7 +46,7 @@ _ROOM = "PSFLEET_TEST_ROOM"  # a long one: room for environments that children s
 _AT_START = dict(os.environ)  # what Python and numba have read in a zygote
 # What a fork can still obey, or need not: no kernel of psfleet has several threads.
 _SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED", "NUMBA_NUM_THREADS"}
-_STARTS = ("subprocess", "psfleet.testing", "from processes")  # in scripts that start others
+_STARTS = ("subprocess", "psfleet.fleet.testing", "from processes")  # in scripts that start others
 _SHELL = re.compile(r'(?:.*mount |echo \$\$ > |cd ).* && exec "\$@"')
 """A shell's script whose effects last in the process that started it: mounts, a control group, a folder."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.errors import ConfigError, WrongType
-from psfleet.validation import annotations
-from psfleet.validation.annotations import (
+from psfleet.core.base.errors import ConfigError, WrongType
+from psfleet.core.base.validation import annotations
+from psfleet.core.base.validation.annotations import (
     Must,
     NonNegative,
     PositiveInt,

@@ -5,7 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from psfleet import errors
+from psfleet.core.base import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 

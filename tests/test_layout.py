@@ -101,7 +101,8 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def part(module: str) -> tuple[str, str]:
-    """The program or library and the package in it: `psfleet.tables.sparse` is in psfleet, tables."""
+    """The program or library and the package in it: `psfleet.core.engine.tables.sparse` is in psfleet,
+    tables."""
     home, _, rest = module.partition(".")
     return home, rest.partition(".")[0]
 
@@ -138,7 +139,7 @@ def test_layers(package: str) -> None:
 
 
 def test_testing_is_for_tests() -> None:
-    """No shipped module imports psfleet.testing."""
+    """No shipped module imports psfleet.fleet.testing."""
     for module, path in MODULES.items():
         if part(module) != ("psfleet", "testing"):
             actual = [name for name in imported(path) if part(name) == ("psfleet", "testing")]
@@ -152,10 +153,14 @@ def test_modules_have_names_of_their_own() -> None:
         home, _, name = module.rpartition(".")
         modules[name].add(home)
     allowed = [
-        {"psfleet.kernels", "psfleet.tables", "psfleet.kernels.sources"},  # a kernel and its text
-        {"psfleet.rules", "psfleet.optimizer"},
-        {"psfleet.layers", "psfleet.program.ops"},
-        {"psfleet.shard", "psfleet.strategy"},
+        {
+            "psfleet.core.engine.kernels",
+            "psfleet.core.engine.tables",
+            "psfleet.core.engine.kernels.sources",
+        },  # a kernel and its text
+        {"psfleet.core.engine.rules", "psfleet.optimizer"},
+        {"psfleet.layers", "psfleet.core.graph.program.ops"},
+        {"psfleet.core.engine.shard", "psfleet.core.runtime.strategy"},
         {"psfleet", "psfleet.optimizer"},
         {"psfleet.fluid", "psfleet.fluid.static"},
     ]
@@ -185,7 +190,7 @@ def test_a_server_loads_neither_graph_nor_optimizers() -> None:
     """A server process does without the graph, the optimizer wrappers and the fleet API."""
     program = (
         "import sys; sys.path[:0] = ['.', 'server']; import psfleet_server.process; "
-        "print(*(m for m in sys.modules if m.startswith(('psfleet.program', "
+        "print(*(m for m in sys.modules if m.startswith(('psfleet.core.graph.program', "
         "'psfleet.optimizer', 'psfleet.fleet', 'psfleet_launch', 'psfleet_worker'))))"
     )
     loaded = ended([sys.executable, "-c", program], check=True, cwd=ROOT).stdout.strip()

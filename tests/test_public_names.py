@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_MODULES = {  # generated stubs, and texts from which kernels are generated
-    ROOT / "psfleet" / "wire" / "v1",
-    ROOT / "psfleet" / "kernels" / "sources",
+    ROOT / "psfleet" / "core" / "net" / "v1",
+    ROOT / "psfleet" / "core" / "engine" / "kernels" / "sources",
 }
 MODULES = sorted(
     path.relative_to(ROOT)
@@ -19,20 +19,28 @@ MODULES = sorted(
 
 
 FACES = (
-    *("psfleet/layers/", "psfleet/fluid/", "psfleet/errors.py"),
+    *("psfleet/layers/", "psfleet/fluid/", "psfleet/core/base/errors.py"),
     *(
         "psfleet/clip.py",
-        "psfleet/entry.py",
+        "psfleet/core/engine/schema/entry.py",
         "psfleet/features.py",
         "psfleet/initializer.py",
         "psfleet/regularizer.py",
     ),
-    *("psfleet/fleet/fleet.py", "psfleet/testing/local_fleet.py"),
+    *("psfleet/fleet/fleet.py", "psfleet/fleet/testing/local_fleet.py"),
     *("psfleet/optimizer/rule_optimizers.py", "psfleet/optimizer/dygraph.py"),
     # These hand on a name that they import.
-    *("psfleet/datasets/parquet.py", "psfleet/platform/arrow.py"),
-    *("psfleet/runtime/interface.py", "psfleet/schema/table.py", "psfleet/stages.py"),
-    *("psfleet/validation/annotations.py", "psfleet/wire/frame.py", "psfleet/wire/segments.py"),
+    *("psfleet/data/parquet.py", "psfleet/core/base/arrow.py"),
+    *(
+        "psfleet/core/engine/interface.py",
+        "psfleet/core/engine/schema/table.py",
+        "psfleet/core/runtime/stages.py",
+    ),
+    *(
+        "psfleet/core/base/validation/annotations.py",
+        "psfleet/core/net/frame.py",
+        "psfleet/core/net/segments.py",
+    ),
 )
 """Beside each package's `__init__.py`: modules whose names users import, or that other faces list."""
 
@@ -69,7 +77,9 @@ def wrong(path: Path) -> Iterator[str]:
     if any(a >= b for a, b in itertools.pairwise(map(order, names or ()))):
         yield f"{path}: __all__ is not sorted, or repeats a name"
     for node in definitions(tree):
-        is_rule = isinstance(node, ast.FunctionDef) and path.is_relative_to("psfleet/rules")
+        is_rule = isinstance(node, ast.FunctionDef) and path.is_relative_to(
+            "psfleet/core/engine/rules"
+        )
         if not is_rule and not node.name.startswith("_") and not ast.get_docstring(node):
             yield f"{path}: {node.name} has no docstring"
 

@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ PAGES = {
     "lr": "psfleet.optimizer.lr",
     "torch": "psfleet.torch",
     "metrics": "psfleet.metrics",
-    "entry": "psfleet.entry",
+    "entry": "psfleet.core.engine.schema.entry",
     "initializer": "psfleet.initializer",
     "regularizer": "psfleet.regularizer",
     "clip": "psfleet.clip",
-    "testing": "psfleet.testing.local_fleet",
+    "testing": "psfleet.fleet.testing.local_fleet",
     "features": "psfleet.features",
-    "datasets": "psfleet.datasets",
+    "datasets": "psfleet.data",
     "fluid": "psfleet.fluid",
-    "consistency": "psfleet.consistency",
-    "errors": "psfleet.errors",
+    "consistency": "psfleet.core.engine.consistency",
+    "errors": "psfleet.core.base.errors",
 }
 """By name of the page the module whose public names it has."""
 

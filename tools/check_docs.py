@@ -1,7 +1,8 @@
 """Prove that the documents name only what is there: files, links, make targets, and Python that parses.
 
 All Markdown files of the repository are checked: relative links with their headings and decision numbers,
-words in backticks that look like a file of the repository (`psfleet/rules/adam.py`, `docs/decisions/`),
+words in backticks that look like a file of the repository (`psfleet/core/engine/rules/adam.py`,
+`docs/decisions/`),
 `make` commands, blocks of Python, and the width of lines outside tables. Decisions are numbered
 without a gap, and the table of their README has the title, date and status of each.
 """

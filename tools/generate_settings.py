@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
-from psfleet.settings.declaration import Setting, settings_of  # noqa: E402
-from psfleet.settings.declared_settings import (  # noqa: E402
+from psfleet.core.base.settings.declaration import Setting, settings_of  # noqa: E402
+from psfleet.core.base.settings.declared_settings import (  # noqa: E402
     FaultSettings,
     FleetSettings,
     JobSettings,
@@ -19,7 +19,7 @@ from psfleet.settings.declared_settings import (  # noqa: E402
     StageSettings,
     UserSettings,
 )
-from psfleet.strategy.distributed_strategy import PARTS  # noqa: E402
+from psfleet.core.runtime.strategy.distributed_strategy import PARTS  # noqa: E402
 from psfleet_launch.engines.launch_engine import EngineSettings  # noqa: E402
 from psfleet_launch.job.job_request import JobRequest, Launch  # noqa: E402
 

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CHOICES = ROOT / "psfleet" / "settings" / "kinds.py"
+CHOICES = ROOT / "psfleet" / "core" / "base" / "settings" / "kinds.py"
 NUMBERS = ROOT / "protos" / "psfleet" / "v1" / "shard.proto"
 GUIDE = ROOT / "docs" / "strategies.md"
 _NAMES = re.compile(r"(?<=^Mode = Literal\[).*(?=\])", re.MULTILINE)
 _ENUM = re.compile(r"(?<=^enum Mode {\n).*?(?=^})", re.MULTILINE | re.DOTALL)
 _TABLE = re.compile(
-    r"(?<=^<!-- Generated from psfleet/consistency.py. -->\n).*?\n(?=\n)", re.M | re.S
+    r"(?<=^<!-- Generated from psfleet/core/engine/consistency.py. -->\n).*?\n(?=\n)", re.M | re.S
 )
 _HEAD = """| mode | a push | a pull | guaranteed | not guaranteed | settings |
 |---|---|---|---|---|---|
@@ -21,7 +21,7 @@ _HEAD = """| mode | a push | a pull | guaranteed | not guaranteed | settings |
 def texts() -> dict[Path, str]:
     """The files, as they fit today's modes."""
     sys.path.insert(0, str(ROOT))
-    from psfleet.consistency import MODES
+    from psfleet.core.engine.consistency import MODES
 
     listed = ", ".join(f'"{name}"' for name in MODES)
     return {
@@ -32,7 +32,7 @@ def texts() -> dict[Path, str]:
 
 
 def _enum() -> str:
-    from psfleet.consistency import MODES
+    from psfleet.core.engine.consistency import MODES
 
     lines = ["  // Not allowed.\n  MODE_UNSPECIFIED = 0;\n"]
     for name, mode in MODES.items():
@@ -42,8 +42,8 @@ def _enum() -> str:
 
 
 def _table() -> str:
-    from psfleet.consistency import MODES
-    from psfleet.strategy.strategy_parts import ConsistencySettings, settings_of_mode
+    from psfleet.core.engine.consistency import MODES
+    from psfleet.core.runtime.strategy.strategy_parts import ConsistencySettings, settings_of_mode
 
     rows = []
     for name, mode in MODES.items():

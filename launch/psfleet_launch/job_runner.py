@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TypeGuard
 
-from psfleet.formats import SERVERS, write_running_job, write_scale
-from psfleet.platform.threads import wakes_on_signals
-from psfleet.settings.kinds import MOST_SERVERS
+from psfleet.core.base.json_documents import SERVERS, write_running_job, write_scale
+from psfleet.core.base.settings.kinds import MOST_SERVERS
+from psfleet.core.base.threads import wakes_on_signals
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.console.screen import Screen, StandbyNotice

@@ -9,16 +9,16 @@ from typing import Literal
 
 from psfleet.checkpoint import MANIFEST
 from psfleet.checkpoint.tensors import digest
-from psfleet.datasets.parquet import ParquetFiles, ParquetPredictions
-from psfleet.datasets.text_files import TextFiles
-from psfleet.embedded.runtime import FrozenRuntime
-from psfleet.errors import ConfigError, PsfleetError
-from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.prediction import PROGRAM, find_predictor, is_folder
-from psfleet.rules import import_rules
+from psfleet.core.base.errors import ConfigError, PsfleetError
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.settings.kinds import local_path
+from psfleet.core.engine.rules import import_rules
+from psfleet.core.runtime.embedded_runtime import FrozenRuntime
+from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.parquet import ParquetFiles, ParquetPredictions
+from psfleet.data.text_files import TextFiles
 from psfleet.serving.model import features_of
-from psfleet.settings.environment import read_environment
-from psfleet.settings.kinds import local_path
+from psfleet.serving.prediction import PROGRAM, find_predictor, is_folder
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,17 @@ from psfleet.checkpoint.loading import Events, Snapshot, load_events
 from psfleet.checkpoint.manifest import Manifest, chain
 from psfleet.checkpoint.rewriting import grown_columns, grown_spec, rewrite, shape_text
 from psfleet.checkpoint.tensors import place_of
-from psfleet.entry import CapacityEntry, part_of
-from psfleet.errors import CheckpointError
-from psfleet.feature_sets.feature_set import FeatureSet, Table
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.entry import CapacityEntry, part_of
+from psfleet.core.engine.schema.table import OWN, DecaySpec, TableSpec
+from psfleet.core.engine.shard.events import CreateTable, RestorePart
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.table_placement import dense_range, placed
+from psfleet.core.engine.tables.row_data import EVICTED, candidate_group
+from psfleet.data.feature_sets.feature_set import FeatureSet, Table
 from psfleet.initializer import starting
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules.rule import Rule
-from psfleet.schema.table import OWN, DecaySpec, TableSpec
-from psfleet.shard.events import CreateTable, RestorePart
-from psfleet.shard.shard import Shard
-from psfleet.shard.table_placement import dense_range, placed
-from psfleet.tables.row_data import EVICTED, candidate_group
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from psfleet.checkpoint.loading import Snapshot
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.feature_sets.value_types import hashed
-from psfleet.platform.files import reason
-from psfleet.runtime.validation import as_ids
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import local_path
-from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.base.files import reason
+from psfleet.core.base.settings.kinds import local_path
+from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.data.feature_sets.value_types import hashed
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             with safe_open(path, "numpy") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         case ".parquet":
-            from psfleet.platform.arrow import pq
+            from psfleet.core.base.arrow import pq
 
             table = pq.read_table(path)
             return {name: _column(table.column(name)) for name in table.column_names}

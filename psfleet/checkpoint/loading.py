@@ -18,14 +18,14 @@ from safetensors import SafetensorError, safe_open
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile, read_manifest, verify
 from psfleet.checkpoint.tensors import HEADER, NAMES, SERVER, SHARD
-from psfleet.errors import CheckpointError
-from psfleet.formats import Misfit, exact, reading
-from psfleet.kernels.dedup import ascending
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import CreateTable, RestorePart
-from psfleet.shard.shard import Shard
-from psfleet.shard.table_placement import dense_range, located_as, owned_rows
-from psfleet.tables.row_data import (
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.json_documents import Misfit, exact, reading
+from psfleet.core.engine.kernels.dedup import ascending
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import CreateTable, RestorePart
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.table_placement import dense_range, located_as, owned_rows
+from psfleet.core.engine.tables.row_data import (
     CANDIDATE_IDS,
     EVICTED,
     REMOVED,
@@ -37,9 +37,9 @@ from psfleet.tables.row_data import (
     furthest,
     row_group,
 )
-from psfleet.wire.body import flat
-from psfleet.wire.server_state import ServerState, read_state
-from psfleet.wire.table_messages import read_clock
+from psfleet.core.net.body import flat
+from psfleet.core.net.server_state import ServerState, read_state
+from psfleet.core.net.table_messages import read_clock
 
 _MOST = 2**62
 

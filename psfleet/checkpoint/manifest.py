@@ -1,6 +1,6 @@
 """The manifest of a snapshot: tables, files with checksums, position in the training, and what it builds on.
 
-psfleet/schema/table.py declares the fields of a table's definition that came after version 1.
+psfleet/core/engine/schema/table.py declares the fields of a table's definition that came after version 1.
 """
 
 import hashlib
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from psfleet.checkpoint.tensors import digest, place_of, put_back
-from psfleet.entry import make_entry
-from psfleet.errors import CheckpointError
-from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.platform.files import read_small, reason, regular, write_durably
-from psfleet.platform.object_store import readable
-from psfleet.rules import make_rule, reference_of
-from psfleet.runtime.worker_state import read_states
-from psfleet.schema.table import (
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.files import read_small, reason, regular, write_durably
+from psfleet.core.base.json_documents import Format, Misfit, exact, reading
+from psfleet.core.base.object_store import readable
+from psfleet.core.engine.rules import make_rule, reference_of
+from psfleet.core.engine.schema.entry import make_entry
+from psfleet.core.engine.schema.table import (
     DecaySpec,
     InitializerSpec,
     LaterField,
@@ -28,6 +27,7 @@ from psfleet.schema.table import (
     later_fields,
     later_values,
 )
+from psfleet.core.engine.worker_state import read_states
 
 _LATER = [each for each in later_fields(TableSpec) if each.since]
 LATEST = max(each.since or 1 for each in _LATER)
@@ -175,7 +175,7 @@ class Manifest:
         files: One for each server.
         cut: Position in the training.
         base: None: it is whole by itself.
-        workers: By seat what its worker keeps in a snapshot, see psfleet.runtime.worker_state.
+        workers: By seat what its worker keeps in a snapshot, see psfleet.core.engine.worker_state.
     """
 
     tables: tuple[TableSpec, ...]

@@ -26,19 +26,19 @@ from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.checkpoint.writing import SnapshotDraft, write_frozen
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults import CrashFaults
-from psfleet.formats import Format
-from psfleet.kernels.initial_values import initial_array
-from psfleet.platform.files import reason
-from psfleet.platform.object_store import upload
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import local_path, url_of
-from psfleet.shard.events import RestorePart
-from psfleet.shard.shard import Shard
-from psfleet.shard.table_placement import owned_rows
-from psfleet.tables.row_data import RowData, row_columns
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.files import reason
+from psfleet.core.base.json_documents import Format
+from psfleet.core.base.object_store import upload
+from psfleet.core.base.settings.kinds import local_path, url_of
+from psfleet.core.engine.kernels.initial_values import initial_array
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import RestorePart
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.table_placement import owned_rows
+from psfleet.core.engine.tables.row_data import RowData, row_columns
+from psfleet.core.engine.tables.sparse import SparseTable
 
 Floats = NDArray[np.float32]
 
@@ -316,7 +316,7 @@ def _write_table(where: Path, spec: TableSpec, arrays: Arrays, kind: ExportKind)
 
 
 def _write_parquet(where: Path, arrays: Arrays, metadata: Mapping[str, str]) -> None:
-    from psfleet.platform.arrow import pa, pq
+    from psfleet.core.base.arrow import pa, pq
 
     columns = {}
     for name, array in arrays.items():

@@ -26,9 +26,9 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from psfleet.errors import CheckpointError
-from psfleet.formats import Format
-from psfleet.platform.files import regular, sync
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.files import regular, sync
+from psfleet.core.base.json_documents import Format
 
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document

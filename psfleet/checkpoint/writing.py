@@ -34,19 +34,19 @@ from psfleet.checkpoint.tensors import (
     digest,
     place_of,
 )
-from psfleet.errors import CheckpointError
-from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.platform.files import exchange, reason, sync
-from psfleet.platform.object_store import ObjectStore, readable
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import local_path, shown_url, url_of
-from psfleet.shard.events import FrozenShard
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.shard.table_placement import dense_range
-from psfleet.wire.body import flat
-from psfleet.wire.server_state import ServerState, write_state
-from psfleet.wire.table_messages import clock_to_json
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.faults import NO_CRASH, CrashFaults
+from psfleet.core.base.files import exchange, reason, sync
+from psfleet.core.base.object_store import ObjectStore, readable
+from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import FrozenShard
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.shard.table_placement import dense_range
+from psfleet.core.net.body import flat
+from psfleet.core.net.server_state import ServerState, write_state
+from psfleet.core.net.table_messages import clock_to_json
 
 
 class SnapshotDraft:

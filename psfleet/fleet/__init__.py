@@ -7,6 +7,9 @@ The module's functions are the methods of one Fleet; a process that wants two ma
 Without a cluster in the environment every function works on the embedded runtime of this process.
 """
 
+from psfleet.core.graph.program import names, program
+from psfleet.core.runtime.strategy import DistributedStrategy
+from psfleet.core.runtime.strategy.distributed_strategy import decide_by
 from psfleet.fleet.file_datasets import (
     InMemoryDataset,
     MultiSlotDataGenerator,
@@ -16,9 +19,6 @@ from psfleet.fleet.file_datasets import (
 from psfleet.fleet.fleet import Fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from psfleet.fleet.sums import MetricSums, Util
-from psfleet.program import names, program
-from psfleet.strategy import DistributedStrategy
-from psfleet.strategy.distributed_strategy import decide_by
 
 __all__ = [
     "DistributedStrategy",

@@ -22,13 +22,13 @@ from typing import Any, Literal, SupportsFloat
 import numpy as np
 from typing_extensions import override
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.observability.logged_values import LoggedValues
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.validation.annotations import FilePath, PositiveInt, checked
+from psfleet.core.runtime.process_runtime import active, current
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.fleet_saving import FleetSaving
-from psfleet.observability.logged_values import LoggedValues
-from psfleet.runtime.process_runtime import active, current
-from psfleet.settings.environment import read_environment
-from psfleet.validation.annotations import FilePath, PositiveInt, checked
 
 
 class Callback:

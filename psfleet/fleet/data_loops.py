@@ -14,22 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from psfleet.datasets.read_ahead import (
-    BufferedPeekable,
-    Peekable,
-    RepeatablePeekable,
-    SizedPeekable,
-)
-from psfleet.execution.executor import check_trained
-from psfleet.formats import reading
-from psfleet.platform.logs import log_of
-from psfleet.runtime.worker_state import (
+from psfleet.core.base.json_documents import reading
+from psfleet.core.base.logs import log_of
+from psfleet.core.engine.worker_state import (
     PLACE,
     LoopPosition,
     ScriptProgress,
     WorkerState,
     read_states,
 )
+from psfleet.core.graph.execution.executor import check_trained
+from psfleet.data.read_ahead import BufferedPeekable, Peekable, RepeatablePeekable, SizedPeekable
 
 _log = log_of(__name__)
 

@@ -21,11 +21,11 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.base.validation.annotations import FilePath, PositiveInt, checked
+from psfleet.core.graph.program.operation import Array, size_of
+from psfleet.core.graph.program.variable import Variable
 from psfleet.fleet.sums import Util
-from psfleet.program.operation import Array, size_of
-from psfleet.program.variable import Variable
-from psfleet.validation.annotations import FilePath, PositiveInt, checked
 
 SlotValues = list[Array]
 """A sample that was read: the values of each slot."""

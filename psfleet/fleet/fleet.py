@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from psfleet import stages
-from psfleet.datasets.batches import Source, batches, size_of
-from psfleet.datasets.read_ahead import SizedPeekable
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.logs import set_up_logs
+from psfleet.core.base.observability.logged_values import NEWEST
+from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, PositiveInt, checked
+from psfleet.core.engine.interface import Runtime, load_runtime
+from psfleet.core.graph.parameters.binding import invalidate
+from psfleet.core.runtime import stages
+from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
+from psfleet.core.runtime.modes.switch import change, check_mode, connect, scale
+from psfleet.core.runtime.process_runtime import Parts, active, current
+from psfleet.core.runtime.strategy import DistributedStrategy, Settings, resolve
+from psfleet.data.batches import Source, batches, size_of
+from psfleet.data.read_ahead import SizedPeekable
 from psfleet.fleet import sums
 from psfleet.fleet.callbacks import FleetCallbacks
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.roles import RoleMaker, check_no_collective, environment_of
 from psfleet.fleet.sums import Util
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
-from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
-from psfleet.mode_runtimes.switch import change, check_mode, connect, scale
-from psfleet.observability.logged_values import NEWEST
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameters.binding import invalidate
-from psfleet.platform.logs import set_up_logs
-from psfleet.prediction import CutEvaluation, evaluate_cut, predictor_of
-from psfleet.runtime.interface import Runtime, load_runtime
-from psfleet.runtime.process_runtime import Parts, active, current
-from psfleet.strategy import DistributedStrategy, Settings, resolve
-from psfleet.validation.annotations import FilePath, NonNegativeInt, PositiveInt, checked
+from psfleet.serving.prediction import CutEvaluation, evaluate_cut, predictor_of
 
 __all__ = ["Fleet"]
 
@@ -281,7 +281,7 @@ class Fleet(FleetCallbacks):
         Args:
             source: Number of samples: batches are int64 indices. An array: batches are its
                 rows. Another sequence, say of file names: lists of its elements. ParquetFiles, TextFiles,
-                RecordBatches, KafkaTopic or EventTimeSequence of psfleet.datasets: their batches.
+                RecordBatches, KafkaTopic or EventTimeSequence of psfleet.data: their batches.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
             epochs: Number of passes over all samples; None: until the script leaves the loop.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.

@@ -4,17 +4,17 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from psfleet.errors import ConfigError, UsageError
-from psfleet.execution.inference import save_inference
-from psfleet.execution.model_files import TableNames, load, save
-from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import Range, checked
+from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.interface import passes
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.inference import save_inference
+from psfleet.core.graph.execution.model_files import TableNames, load, save
+from psfleet.core.graph.parameters.binding import invalidate
+from psfleet.core.runtime.process_runtime import active
+from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.fleet.roles import FleetRole
-from psfleet.parameters.binding import invalidate
-from psfleet.runtime.evictions import EvictionReader
-from psfleet.runtime.interface import passes
-from psfleet.runtime.process_runtime import active
-from psfleet.schema.table import key_of
-from psfleet.validation.annotations import Range, checked
 
 
 @checked

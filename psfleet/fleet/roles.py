@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from psfleet.errors import ConfigError
-from psfleet.runtime.process_runtime import current
-from psfleet.settings.environment import Environment, check_alone, check_endpoint, read_environment
-from psfleet.stages import StagePosition
-from psfleet.validation.annotations import PositiveInt, checked
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.environment import (
+    Environment,
+    check_alone,
+    check_endpoint,
+    read_environment,
+)
+from psfleet.core.base.validation.annotations import PositiveInt, checked
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.stages import StagePosition
 
 
 class Role:

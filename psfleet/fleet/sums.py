@@ -7,10 +7,10 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.runtime.process_runtime import active
 from psfleet.metrics.classification import area_under_curve
-from psfleet.runtime.process_runtime import active
-from psfleet.validation.annotations import checked
 
 
 class _FleetView(Protocol):

@@ -9,7 +9,18 @@ and `io` are here.
 """
 
 from psfleet import clip, initializer, optimizer, regularizer
-from psfleet.execution.executor import CPUPlace, CUDAPlace, Executor
+from psfleet.core.graph.execution.executor import CPUPlace, CUDAPlace, Executor
+from psfleet.core.graph.program import names as unique_name
+from psfleet.core.graph.program.attribute import ParamAttr, create_parameter
+from psfleet.core.graph.program.backward import append_backward, gradients
+from psfleet.core.graph.program.program import (
+    Program,
+    default_main_program,
+    default_startup_program,
+    in_eager_mode,
+    program_guard,
+)
+from psfleet.core.graph.program.variable import Variable, no_grad, to_variable
 from psfleet.fleet.file_datasets import DatasetFactory
 from psfleet.fluid import dygraph, io, layers, learning_rate_scheduler, metrics, nn, static
 from psfleet.fluid.layer_modules import load, load_dygraph, save, save_dygraph
@@ -28,17 +39,6 @@ from psfleet.fluid.tensor import (
 )
 from psfleet.layers import concat, matmul, mean, reshape
 from psfleet.layers.inputs import data
-from psfleet.program import names as unique_name
-from psfleet.program.attribute import ParamAttr, create_parameter
-from psfleet.program.backward import append_backward, gradients
-from psfleet.program.program import (
-    Program,
-    default_main_program,
-    default_startup_program,
-    in_eager_mode,
-    program_guard,
-)
-from psfleet.program.variable import Variable, no_grad, to_variable
 
 in_dygraph_mode = in_eager_mode
 

@@ -4,7 +4,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from psfleet.errors import ShapeError
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.base.validation.annotations import Range, checked
+from psfleet.core.graph.program.program import eager_guard
+from psfleet.core.graph.program.variable import Variable, no_grad, to_variable
 from psfleet.fluid import nn
 from psfleet.fluid.eager_schedules import (
     CosineDecay,
@@ -23,9 +26,6 @@ from psfleet.fluid.eager_schedules import (
 from psfleet.fluid.layer_modules import Layer, Sequential, load_dygraph, save_dygraph
 from psfleet.fluid.nn import BatchNorm
 from psfleet.layers.activations import activate
-from psfleet.program.program import eager_guard
-from psfleet.program.variable import Variable, no_grad, to_variable
-from psfleet.validation.annotations import Range, checked
 
 __all__ = [
     "BatchNorm",

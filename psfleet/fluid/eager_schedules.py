@@ -9,11 +9,17 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
+from psfleet.core.base.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    checked,
+)
 from psfleet.optimizer import lr
 from psfleet.optimizer.lr.scheduler import LRScheduler, Measure, Mode, argument, set_constructor
 from psfleet.optimizer.lr.schedules import BelowOne
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
-from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, checked
 
 __all__ = [
     "CosineDecay",

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet import fleet
-from psfleet.execution.inference import load_inference, save_inference
-from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.program.program import Program
-from psfleet.program.variable import Variable
-from psfleet.validation.annotations import FilePath, checked
+from psfleet.core.base.validation.annotations import FilePath, checked
+from psfleet.core.graph.execution.inference import load_inference, save_inference
+from psfleet.core.graph.program.program import Program
+from psfleet.core.graph.program.variable import Variable
+from psfleet.data.feature_sets.feature_set import FeatureSet
 
 __all__ = ["load_inference_model", "load_persistables", "save_inference_model", "save_persistables"]
 

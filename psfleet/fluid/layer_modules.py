@@ -11,18 +11,18 @@ from safetensors import SafetensorError
 
 from psfleet import initializer
 from psfleet.checkpoint.tensors import read_arrays, write_arrays
-from psfleet.errors import CheckpointError, ShapeError, UsageError
-from psfleet.formats import Format, exact, reading
-from psfleet.parameters.binding import tables
-from psfleet.parameters.parameter import Parameter
-from psfleet.platform.files import let_appear
-from psfleet.program import names
-from psfleet.program.attribute import ParamAttr, attribute, make_parameter
-from psfleet.program.variable import Variable
-from psfleet.runtime.process_runtime import active, current
-from psfleet.schema.table import key_of
-from psfleet.settings.kinds import local_path
-from psfleet.validation.annotations import FilePath, checked
+from psfleet.core.base.errors import CheckpointError, ShapeError, UsageError
+from psfleet.core.base.files import let_appear
+from psfleet.core.base.json_documents import Format, exact, reading
+from psfleet.core.base.settings.kinds import local_path
+from psfleet.core.base.validation.annotations import FilePath, checked
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.parameters.binding import tables
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.attribute import ParamAttr, attribute, make_parameter
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.process_runtime import active, current
 
 __all__ = [
     "Layer",

@@ -9,7 +9,10 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from psfleet import layers
-from psfleet.entry import Entry
+from psfleet.core.base.validation.annotations import AnyNumber, checked
+from psfleet.core.engine.schema.entry import Entry
+from psfleet.core.graph.program.ops.manipulate import Reshape
+from psfleet.core.graph.program.variable import Variable, apply
 from psfleet.fluid import learning_rate_scheduler
 from psfleet.fluid.learning_rate_scheduler import autoincreased_step_counter
 from psfleet.layers.activations import *
@@ -34,9 +37,6 @@ from psfleet.optimizer.lr import (
     piecewise_decay,
     polynomial_decay,
 )
-from psfleet.program.ops.manipulate import Reshape
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import AnyNumber, checked
 
 __all__ = [
     "autoincreased_step_counter",

@@ -1,8 +1,8 @@
 """The step counter that schedules of the older face read."""
 
-from psfleet.program.ops.manipulate import StepCounter
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import checked
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.graph.program.ops.manipulate import StepCounter
+from psfleet.core.graph.program.variable import Variable, apply
 
 __all__ = ["_decay_step_counter", "autoincreased_step_counter"]
 

@@ -3,20 +3,20 @@
 from typing import Annotated, Any, Literal
 
 from psfleet import initializer, layers
-from psfleet.errors import IdError
+from psfleet.core.base.errors import IdError
+from psfleet.core.base.validation.annotations import PositiveInt, Range, checked
+from psfleet.core.graph.parameters.binding import note
+from psfleet.core.graph.program.ops import normalize
+from psfleet.core.graph.program.ops.embedding import DenseEmbedding
+from psfleet.core.graph.program.ops.embedding import Embedding as SparseEmbedding
+from psfleet.core.graph.program.ops.matmul import Affine
+from psfleet.core.graph.program.ops.normalize import BatchNorm as BatchNormOp
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.variable import Variable, apply
 from psfleet.fluid import layer_modules
 from psfleet.fluid.layer_modules import Layer, Sequential
 from psfleet.layers.activations import activate
 from psfleet.layers.parametric import channel_axis, moving_average
-from psfleet.parameters.binding import note
-from psfleet.program.ops import normalize
-from psfleet.program.ops.embedding import DenseEmbedding
-from psfleet.program.ops.embedding import Embedding as SparseEmbedding
-from psfleet.program.ops.matmul import Affine
-from psfleet.program.ops.normalize import BatchNorm as BatchNormOp
-from psfleet.program.program import default_main_program
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import PositiveInt, Range, checked
 
 __all__ = [
     "BatchNorm",

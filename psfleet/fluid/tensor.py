@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from psfleet.errors import ConfigError, ShapeError
-from psfleet.program import program
-from psfleet.program.operation import Array, dtype_of
-from psfleet.program.program import Program, default_main_program
-from psfleet.program.variable import Variable, to_variable
-from psfleet.validation.annotations import NonNegativeInt, checked
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.base.validation.annotations import NonNegativeInt, checked
+from psfleet.core.graph.program import program
+from psfleet.core.graph.program.operation import Array, dtype_of
+from psfleet.core.graph.program.program import Program, default_main_program
+from psfleet.core.graph.program.variable import Variable, to_variable
 
 __all__ = [
     "DataFeeder",

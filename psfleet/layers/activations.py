@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from psfleet.errors import ConfigError
-from psfleet.program.ops import activation
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import checked
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.graph.program.ops import activation
+from psfleet.core.graph.program.variable import Variable, apply
 
 __all__ = ["log_softmax", "relu", "sigmoid", "softmax", "tanh"]
 

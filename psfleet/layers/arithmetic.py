@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from psfleet.errors import ShapeError
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.base.validation.annotations import AnyNumber, checked
+from psfleet.core.graph.program.operation import Op
+from psfleet.core.graph.program.ops import arithmetic, reduce
+from psfleet.core.graph.program.ops.manipulate import Reshape
+from psfleet.core.graph.program.variable import Variable, apply, as_variable
 from psfleet.layers.activations import activate
-from psfleet.program.operation import Op
-from psfleet.program.ops import arithmetic, reduce
-from psfleet.program.ops.manipulate import Reshape
-from psfleet.program.variable import Variable, apply, as_variable
-from psfleet.validation.annotations import AnyNumber, checked
 
 __all__ = [
     "abs",

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from psfleet.entry import Entry, ShowClickEntry, part_of
-from psfleet.errors import IdError, ShapeError, UsageError
-from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
-from psfleet.parameters.parameter import Parameter
-from psfleet.program import names
-from psfleet.program.attribute import ParamAttr, attribute, make_parameter
-from psfleet.program.operation import dtype_of, extents
-from psfleet.program.ops.embedding import DenseEmbedding, Embedding, PooledEmbedding
-from psfleet.program.ops.manipulate import FillConstant, Reshape
-from psfleet.program.program import default_main_program
-from psfleet.program.variable import Variable, apply, leaf
-from psfleet.validation.annotations import AnyNumber, checked
+from psfleet.core.base.errors import IdError, ShapeError, UsageError
+from psfleet.core.base.validation.annotations import AnyNumber, checked
+from psfleet.core.engine.schema.entry import Entry, ShowClickEntry, part_of
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.attribute import ParamAttr, attribute, make_parameter
+from psfleet.core.graph.program.operation import dtype_of, extents
+from psfleet.core.graph.program.ops.embedding import DenseEmbedding, Embedding, PooledEmbedding
+from psfleet.core.graph.program.ops.manipulate import FillConstant, Reshape
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.variable import Variable, apply, leaf
+from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Table
 
 __all__ = ["data", "embedding", "features", "fill_constant", "ones", "zeros"]
 
@@ -148,7 +148,8 @@ def embedding(
         padding_idx: This id gives zeros and its row is never updated.
         param_attr: Attributes of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the
             same whether sparse or not.
-        entry: With `is_distributed`: which unknown ids of a push get a row, see psfleet.entry. The two
+        entry: With `is_distributed`: which unknown ids of a push get a row, see
+            psfleet.core.engine.schema.entry. The two
             inputs that a ShowClickEntry names must be there already: layers.data of any dtype, of the
             shape of `input` or with one value for each sample. Runs that do not train need no value of
             them. Computed at once (eager), each id counts one show and no click.

@@ -2,12 +2,12 @@
 
 from typing import Any, Literal, overload
 
-from psfleet.errors import ConfigError
-from psfleet.program.ops import loss
-from psfleet.program.ops.activation import Softmax
-from psfleet.program.ops.loss import Accuracy, AreaUnderCurve
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import PositiveInt, checked
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import PositiveInt, checked
+from psfleet.core.graph.program.ops import loss
+from psfleet.core.graph.program.ops.activation import Softmax
+from psfleet.core.graph.program.ops.loss import Accuracy, AreaUnderCurve
+from psfleet.core.graph.program.variable import Variable, apply
 
 __all__ = [
     "accuracy",

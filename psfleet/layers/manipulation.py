@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from psfleet.errors import ShapeError
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.base.validation.annotations import PositiveInt, checked
+from psfleet.core.graph.program.operation import axis_of, dtype_of
+from psfleet.core.graph.program.ops import manipulate
+from psfleet.core.graph.program.variable import Variable, apply
 from psfleet.layers.activations import activate
-from psfleet.program.operation import axis_of, dtype_of
-from psfleet.program.ops import manipulate
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import PositiveInt, checked
 
 __all__ = [
     "cast",

@@ -4,27 +4,27 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from psfleet import initializer
-from psfleet.errors import ConfigError, ShapeError
-from psfleet.layers.activations import activate
-from psfleet.layers.arithmetic import scale as scaled
-from psfleet.layers.reductions import sum as summed
-from psfleet.parameters.binding import promise
-from psfleet.parameters.parameter import Parameter
-from psfleet.program import names
-from psfleet.program.attribute import (
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.base.validation.annotations import NonNegative, PositiveInt, Range, checked
+from psfleet.core.graph.parameters.binding import promise
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.attribute import (
     Attribute,
     ParamAttr,
     attribute,
     create_parameter,
     make_parameter,
 )
-from psfleet.program.operation import axis_of, size_of
-from psfleet.program.ops import activation as dropping
-from psfleet.program.ops.arithmetic import Add
-from psfleet.program.ops.matmul import Affine, MatMul
-from psfleet.program.ops.normalize import BatchNorm, LayerNorm
-from psfleet.program.variable import Variable, apply, as_variable, leaf
-from psfleet.validation.annotations import NonNegative, PositiveInt, Range, checked
+from psfleet.core.graph.program.operation import axis_of, size_of
+from psfleet.core.graph.program.ops import activation as dropping
+from psfleet.core.graph.program.ops.arithmetic import Add
+from psfleet.core.graph.program.ops.matmul import Affine, MatMul
+from psfleet.core.graph.program.ops.normalize import BatchNorm, LayerNorm
+from psfleet.core.graph.program.variable import Variable, apply, as_variable, leaf
+from psfleet.layers.activations import activate
+from psfleet.layers.arithmetic import scale as scaled
+from psfleet.layers.reductions import sum as summed
 
 __all__ = ["batch_norm", "create_parameter", "dropout", "fc", "layer_norm", "matmul"]
 

@@ -5,10 +5,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from psfleet.errors import ShapeError
-from psfleet.program.ops import reduce
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import checked
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.graph.program.ops import reduce
+from psfleet.core.graph.program.variable import Variable, apply
 
 __all__ = ["argmax", "mean", "reduce_max", "reduce_mean", "reduce_min", "reduce_sum", "sum", "sums"]
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from psfleet.errors import UsageError
-from psfleet.program.ops.reduce import SequencePool
-from psfleet.program.variable import Variable, apply
-from psfleet.validation.annotations import checked
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.graph.program.ops.reduce import SequencePool
+from psfleet.core.graph.program.variable import Variable, apply
 
 __all__ = ["sequence_first_step", "sequence_last_step", "sequence_pool"]
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.base.validation.annotations import NonNegative, Numbers, PositiveInt, checked
 from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
-from psfleet.validation.annotations import NonNegative, Numbers, PositiveInt, checked
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]

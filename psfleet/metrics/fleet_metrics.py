@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import ConfigError, ShapeError, TableConflict
-from psfleet.feature_sets.jagged import as_jagged
+from psfleet.core.base.errors import ConfigError, ShapeError, TableConflict
+from psfleet.core.base.validation.annotations import Numbers, checked
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.schema.table import OWN
+from psfleet.data.feature_sets.jagged import as_jagged
 from psfleet.metrics.streaming_metric import Batch, Metric, SumTable
-from psfleet.runtime.interface import Runtime
-from psfleet.schema.table import OWN
-from psfleet.validation.annotations import Numbers, checked
 
 Floats = NDArray[np.float64]
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.errors import ShapeError
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.base.validation.annotations import NonNegativeInt, PositiveInt, checked
 from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
-from psfleet.validation.annotations import NonNegativeInt, PositiveInt, checked
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]

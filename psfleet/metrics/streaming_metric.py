@@ -11,12 +11,12 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from psfleet.errors import ConfigError, ShapeError
-from psfleet.kernels.id_routing import owned_by
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.validation.annotations import Numbers, PositiveInt, checked
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.base.validation.annotations import Numbers, PositiveInt, checked
+from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]

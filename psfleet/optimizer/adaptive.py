@@ -4,18 +4,18 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
-from psfleet import rules
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import NonNegative, NonNegativeInt
+from psfleet.core.engine import rules
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.table import DecaySpec
+from psfleet.core.graph.parameters.gradients import Grad, scaled
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.table_kind import has_any_id
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Rate
-from psfleet.parameters.gradients import Grad, scaled
-from psfleet.parameters.parameter import Parameter
-from psfleet.parameters.table_kind import has_any_id
 from psfleet.regularizer import WeightDecay
-from psfleet.rules.rule import Rule
-from psfleet.schema.table import DecaySpec
-from psfleet.validation.annotations import NonNegative, NonNegativeInt
 
 
 class Adam(Optimizer):
@@ -32,8 +32,8 @@ class Adam(Optimizer):
             sqrt(v) + epsilon * sqrt(1 - beta2^t). "reference": that operator, and every row is updated.
             The others have the dense rule's corrections. "lazy": rows without a gradient rest. "full": what
             the dense rule does, to the bit. "catch-up": what rows have missed of "full" is made up for when
-            they next have a gradient, see psfleet.rules.adam_catch_up for the error; until then lookups
-            give them without it.
+            they next have a gradient, see psfleet.core.engine.rules.adam_catch_up for the error; until then
+            lookups give them without it.
         min_row_size_to_use_multithread: Accepted for the reference's sake: servers have threads for
             every table.
     """

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from psfleet.errors import ConfigError, WrongType
+from psfleet.core.base.errors import ConfigError, WrongType
+from psfleet.core.base.validation.annotations import Form, NonNegative, check, fits
 from psfleet.optimizer import program_access
-from psfleet.validation.annotations import Form, NonNegative, check, fits
 
 _DECAY = frozenset({"regularization", "weight_decay"})  # two names of one argument
 

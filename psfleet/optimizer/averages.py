@@ -7,15 +7,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, UsageError
-from psfleet.optimizer import program_access
-from psfleet.optimizer.clip import ClipGradBase
-from psfleet.parameters.binding import tables
-from psfleet.parameters.gradients import zeroed
-from psfleet.parameters.parameter import Parameter, as_numbers, fetch
-from psfleet.parameters.table_kind import AveragedBinding
-from psfleet.regularizer import WeightDecay
-from psfleet.validation.annotations import (
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import (
     NonNegative,
     NonNegativeInt,
     PositiveInt,
@@ -23,6 +16,13 @@ from psfleet.validation.annotations import (
     check,
     checked,
 )
+from psfleet.core.graph.parameters.binding import tables
+from psfleet.core.graph.parameters.gradients import zeroed
+from psfleet.core.graph.parameters.parameter import Parameter, as_numbers, fetch
+from psfleet.core.graph.parameters.table_kind import AveragedBinding
+from psfleet.optimizer import program_access
+from psfleet.optimizer.clip import ClipGradBase
+from psfleet.regularizer import WeightDecay
 
 Floats = NDArray[np.float32]
 

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import Positive, checked
+from psfleet.core.graph.parameters.gradients import (
+    gathered_squares,
+    merge_rows,
+    scaled_down,
+    squared_norm,
+)
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 from psfleet.optimizer.program_access import held_by, parameter_of
-from psfleet.parameters.gradients import gathered_squares, merge_rows, scaled_down, squared_norm
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.validation.annotations import Positive, checked
 
 Floats = NDArray[np.float32]
 Grad = Floats | SparseGrad
@@ -74,8 +79,8 @@ class ClipGradByValue(ClipGradBase):
         self.min = float(low)
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        from psfleet.program.ops.arithmetic import BoundGradient
-        from psfleet.program.variable import apply
+        from psfleet.core.graph.program.ops.arithmetic import BoundGradient
+        from psfleet.core.graph.program.variable import apply
 
         return [apply(BoundGradient(self.min, self.max), g) for g in gradients]
 
@@ -91,8 +96,8 @@ class ClipGradByNorm(ClipGradBase):
         self.clip_norm = float(clip_norm)
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        from psfleet.program.ops.arithmetic import GradientSquare, ScaleGradient
-        from psfleet.program.variable import apply
+        from psfleet.core.graph.program.ops.arithmetic import GradientSquare, ScaleGradient
+        from psfleet.core.graph.program.variable import apply
 
         return [
             apply(ScaleGradient(self.clip_norm), g, apply(GradientSquare(), g)) for g in gradients
@@ -114,8 +119,8 @@ class ClipGradByGlobalNorm(ClipGradBase):
         self.auto_skip_clip = auto_skip_clip
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        from psfleet.program.ops.arithmetic import GradientSquare, ScaleGradient
-        from psfleet.program.variable import apply
+        from psfleet.core.graph.program.ops.arithmetic import GradientSquare, ScaleGradient
+        from psfleet.core.graph.program.variable import apply
 
         squares = [apply(GradientSquare(), g) for g in gradients]
         return [apply(ScaleGradient(self.clip_norm), g, *squares) for g in gradients]
@@ -153,7 +158,7 @@ def set_gradient_clip(
     Raises:
         ConfigError: It is no clip. UsageError: An entry is no parameter of the program.
     """
-    from psfleet.program.program import default_main_program
+    from psfleet.core.graph.program.program import default_main_program
 
     parameters = {p.name: p for p in (program or default_main_program()).all_parameters()}
     targets = (

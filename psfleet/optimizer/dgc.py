@@ -7,18 +7,23 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet import rules
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    checked,
+)
+from psfleet.core.engine import rules
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.table import DecaySpec
+from psfleet.core.graph.parameters import binding
+from psfleet.core.graph.parameters.gradients import Grad, SparseElements, densify
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, ClipGradByNorm
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Pairs, Rate
-from psfleet.parameters import binding
-from psfleet.parameters.gradients import Grad, SparseElements, densify
-from psfleet.parameters.parameter import Parameter, SparseGrad
 from psfleet.regularizer import WeightDecay
-from psfleet.rules.rule import Rule
-from psfleet.schema.table import DecaySpec
-from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked
 
 Floats = NDArray[np.float32]
 _ELEMENT_BYTES, _VALUE_BYTES = 8, 4

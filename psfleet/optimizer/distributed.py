@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import Must, checked
+from psfleet.core.engine.rules.adam import Adam as AdamRule
+from psfleet.core.engine.rules.momentum import Momentum as MomentumRule
+from psfleet.core.runtime.strategy import DistributedStrategy, Settings
+from psfleet.core.runtime.strategy.distributed_strategy import adopt
 from psfleet.optimizer import program_access
 from psfleet.optimizer.adaptive import Adam, Lamb, LarsMomentum
 from psfleet.optimizer.dgc import DGCMomentum
@@ -16,11 +21,6 @@ from psfleet.optimizer.wrapping_optimizers import (
     pipelining,
     recomputing,
 )
-from psfleet.rules.adam import Adam as AdamRule
-from psfleet.rules.momentum import Momentum as MomentumRule
-from psfleet.strategy import DistributedStrategy, Settings
-from psfleet.strategy.distributed_strategy import adopt
-from psfleet.validation.annotations import Must, checked
 
 
 def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:

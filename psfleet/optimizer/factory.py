@@ -6,10 +6,10 @@ import typing
 from inspect import Parameter
 from typing import Any, Unpack
 
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.rules.rule import OptimizerSpec, Rule
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer
-from psfleet.rules.rule import OptimizerSpec, Rule
 
 
 def optimizer_of(rule: type[Rule]) -> type[Any]:

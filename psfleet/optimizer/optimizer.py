@@ -6,7 +6,15 @@ from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import Must, NonNegative, check, checked
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.table import DecaySpec
+from psfleet.core.graph.parameters.binding import BoundTable, as_gradient, tables
+from psfleet.core.graph.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.table_kind import LazyBinding
+from psfleet.core.runtime.stages import here
 from psfleet.optimizer import program_access
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, clip_by_own
@@ -14,15 +22,7 @@ from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 from psfleet.optimizer.optimizer_state import StatefulOptimizer, restore
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
-from psfleet.parameters.binding import BoundTable, as_gradient, tables
-from psfleet.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.table_kind import LazyBinding
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
-from psfleet.rules.rule import Rule
-from psfleet.schema.table import DecaySpec
-from psfleet.stages import here
-from psfleet.validation.annotations import Must, NonNegative, check, checked
 
 Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]
 Floats = NDArray[np.float32]

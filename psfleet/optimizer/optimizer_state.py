@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ShapeError, UsageError
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.base.validation.annotations import NonNegativeInt, check, checked
+from psfleet.core.engine.interface import TableState
+from psfleet.core.graph.parameters.binding import BoundTable, BoundTables, tables
+from psfleet.core.graph.parameters.parameter import Parameter, as_numbers
+from psfleet.core.graph.parameters.parameter_client import slots_of
+from psfleet.core.runtime.stages import here
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.outgoing_gradients import GradientScaler, check_scaling
-from psfleet.parameters.binding import BoundTable, BoundTables, tables
-from psfleet.parameters.parameter import Parameter, as_numbers
-from psfleet.parameters.parameter_client import slots_of
-from psfleet.runtime.interface import TableState
-from psfleet.stages import here
-from psfleet.validation.annotations import NonNegativeInt, check, checked
 
 Floats = NDArray[np.float32]
 _WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})

@@ -4,15 +4,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from psfleet.errors import UsageError
-from psfleet.kernels.number_formats import overflows
-from psfleet.parameters.gradients import Grad, merge_rows, scaled
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.program.operation import summed
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.strategy import AMPSettings, GradientMergeSettings
-from psfleet.validation.annotations import NonNegativeInt, Positive, check, checked
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.validation.annotations import NonNegativeInt, Positive, check, checked
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.kernels.number_formats import overflows
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.graph.parameters.gradients import Grad, merge_rows, scaled
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.program.operation import summed
+from psfleet.core.runtime.strategy import AMPSettings, GradientMergeSettings
 
 _LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from psfleet.errors import ConfigError, UsageError
-from psfleet.parameters.gradients import densify
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.table_kind import has_any_id
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import Must, NonNegative, check
+from psfleet.core.graph.parameters.gradients import densify
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.table_kind import has_any_id
+from psfleet.core.runtime.strategy import AMPSettings
 from psfleet.regularizer import L1Decay, WeightDecay
-from psfleet.strategy import AMPSettings
-from psfleet.validation.annotations import Must, NonNegative, check
 
 
 def parameter_of(item: Any) -> Any:
@@ -38,7 +38,7 @@ def training_program(trains: bool = False) -> Any:
     Args:
         trains: They will train, if they do not yet.
     """
-    module = sys.modules.get("psfleet.program.program")
+    module = sys.modules.get("psfleet.core.graph.program.program")
     if module is None or module.in_eager_mode():
         return None
     program = module.default_main_program()
@@ -55,8 +55,8 @@ def reader(source: Any) -> Callable[[int], float]:
         return lambda runs: source
     if callable(source):
         return lambda runs: float(check("thres_steps", "its value", source(), NonNegative))
-    from psfleet.execution.executor import Executor
-    from psfleet.program.program import default_main_program
+    from psfleet.core.graph.execution.executor import Executor
+    from psfleet.core.graph.program.program import default_main_program
 
     if source.value is not None:
         return lambda runs: float(source.numpy().reshape(-1)[0])
@@ -75,8 +75,8 @@ def constant_of(owner: str, name: str, variable: Any) -> float:
     Raises:
         ConfigError: It depends on data, parameters or the number of runs.
     """
-    from psfleet.program.operation import ancestors
-    from psfleet.program.ops.manipulate import StepCounter
+    from psfleet.core.graph.program.operation import ancestors
+    from psfleet.core.graph.program.ops.manipulate import StepCounter
 
     records = ancestors([variable])
     sources = [source for record in records for source in record.inputs]
@@ -91,7 +91,7 @@ def constant_of(owner: str, name: str, variable: Any) -> float:
 
 def is_variable(item: Any) -> bool:
     """Return whether it is a variable of the graph."""
-    module = sys.modules.get("psfleet.program.variable")
+    module = sys.modules.get("psfleet.core.graph.program.variable")
     return module is not None and isinstance(item, module.Variable)
 
 
@@ -168,8 +168,8 @@ def differentiate(
 def _pairs_of(
     loss: Any, parameters: Iterable[Any] | None, no_grad_set: Iterable[Any] | None
 ) -> list[tuple[Parameter, Any]]:
-    from psfleet.program.backward import append_backward, known_names
-    from psfleet.program.operation import ancestors
+    from psfleet.core.graph.program.backward import append_backward, known_names
+    from psfleet.core.graph.program.operation import ancestors
 
     _check_loss(loss)
     if loss.value is None:
@@ -197,7 +197,7 @@ def _pairs_of(
 
 def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
     """Those of the parameters that the loss depends on."""
-    from psfleet.program.operation import ancestors
+    from psfleet.core.graph.program.operation import ancestors
 
     _check_loss(loss)
     names = {v.name for record in ancestors([loss]) for v in record.inputs}
@@ -205,7 +205,7 @@ def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
 
 
 def _check_loss(loss: Any) -> None:
-    from psfleet.program.variable import Variable
+    from psfleet.core.graph.program.variable import Variable
 
     if not isinstance(loss, Variable):
         raise UsageError(f"the loss is {loss!r}; it must be a variable made by layers")
@@ -222,7 +222,7 @@ def name_of(item: Any) -> str:
 
 def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> Any:
     """Let each run of the program end with an update by these gradient variables."""
-    from psfleet.program.program import default_main_program
+    from psfleet.core.graph.program.program import default_main_program
 
     program = default_main_program()
     if any(u.optimizer is optimizer and u.loss is loss is not None for u in program.updates):
@@ -240,8 +240,8 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
 
 def set_products(settings: AMPSettings) -> None:
     """Let runs of the program in training multiply matrices as the strategy's part amp says."""
-    from psfleet.program.ops.matmul import products_under
-    from psfleet.program.program import default_main_program
+    from psfleet.core.graph.program.ops.matmul import products_under
+    from psfleet.core.graph.program.program import default_main_program
 
     default_main_program().products = products_under(settings)
 
@@ -260,8 +260,8 @@ def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | 
         gradient = densify(parameter, gradient)
     if isinstance(gradient, np.ndarray):
         return gradient + regularizer.gradient(np.asarray(parameter.numpy(), np.float32))
-    from psfleet.program.ops.arithmetic import Sign
-    from psfleet.program.variable import apply, leaf
+    from psfleet.core.graph.program.ops.arithmetic import Sign
+    from psfleet.core.graph.program.variable import apply, leaf
 
     weights = leaf(parameter)
     if isinstance(regularizer, L1Decay):

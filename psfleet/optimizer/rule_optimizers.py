@@ -3,8 +3,8 @@
 `rule_optimizers.pyi` tells type checkers what is here; tools/generate_stubs.py writes it.
 """
 
+from psfleet.core.engine.rules import own_rules
 from psfleet.optimizer.factory import optimizer_of
-from psfleet.rules import own_rules
 
 _CLASSES = [optimizer_of(rule) for rule in own_rules() if rule.optimizer]
 for _class in _CLASSES:

@@ -7,21 +7,27 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import ConfigError, UsageError
-from psfleet.kernels.initial_values import initial_rows
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Range,
+    checked,
+)
+from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.table import DecaySpec
+from psfleet.core.graph.parameters.binding import BoundTable, BoundTables, tables
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.runtime.stages import StagePosition, here
+from psfleet.core.runtime.strategy import PipelineSettings, RecomputeSettings, resolve
 from psfleet.optimizer.clip import ClipGradBase
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.optimizer import Optimizer, Pairs
 from psfleet.optimizer.outgoing_gradients import GradientScaler
-from psfleet.parameters.binding import BoundTable, BoundTables, tables
-from psfleet.parameters.parameter import Parameter
-from psfleet.rules.rule import Rule
-from psfleet.runtime.interface import TableState
-from psfleet.schema.table import DecaySpec
-from psfleet.settings.environment import read_environment
-from psfleet.stages import StagePosition, here
-from psfleet.strategy import PipelineSettings, RecomputeSettings, resolve
-from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, Range, checked
 
 COMMON = frozenset({"__class__", "_inner", "minimize"})
 
@@ -64,8 +70,8 @@ class RecomputeOptimizer(WrappingOptimizer):
 
         Args:
             checkpoints: Variables, parameters, or names of variables or layers; or
-                psfleet.program.backward.Automatic(budget): the first run chooses. Data and parameters
-                are kept anyway: among the checkpoints they change nothing.
+                psfleet.core.graph.program.backward.Automatic(budget): the first run chooses. Data and
+                parameters are kept anyway: among the checkpoints they change nothing.
         """
         object.__setattr__(self, "_checkpoints", checkpoints)
 
@@ -95,7 +101,7 @@ class RecomputeOptimizer(WrappingOptimizer):
         Raises:
             UsageError: No checkpoints were set, or the loss has a value already.
         """
-        from psfleet.program.backward import append_backward
+        from psfleet.core.graph.program.backward import append_backward
 
         if self._checkpoints is None:
             raise UsageError("RecomputeOptimizer has no checkpoints; call _set_checkpoints first")
@@ -107,7 +113,7 @@ class RecomputeOptimizer(WrappingOptimizer):
 
 def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeOptimizer:
     """The optimizer with recomputing as a strategy asks for it."""
-    from psfleet.program.backward import Automatic
+    from psfleet.core.graph.program.backward import Automatic
 
     wrapper = RecomputeOptimizer(optimizer)
     wrapper._set_checkpoints(list(settings.checkpoints) or Automatic(settings.budget))
@@ -294,7 +300,8 @@ class PipelineOptimizer(WrappingOptimizer):
         start_cpu_core_id: The first process's first core.
 
     Attributes:
-        sections: After `minimize`: psfleet.program.pipeline.cutting.Section, in the order of a step.
+        sections: After `minimize`: psfleet.core.graph.program.pipeline.cutting.Section, in the order of a
+            step.
         asked: The strategy's part `pipeline`; None: as the launcher says.
 
     Raises:
@@ -371,7 +378,7 @@ class PipelineOptimizer(WrappingOptimizer):
         return operations
 
     def _cut(self, backward: Any) -> None:
-        from psfleet.program.pipeline.cutting import PipelineSpec, split
+        from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, split
 
         sections = split(backward.loss, self.cut_list or [[backward.loss]])
         object.__setattr__(self, "sections", sections)
@@ -390,8 +397,8 @@ class PipelineOptimizer(WrappingOptimizer):
 
     def _settle_process(self, place: StagePosition) -> None:
         """Keep to the stage's cores, and say if there are fewer copies than the script asks for."""
-        from psfleet.execution.executor import CUDAPlace
-        from psfleet.program.pipeline.cutting import pin
+        from psfleet.core.graph.execution.executor import CUDAPlace
+        from psfleet.core.graph.program.pipeline.cutting import pin
 
         parts = len(self.cut_list)
         own = range(place.stage, parts, place.stages)

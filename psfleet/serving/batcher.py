@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.errors import LimitExceeded, PsfleetError, ShapeError, UsageError
-from psfleet.feature_sets.feature_batches import by_feature
-from psfleet.feature_sets.feature_set import FeatureSet
-from psfleet.feature_sets.jagged import Jagged, joined
-from psfleet.validation.annotations import NonNegative, PositiveInt, checked
+from psfleet.core.base.errors import LimitExceeded, PsfleetError, ShapeError, UsageError
+from psfleet.core.base.validation.annotations import NonNegative, PositiveInt, checked
+from psfleet.data.feature_sets.feature_batches import by_feature
+from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.feature_sets.jagged import Jagged, joined
 
 
 class QueueFull(LimitExceeded):

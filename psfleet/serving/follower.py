@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.checkpoint import read_manifest
-from psfleet.errors import ConfigError, PsfleetError, ServerUnavailable
-from psfleet.formats import environment_of
-from psfleet.observability.exposition import LatencyHistogram, counter, latency
-from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import is_whole, latest_snapshot
-from psfleet.platform.threads import ServiceThread
-from psfleet.runtime.interface import FollowedCut, load_runtime
-from psfleet.schema.table import TableSpec
+from psfleet.core.base.errors import ConfigError, PsfleetError, ServerUnavailable
+from psfleet.core.base.json_documents import environment_of
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.object_store import is_whole, latest_snapshot
+from psfleet.core.base.observability.exposition import LatencyHistogram, counter, latency
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import RowForm
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.interface import FollowedCut, load_runtime
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet.serving.following import (
     AskChanges,
     AskRows,
@@ -32,8 +34,6 @@ from psfleet.serving.following import (
     WeightCopy,
 )
 from psfleet.serving.row_source import SourceRuntime, rows_of_snapshot
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import RowForm
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -289,7 +289,7 @@ def _newest(place: str) -> str:
 
 
 class FollowerRuntime(SourceRuntime):
-    """Implements psfleet.runtime.interface.Runtime on a follower, which it ends with itself.
+    """Implements psfleet.core.engine.interface.Runtime on a follower, which it ends with itself.
 
     Args:
         follower: Source of the values.

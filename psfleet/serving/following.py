@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.platform.logs import log_of
-from psfleet.runtime.interface import FollowedCut
-from psfleet.schema.table import TableSpec
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.settings.kinds import RowForm, shown_url
+from psfleet.core.engine.interface import FollowedCut
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.table_placement import dense_range
+from psfleet.core.net.table_messages import ChangedTable, read_changes, read_rows
+from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsRequest
 from psfleet.serving.row_source import ServedRows
-from psfleet.settings.kinds import RowForm, shown_url
-from psfleet.shard.table_placement import dense_range
-from psfleet.wire.table_messages import ChangedTable, read_changes, read_rows
-from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsRequest
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

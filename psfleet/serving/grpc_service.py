@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from psfleet.errors import PsfleetError, ShapeError, UsageError, not_installed
-from psfleet.feature_sets.jagged import Jagged
-from psfleet.http2.calls import Behavior, IncomingCall, Streaming
+from psfleet.core.base.errors import PsfleetError, ShapeError, UsageError, not_installed
+from psfleet.core.net.connections import channel
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.http2.calls import Behavior, IncomingCall, Streaming
+from psfleet.core.net.v1 import serving_pb2 as messages
+from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.serving.batcher import PendingPrediction, QueueFull
 from psfleet.serving.model import ModelVersion
 from psfleet.serving.service import PredictionService
-from psfleet.wire.connections import channel
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.v1 import serving_pb2 as messages
 
 _PUSHBACK = "grpc-retry-pushback-ms"
 _MOST_WAITING = 32  # threads of calls that wait for others, or load a version

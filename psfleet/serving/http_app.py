@@ -16,16 +16,16 @@ from urllib.parse import unquote
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.errors import AccessDenied, PsfleetError, UnknownTable, UsageError
-from psfleet.http2.connection_admission import ServedConnection
-from psfleet.http2.frames import ConnectionBroken, ErrorCode
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.socket_transport import Transport
+from psfleet.core.base.errors import AccessDenied, PsfleetError, UnknownTable, UsageError
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.http2.connection_admission import ServedConnection
+from psfleet.core.net.http2.frames import ConnectionBroken, ErrorCode
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.socket_transport import Transport
 from psfleet.serving.batcher import QueueFull
 from psfleet.serving.grpc_service import serving_module
 from psfleet.serving.model import ModelVersion, ServedModel
 from psfleet.serving.service import PredictionService, UnknownModel
-from psfleet.wire.connections.credentials import Credentials
 
 LONGEST = 64 << 20
 """Bytes of a request's body."""
@@ -57,7 +57,8 @@ class HttpRequest:
 
 
 class HttpConnection:
-    """The server's end of a connection. Implements psfleet.http2.connection_admission.ServedConnection.
+    """The server's end of a connection. Implements
+    psfleet.core.net.http2.connection_admission.ServedConnection.
 
     Args:
         transport: Its bytes.

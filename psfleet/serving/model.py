@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.errors import ConfigError, PsfleetError, ShapeError, UsageError
-from psfleet.feature_sets.feature_set import FeatureSet
+from psfleet.core.base.errors import ConfigError, PsfleetError, ShapeError, UsageError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.object_store import folders_in, is_whole, readable
+from psfleet.core.base.settings.kinds import RowForm, url_of
+from psfleet.core.base.validation.annotations import FilePath, checked
+from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.features import find_features
-from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import folders_in, is_whole, readable
-from psfleet.prediction import find_predictor, is_folder
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.follower import Follower
+from psfleet.serving.prediction import find_predictor, is_folder
 from psfleet.serving.row_source import (
     EXPORT,
     RowSource,
@@ -28,8 +30,6 @@ from psfleet.serving.row_source import (
     rows_of_program,
     rows_of_snapshot,
 )
-from psfleet.settings.kinds import RowForm, url_of
-from psfleet.validation.annotations import FilePath, checked
 
 FEATURES = ("features.toml", "features.json")
 """Files of a model's folder that describe its inputs; the first one that is there counts."""

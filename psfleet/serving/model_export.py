@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.errors import CheckpointError, ConfigError, not_installed
-from psfleet.execution.inference import copy_operations
-from psfleet.feature_sets.feature_set import Feature, FeatureSet
-from psfleet.platform.files import reason
-from psfleet.platform.object_store import ObjectStore, readable, upload
-from psfleet.prediction import find_graph, is_folder
+from psfleet.core.base.errors import CheckpointError, ConfigError, not_installed
+from psfleet.core.base.files import reason
+from psfleet.core.base.object_store import ObjectStore, readable, upload
+from psfleet.core.base.settings.kinds import ExportFormat, RowForm, local_path, shown_url, url_of
+from psfleet.core.base.validation.annotations import FilePath, NonNegative, checked
+from psfleet.core.graph.execution.inference import copy_operations
+from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.serving.model import FEATURES, Model, features_file, features_of, rows_for
 from psfleet.serving.onnx_programs import OnnxGraph, onnx_module
+from psfleet.serving.prediction import find_graph, is_folder
 from psfleet.serving.row_source import ServedRows, SourceRuntime, write_rows
-from psfleet.settings.kinds import ExportFormat, RowForm, local_path, shown_url, url_of
-from psfleet.validation.annotations import FilePath, NonNegative, checked
 
 _ITEMS = 4096  # whose vectors are computed at a time
 

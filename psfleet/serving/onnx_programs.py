@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.errors import ConfigError, not_installed
-from psfleet.execution.inference import Loaded
-from psfleet.program.operation import Record, ancestors
-from psfleet.program.variable import Variable
+from psfleet.core.base.errors import ConfigError, not_installed
+from psfleet.core.graph.execution.inference import Loaded
+from psfleet.core.graph.program.operation import Record, ancestors
+from psfleet.core.graph.program.variable import Variable
 
 _PLAIN = {
     "relu": "Relu",

@@ -8,22 +8,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from psfleet.errors import ConfigError
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.server_connection import ServerSettings
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.base.validation.annotations import (
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    checked,
+)
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import HANDSHAKE
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.tls_sockets import accepts
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.server_connection import ServerSettings
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.grpc_service import GrpcPrediction, refusal
 from psfleet.serving.http_app import HttpApp, HttpListener
 from psfleet.serving.model import Model, ModelVersion, ServedModel, VersionedModel
 from psfleet.serving.service import PredictionService, ServingMetrics
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.validation.annotations import NonNegative, NonNegativeInt, PositiveInt, checked
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import HANDSHAKE
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.tls_sockets import accepts
 
 _log = log_of(__name__)
 

@@ -26,20 +26,20 @@ from typing_extensions import override
 
 from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UnknownTable, not_installed
-from psfleet.execution.inference import saved_tables
-from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.kernels.id_routing import owned_by
-from psfleet.platform.files import read_small, regular, replace, sync
-from psfleet.rules.momentum import SGD
-from psfleet.runtime.interface import Read, missing_table
-from psfleet.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime
-from psfleet.schema.table import InitializerSpec, TableSpec, key_of
+from psfleet.core.base.errors import ConfigError, UnknownTable, not_installed
+from psfleet.core.base.files import read_small, regular, replace, sync
+from psfleet.core.base.json_documents import Format, Misfit, exact, reading
+from psfleet.core.base.settings.kinds import ArrayFormat, RowForm
+from psfleet.core.engine.interface import Read, missing_table
+from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec, key_of
+from psfleet.core.engine.shard.events import CreateTable
+from psfleet.core.engine.tables.row_data import ROW_IDS, rows_of
+from psfleet.core.graph.execution.inference import saved_tables
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime
 from psfleet.serving.served_table import CODECS, ServedTable
-from psfleet.settings.kinds import ArrayFormat, RowForm
-from psfleet.shard.events import CreateTable
-from psfleet.tables.row_data import ROW_IDS, rows_of
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -218,7 +218,7 @@ def rows_of_program(path: str, form: RowForm = "float32") -> ServedRows:
 
 
 class SourceRuntime(ReadOnlyRuntime, ForwardingRuntime):
-    """Implements psfleet.runtime.interface.Runtime on a RowSource, for programs and modules.
+    """Implements psfleet.core.engine.interface.Runtime on a RowSource, for programs and modules.
 
     Args:
         rows: Source of the values.

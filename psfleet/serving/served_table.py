@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels import number_formats
-from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.initial_values import address_of, initial_rows
-from psfleet.kernels.number_formats import decode_int8, encode_int8
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import RowForm
+from psfleet.core.base.settings.kinds import RowForm
+from psfleet.core.engine.kernels import number_formats
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.kernels.initial_values import address_of, initial_rows
+from psfleet.core.engine.kernels.number_formats import decode_int8, encode_int8
+from psfleet.core.engine.schema.table import TableSpec
 
 Floats = NDArray[np.float32]
 Codes = NDArray[Any]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from psfleet.errors import UsageError
-from psfleet.observability.exposition import encode, merge
-from psfleet.runtime.validation import as_ids
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.observability.exposition import encode, merge
+from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.serving.batcher import samples_of
 from psfleet.serving.follower import Follower
 from psfleet.serving.model import ModelVersion, ServedModel

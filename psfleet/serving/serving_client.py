@@ -9,17 +9,17 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import DeadlineExceeded, ServerUnavailable
-from psfleet.feature_sets.jagged import Jagged, as_jagged
-from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.http2_client import Http2Client
-from psfleet.kernels.id_routing import routes, virtual_shards
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import KEY, error_named
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.tls_sockets import connects
-from psfleet.wire.frame import MAX_MESSAGE
-from psfleet.wire.v1 import serving_pb2 as messages
+from psfleet.core.base.errors import DeadlineExceeded, ServerUnavailable
+from psfleet.core.engine.kernels.id_routing import routes, virtual_shards
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import KEY, error_named
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.tls_sockets import connects
+from psfleet.core.net.frame import MAX_MESSAGE
+from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.core.net.http2.http2_client import Http2Client
+from psfleet.core.net.v1 import serving_pb2 as messages
+from psfleet.data.feature_sets.jagged import Jagged, as_jagged
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _FIELDS = {

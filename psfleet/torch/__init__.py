@@ -13,7 +13,7 @@ torch itself is imported when one of these names is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from psfleet.errors import not_installed
+from psfleet.core.base.errors import not_installed
 
 if TYPE_CHECKING:
     from psfleet.torch.conversion import convert

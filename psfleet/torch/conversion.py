@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from psfleet.errors import CheckpointError, ConfigError, PsfleetError, UsageError
-from psfleet.kernels.bags import RowBags
-from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.prediction import MakePredictor
-from psfleet.runtime.interface import Read, Runtime
-from psfleet.runtime.validation import as_ids
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.core.base.errors import CheckpointError, ConfigError, PsfleetError, UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.interface import Read, Runtime
+from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.graph.parameters.parameter_client import ParameterClient
+from psfleet.serving.prediction import MakePredictor
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers, listed
 from psfleet.torch.table_weight import TableWeight
-from psfleet.validation.annotations import checked
 
 M = TypeVar("M", bound=nn.Module)
 Floats = NDArray[np.float32]

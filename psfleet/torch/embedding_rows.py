@@ -11,14 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psfleet.entry import Entry, ShowClickEntry, part_of
-from psfleet.errors import IdError, UsageError
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.parameters.parameter_client import ParameterClient, are_equal, places_of, slots_of
-from psfleet.platform.memory import available_memory
-from psfleet.runtime.interface import Asked, PooledIds, Read, Runtime, TableState
-from psfleet.runtime.validation import as_ids
-from psfleet.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.core.base.errors import IdError, UsageError
+from psfleet.core.base.memory import available_memory
+from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.interface import Asked, PooledIds, Read, Runtime, TableState
+from psfleet.core.engine.schema.entry import Entry, ShowClickEntry, part_of
+from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.parameters.parameter_client import (
+    ParameterClient,
+    are_equal,
+    places_of,
+    slots_of,
+)
 from psfleet.torch.rule_mapping import RuleMapping
 from psfleet.torch.table_weight import GradientBags, GradientIds, TableWeight, as_tensor, look_up
 

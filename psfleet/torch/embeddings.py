@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from psfleet.entry import Entry
-from psfleet.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.base.validation.annotations import check, checked
+from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.schema.entry import Entry
+from psfleet.core.engine.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
+from psfleet.core.graph.program.ops.embedding import spread
 from psfleet.initializer import Initializer, starting
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.wrapping_optimizers import check_outside
-from psfleet.program.ops.embedding import spread
-from psfleet.runtime.validation import as_ids
-from psfleet.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.table_weight import untraced
-from psfleet.validation.annotations import check, checked
 
 Floats = NDArray[np.float32]
 
@@ -218,7 +218,8 @@ class Embedding(TableModule):
         seed: Seed of the initializer, if it has none of its own.
         optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
             `weight`.
-        entry: With `num_embeddings` None: which unknown ids of a push get a row, see psfleet.entry.
+        entry: With `num_embeddings` None: which unknown ids of a push get a row, see
+            psfleet.core.engine.schema.entry.
         precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
             "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
         servers: Number of servers that hold the table, so that a step calls fewer; None: all. A

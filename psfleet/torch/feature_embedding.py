@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from psfleet.errors import ConfigError
-from psfleet.feature_sets.feature_lookup import FeatureLookup
-from psfleet.feature_sets.feature_set import Feature, FeatureSet, Table
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.data.feature_sets.feature_lookup import FeatureLookup
+from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Table
 from psfleet.torch.embedding_rows import EmbeddingRows, pooled_of
 from psfleet.torch.embeddings import TableModule
 from psfleet.torch.table_weight import untraced
-from psfleet.validation.annotations import checked
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psfleet.errors import UsageError
-from psfleet.runtime.validation import as_ids
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.torch.embedding_rows import EmbeddingRows, living_rows
 from psfleet.torch.embeddings import TableModule
-from psfleet.validation.annotations import checked
 
 B = TypeVar("B")
 Ids = NDArray[np.int64]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from psfleet.errors import ConfigError, PsfleetError
-from psfleet.feature_sets.feature_set import Feature, FeatureSet
-from psfleet.runtime.interface import Runtime
+from psfleet.core.base.errors import ConfigError, PsfleetError
+from psfleet.core.engine.interface import Runtime
+from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.torch.conversion import ModulePredictor
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.feature_embedding import FeatureEmbedding

@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from psfleet import fleet
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.interface import Gradient, Runtime, is_trained
+from psfleet.core.graph.parameters.binding import watch
+from psfleet.core.graph.parameters.gradients import Grad, gradient_of
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.parameters.parameter_client import ParameterClient
+from psfleet.core.runtime.process_runtime import active
+from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
-from psfleet.parameters.binding import watch
-from psfleet.parameters.gradients import Grad, gradient_of
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.runtime.interface import Gradient, Runtime, is_trained
-from psfleet.runtime.process_runtime import active
-from psfleet.strategy import Settings
 from psfleet.torch import state_dicts
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.parameter_plan import (
@@ -35,7 +36,6 @@ from psfleet.torch.parameter_plan import (
 )
 from psfleet.torch.strategy_support import check_strategy, recompute
 from psfleet.torch.table_weight import refuse_graph, untraced
-from psfleet.validation.annotations import checked
 
 Pair = tuple[DenseBinding | SparseBinding, Grad]
 Ids = NDArray[np.int64]

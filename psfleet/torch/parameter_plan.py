@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.schema.table import TableSpec, key_of
+from psfleet.core.graph.parameters.parameter import SparseGrad, note_dense_rows
+from psfleet.core.graph.parameters.parameter_client import ParameterClient
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
-from psfleet.parameters.parameter import SparseGrad, note_dense_rows
-from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.runtime.interface import Runtime
-from psfleet.schema.table import TableSpec, key_of
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.embeddings import TableModule
 from psfleet.torch.rule_mapping import RuleMapping, formula_of, slots_of

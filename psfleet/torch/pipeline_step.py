@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from psfleet import stages as ways
-from psfleet.errors import ShapeError, UsageError
-from psfleet.program.operation import Array
-from psfleet.stages import Action, PipelineEngine, Schedule, here
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.graph.program.operation import Array
+from psfleet.core.runtime import stages as ways
+from psfleet.core.runtime.stages import Action, PipelineEngine, Schedule, here
 from psfleet.torch.strategy_support import grouped
 
 _PLAIN = {torch.bfloat16: torch.int16}  # what NumPy has no name for travels as

@@ -9,20 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psfleet.errors import ConfigError, ShapeError, UsageError
-from psfleet.rules import RULES
-from psfleet.rules.adam import NAdam, TorchSparseAdam
-from psfleet.rules.momentum import Momentum
-from psfleet.rules.rmsprop import TorchRMSprop
-from psfleet.rules.rule import Rule, TorchSpec
-from psfleet.schema.table import DecaySpec
+from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.engine.rules import RULES
+from psfleet.core.engine.rules.adam import NAdam, TorchSparseAdam
+from psfleet.core.engine.rules.momentum import Momentum
+from psfleet.core.engine.rules.rmsprop import TorchRMSprop
+from psfleet.core.engine.rules.rule import Rule, TorchSpec
+from psfleet.core.engine.schema.table import DecaySpec
 
 Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMapping:
-    """Update rule of a parameter on the servers. Attributes as in psfleet.schema.table.TableSpec."""
+    """Update rule of a parameter on the servers. Attributes as in
+    psfleet.core.engine.schema.table.TableSpec."""
 
     rule: Rule
     decay: DecaySpec = field(default_factory=DecaySpec)

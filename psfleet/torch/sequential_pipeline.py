@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from psfleet import fleet
-from psfleet.errors import ConfigError, UsageError
-from psfleet.program.pipeline.cutting import check_share
-from psfleet.program.pipeline.estimates import balanced_edges
-from psfleet.runtime.interface import Runtime
-from psfleet.stages import Schedule, even_sizes, here, make_schedule
-from psfleet.strategy import Settings
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.graph.program.pipeline.cutting import check_share
+from psfleet.core.graph.program.pipeline.estimates import balanced_edges
+from psfleet.core.runtime.stages import Schedule, even_sizes, here, make_schedule
+from psfleet.core.runtime.strategy import Settings
 from psfleet.torch.conversion import converted
 from psfleet.torch.optimizers import DistributedOptimizer
 from psfleet.torch.parameter_plan import Optimizers
@@ -36,7 +37,6 @@ from psfleet.torch.strategy_support import (
     recompute,
 )
 from psfleet.torch.table_weight import TableWeight
-from psfleet.validation.annotations import checked
 
 
 def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from psfleet.errors import UsageError
-from psfleet.formats import Format, exact, reading
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.json_documents import Format, exact, reading
+from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.interface import Runtime, TableState
+from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
-from psfleet.runtime.interface import Runtime, TableState
-from psfleet.runtime.validation import as_ids
-from psfleet.strategy import Settings
 from psfleet.torch.parameter_plan import DenseBinding, SparseBinding
 from psfleet.torch.rule_mapping import StateSlots, entry_of, slots_of
 

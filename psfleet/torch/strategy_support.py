@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from psfleet.errors import ConfigError, UsageError
-from psfleet.settings.environment import plan_file
-from psfleet.stages import here
-from psfleet.strategy import PipelineSettings, RecomputeSettings, Settings
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.environment import plan_file
+from psfleet.core.runtime.stages import here
+from psfleet.core.runtime.strategy import PipelineSettings, RecomputeSettings, Settings
 
 _OTHER_OPTIMIZERS = {
     "dgc": "amp halves the bytes of gradients",

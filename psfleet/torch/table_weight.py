@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from psfleet.errors import UsageError
-from psfleet.kernels.bags import RowBags
-from psfleet.parameters.gradients import PooledGradient
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.runtime.interface import PooledIds, joined_ids
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.interface import PooledIds, joined_ids
+from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.graph.parameters.gradients import PooledGradient
+from psfleet.core.graph.parameters.parameter import SparseGrad
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,9 +2,9 @@
 
 import os
 
-from psfleet.settings.declaration import from_variable
-from psfleet.settings.declared_settings import ProcessSettings
-from psfleet.wire.connections import grpc_process
+from psfleet.core.base.settings.declaration import from_variable
+from psfleet.core.base.settings.declared_settings import ProcessSettings
+from psfleet.core.net.connections import grpc_process
 
 # Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is
 # the only kind of line that gRPC has at this level in a server's incarnation.

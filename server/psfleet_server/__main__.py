@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import click
 
-from psfleet.errors import PsfleetError
-from psfleet.settings.environment import read_environment
-from psfleet.settings.kinds import DEVICE_PLACES
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.settings.kinds import DEVICE_PLACES
 
 _OPTIONS = {
     "index": "PSFLEET_RANK",

@@ -12,24 +12,24 @@ from typing import Any
 import grpc
 import numpy as np
 
-from psfleet.chaos.injection import say_what_is_held
 from psfleet.checkpoint import load_shard
-from psfleet.errors import ConfigError
-from psfleet.faults import CrashFaults
-from psfleet.formats import write_ready
-from psfleet.http2.calls import InboundMessages
-from psfleet.kernels.dedup import merge_pushes
-from psfleet.observability.tracing import open_tracing
-from psfleet.platform.logs import log_of, set_up_logs
-from psfleet.platform.threads import stops_on_signals
-from psfleet.rules import import_rules
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import SnapshotInterval
-from psfleet.shard.shard import Shard
-from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import server_options
-from psfleet.wire.v1.membership_pb2 import HeartbeatRequest
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.json_documents import write_ready
+from psfleet.core.base.logs import log_of, set_up_logs
+from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import SnapshotInterval
+from psfleet.core.base.threads import stops_on_signals
+from psfleet.core.engine.kernels.dedup import merge_pushes
+from psfleet.core.engine.rules import import_rules
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
+from psfleet.core.net.connections.access import Access, is_tcp
+from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.http2.calls import InboundMessages
+from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
+from psfleet.core.runtime.chaos.injection import say_what_is_held
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
 from psfleet_server.durability.log import ServerLog

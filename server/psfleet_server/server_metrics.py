@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from psfleet.observability.exposition import counter, encode, gauge, histogram, latency
-from psfleet.platform.memory import resident
-from psfleet.shard.shard import Shard
-from psfleet.tables.memory_choice import KINDS
-from psfleet.tables.row_memory import DiskTraffic
-from psfleet.tables.sparse import SparseTable
-from psfleet.wire.body import parse
-from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
+from psfleet.core.base.memory import resident
+from psfleet.core.base.observability.exposition import counter, encode, gauge, histogram, latency
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.memory_choice import KINDS
+from psfleet.core.engine.tables.row_memory import DiskTraffic
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.body import parse
+from psfleet.core.net.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.call_admission import GrpcioAdmission
 from psfleet_server.rpc.replies import immediate

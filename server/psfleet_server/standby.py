@@ -20,15 +20,15 @@ from typing import Any, Literal
 
 import grpc
 
-from psfleet.errors import ProtocolError, PsfleetError, ServerUnavailable
-from psfleet.faults import CrashFaults
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.environment import Environment
-from psfleet.wire.body import read_record
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import await_connection, error_of, open_channel
-from psfleet.wire.v1.replica_pb2 import FollowRequest
+from psfleet.core.base.errors import ProtocolError, PsfleetError, ServerUnavailable
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.net.body import read_record
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import await_connection, error_of, open_channel
+from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.recovery import take
 from psfleet_server.engine.shard_host import ShardHost

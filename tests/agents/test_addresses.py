@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet_launch.engines.remote.machine import (
     address_towards,
     listen_endpoint,

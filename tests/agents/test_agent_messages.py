@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.certificates import make_credentials
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.certificates import make_credentials
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.agent.agent import Agent
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.engines.remote import agent_hub

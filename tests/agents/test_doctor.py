@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet_launch.agent.machine_checks import Finding, PeerCheck, check_machine
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.launch_engine import load_engine

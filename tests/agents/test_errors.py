@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.wire.connections.certificates import make_credentials
+from psfleet.core.net.connections.certificates import make_credentials
 from psfleet_launch.engines.remote.agent_messages import invitation
 from tests.agents.conftest import JOIN, JOINED, PSFLEET, TRAINER, TWO, Site
 from tests.launch.conftest import ROOT, Launcher
@@ -121,7 +121,7 @@ def test_credentials_that_are_not_good(site: Site, tmp_path: Path) -> None:
 
 AHEAD = """
 import datetime
-import psfleet.wire.connections.certificates as certificates
+import psfleet.core.net.connections.certificates as certificates
 certificates._SKEW -= datetime.timedelta(hours=2)
 """
 

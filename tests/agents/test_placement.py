@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement, ServerLocations
 from psfleet_launch.job.job_plan import Job, Member, needed
 from psfleet_launch.job.job_request import JobRequest, Resources

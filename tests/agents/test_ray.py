@@ -102,8 +102,8 @@ def test_several_agents_on_one_machine_have_names() -> None:
 READS = """\
 import ray, sys
 ray.init(sys.argv[1], log_to_driver=False)
-from psfleet.datasets.batches import Batches
-from psfleet.datasets.record_batches import RecordBatches
+from psfleet.data.batches import Batches
+from psfleet.data.record_batches import RecordBatches
 from psfleet.features import Feature, FeatureSet, Table
 made = ray.data.range(40, override_num_blocks=5).map_batches(lambda rows: {"user": rows["id"]})
 rows = RecordBatches(made, FeatureSet([Feature("user", Table("users", 4))]), ["user"], interleave=1)

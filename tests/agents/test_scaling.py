@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.formats import (
+from psfleet.core.base.json_documents import (
     SCALED,
     Scaled,
     read_promise,
@@ -17,7 +17,7 @@ from psfleet.formats import (
     write_scale,
     write_scaled,
 )
-from psfleet.wire.v1.agent_pb2 import JobFile
+from psfleet.core.net.v1.agent_pb2 import JobFile
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.remote.agent_messages import JobFiles, LauncherFiles
 from tests.agents.conftest import JOIN, JOINED, TWO, Site

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.wire.connections.certificates import make_credentials
+from psfleet.core.net.connections.certificates import make_credentials
 from psfleet_launch.engines.remote.job_opening import AgentStarter, agent_command
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job, Member, Told

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.chaos.audit import ChaosSettings
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.runtime.chaos.audit import ChaosSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of
 from tests.pools import started_pool
 

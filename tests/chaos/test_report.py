@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
-from psfleet.chaos.injection import count_rows, counted_in, owners
-from psfleet.formats import Scaled, write_scale, write_scaled
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.json_documents import Scaled, write_scale, write_scaled
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.runtime.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
+from psfleet.core.runtime.chaos.injection import count_rows, counted_in, owners
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings
 
 DENSE = TableSpec("dense", "dense", (90_001,), make_rule("adam", {}))

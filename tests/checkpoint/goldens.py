@@ -1,4 +1,5 @@
-"""Writes the golden files of the formats that psfleet.formats guards: one small file of each kind.
+"""Writes the golden files of the formats that psfleet.core.base.json_documents guards: one small file of
+each kind.
 
     python -m tests.checkpoint.goldens              (make goldens: those that are not there)
 
@@ -17,7 +18,6 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import fluid, layers
-from psfleet.chaos.audit import HELD, AuditedRow, AuditFile
 from psfleet.checkpoint import (
     CutPosition,
     DeltaBase,
@@ -27,25 +27,31 @@ from psfleet.checkpoint import (
     linked,
     write_frozen,
 )
-from psfleet.consistency import find_mode
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
-from psfleet.execution.inference import save_inference
-from psfleet.formats import write_ready, write_reply, write_request
+from psfleet.core.base.json_documents import write_ready, write_reply, write_request
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import RULES
+from psfleet.core.engine.rules.adagrad import Adagrad
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    ShowClickEntry,
+    TTLEntry,
+)
+from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.core.engine.shard.events import Join, Push
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.shard.table_placement import dense_range, owned_rows
+from psfleet.core.engine.worker_state import PLACE, LoopPosition, WorkerState
+from psfleet.core.graph.execution.inference import save_inference
+from psfleet.core.graph.program.names import guard as names_guard
+from psfleet.core.graph.program.operation import Op
+from psfleet.core.runtime.chaos.audit import HELD, AuditedRow, AuditFile
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer.lr import StepDecay
-from psfleet.program.names import guard as names_guard
-from psfleet.program.operation import Op
-from psfleet.rules import RULES
-from psfleet.rules.adagrad import Adagrad
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient
-from psfleet.runtime.process_runtime import current
-from psfleet.runtime.worker_state import PLACE, LoopPosition, WorkerState
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
-from psfleet.shard.events import Join, Push
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.shard.table_placement import dense_range, owned_rows
 
 _FORMATS = Path(__file__).parents[1] / "goldens" / "formats"
 VERSION, VERSION_2 = (_FORMATS / version / "checkpoint" for version in ("v1", "v2"))

@@ -17,20 +17,25 @@ from psfleet.checkpoint import (
     reshard,
     save_fleet,
 )
-from psfleet.consistency import find_mode
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, ShowClickEntry
-from psfleet.errors import CheckpointError
-from psfleet.kernels.id_routing import owned_by
-from psfleet.rules.adagrad import Adagrad
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import Join, Push
-from psfleet.shard.shard import Shard
-from psfleet.shard.table_placement import dense_range
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.rules.adagrad import Adagrad
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    EvictionStreamEntry,
+    ShowClickEntry,
+)
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Join, Push
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.table_placement import dense_range
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 
 SPECS = (
     TableSpec("dense", "dense", (9000, 2), Adam()),

@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from psfleet import fluid
-from psfleet.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet.checkpoint import (
     MANIFEST,
     CutPosition,
@@ -25,15 +24,16 @@ from psfleet.checkpoint import (
     read_manifest,
 )
 from psfleet.checkpoint.manifest import write_manifest
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, FrameError, PsfleetError, UsageError
-from psfleet.execution.executor import Executor
-from psfleet.execution.inference import load_inference
+from psfleet.core.base.errors import CheckpointError, FrameError, PsfleetError, UsageError
+from psfleet.core.base.json_documents import read_ready, read_reply, read_request
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.worker_state import read_states
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.execution.inference import load_inference
+from psfleet.core.runtime.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
 from psfleet.fluid.layer_modules import load
-from psfleet.formats import read_ready, read_reply, read_request
-from psfleet.runtime.process_runtime import current
-from psfleet.runtime.worker_state import read_states
-from psfleet.shard.shard import Shard
 from tests.checkpoint.goldens import VERSION, VERSION_2, build, build_groups, names
 from tests.fuzz.files import of_folder
 

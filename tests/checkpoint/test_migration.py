@@ -12,7 +12,10 @@ import pytest
 import psfleet
 from psfleet import optimizer
 from psfleet.checkpoint import plan_migration, reshard
-from psfleet.entry import (
+from psfleet.core.base.errors import ConfigError, TableConflict
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
     DecayedFrequency,
@@ -20,13 +23,10 @@ from psfleet.entry import (
     ShowClickEntry,
     TTLEntry,
 )
-from psfleet.errors import ConfigError, TableConflict
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec, key_of
+from psfleet.core.engine.shard.shard import Shard
 from psfleet.features import Feature, FeatureSet, Table, find_features
 from psfleet.initializer import Uniform
-from psfleet.runtime.interface import TableState
-from psfleet.schema.table import InitializerSpec, TableSpec, key_of
-from psfleet.settings.environment import Environment
-from psfleet.shard.shard import Shard
 from psfleet_launch.commands.psfleet_cli import main
 from tests.refusals import check_refusals
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from psfleet.checkpoint import Snapshot, export, reshard
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import MAX_NAME, TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.table import MAX_NAME, TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import in_threads

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet import checkpoint, serving
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, ConfigError
-from psfleet.platform import object_store
-from psfleet.platform.object_store import latest_snapshot, own_name, own_snapshots
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import TableSpec
+from psfleet.core.base import object_store
+from psfleet.core.base.errors import CheckpointError, ConfigError
+from psfleet.core.base.object_store import latest_snapshot, own_name, own_snapshots
+from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.follower import Follower
 from psfleet.serving.model import ModelVersion, ServedModel
-from psfleet.settings.kinds import local_path, shown_url, url_of
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.commands.model_commands import _named
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_folder import check_snapshot
@@ -143,7 +143,7 @@ SCRIPT = """
 import sys, time
 import numpy as np, psfleet
 from psfleet import fleet, optimizer
-from psfleet.platform.object_store import latest_snapshot
+from psfleet.core.base.object_store import latest_snapshot
 
 fleet.init()
 with psfleet.connect() as ps:

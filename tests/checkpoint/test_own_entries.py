@@ -12,7 +12,9 @@ from safetensors.numpy import load_file
 
 from psfleet import optimizer
 from psfleet.checkpoint import load_shard, plan_migration, reshard, save_fleet
-from psfleet.entry import (
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.schema.entry import (
     FORMS,
     CountFilterEntry,
     Entry,
@@ -21,15 +23,13 @@ from psfleet.entry import (
     make_entry,
     stored_as,
 )
-from psfleet.errors import ConfigError
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.admission import AdmissionRule, admits
+from psfleet.core.engine.tables.lifetime import CandidateIds
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.table_messages import read_spec, write_spec
 from psfleet.features import Feature, FeatureSet, Table
-from psfleet.rules import SGD
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.tables.admission import AdmissionRule, admits
-from psfleet.tables.lifetime import CandidateIds
-from psfleet.tables.sparse import SparseTable
-from psfleet.wire.table_messages import read_spec, write_spec
 
 Ids = NDArray[np.int64]
 

@@ -13,14 +13,14 @@ import pytest
 
 import psfleet.checkpoint.writing
 from psfleet.checkpoint import load_shard, save_fleet
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, TableConflict
-from psfleet.formats import Format
-from psfleet.platform.files import exchange
-from psfleet.rules import SGD
-from psfleet.runtime.interface import Read
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
+from psfleet.core.base.errors import CheckpointError, TableConflict
+from psfleet.core.base.files import exchange
+from psfleet.core.base.json_documents import Format
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.checkpoint.test_deltas import SPECS, fleet, push
 from tests.programs import ended
 
@@ -29,9 +29,9 @@ SAVER = """
 import sys
 import numpy as np
 import psfleet.checkpoint.writing
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.rules import SGD
-from psfleet.schema.table import TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.schema.table import TableSpec
 
 path, value, exchanges = sys.argv[1:]
 if exchanges == "False":

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 import psfleet
 from psfleet import optimizer
 from psfleet.checkpoint import read_rows
-from psfleet.errors import CheckpointError
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import TableState
 from psfleet.features import hashed
-from psfleet.runtime.interface import TableState
-from psfleet.settings.environment import Environment
 from psfleet_launch.commands.psfleet_cli import main
 
 VALUE: NDArray[np.float32] = np.linspace(0, 1, 6, dtype=np.float32).reshape(3, 2)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from psfleet.checkpoint.manifest import table_from_json, table_to_json, version_of
-from psfleet.entry import CountFilterEntry
-from psfleet.formats import Misfit
-from psfleet.rules.adam import Adam
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import (
+from psfleet.core.base.json_documents import Misfit
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.entry import CountFilterEntry
+from psfleet.core.engine.schema.table import (
     DecaySpec,
     InitializerSpec,
     TableSpec,
@@ -20,8 +20,8 @@ from psfleet.schema.table import (
     later_fields,
     later_values,
 )
-from psfleet.wire.table_messages import read_spec, write_spec
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.net.table_messages import read_spec, write_spec
+from psfleet.core.net.v1 import shard_pb2
 
 PLAIN = TableSpec("rows", "sparse", (2,), SGD())
 OTHER: dict[str, Any] = {

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.v1.log_pb2 import LogHeader
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from psfleet import checkpoint
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.observability.logged_values import EventFile
+from psfleet.core.base.settings.declaration import from_variable
+from psfleet.core.base.settings.declared_settings import ProcessSettings
+from psfleet.core.base.settings.kinds import local_path
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.connections.certificates import make_credentials
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fluid.layer_modules import load_dygraph, save_dygraph
-from psfleet.observability.logged_values import EventFile
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import TableSpec
-from psfleet.settings.declaration import from_variable
-from psfleet.settings.declared_settings import ProcessSettings
-from psfleet.settings.kinds import local_path
-from psfleet.wire.connections.certificates import make_credentials
 from psfleet_launch.commands.launch_command import main as launch
 from psfleet_launch.commands.psfleet_cli import main as command
 

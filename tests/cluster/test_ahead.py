@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet import rules
-from psfleet.errors import ServerUnavailable
-from psfleet.faults import MessageFaults, Send
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.base.faults import MessageFaults, Send
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine import rules
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from psfleet.faults import MessageFaults
-from psfleet.runtime.interface import TableState
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.faults import MessageFaults
+from psfleet.core.engine.interface import TableState
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.push_counts import CountingWorkload
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together

@@ -9,11 +9,11 @@ import pytest
 
 import psfleet
 from psfleet import fleet
-from psfleet.client import Client, SparseTable
-from psfleet.errors import PsfleetError, UsageError
+from psfleet.core.base.errors import PsfleetError, UsageError
+from psfleet.core.client import Client, SparseTable
+from psfleet.core.runtime.process_runtime import current
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.runtime.process_runtime import current
-from psfleet.testing.local_fleet import LocalFleet
 
 IDS, GRADS = np.arange(3), np.ones((3, 4), np.float32)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, ServerUnavailable, UsageError
-from psfleet.rules import Adam
-from psfleet.runtime.interface import Gradient, Runtime, TableState
-from psfleet.schema.table import Device, InitializerSpec, TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import ConfigError, ServerUnavailable, UsageError
+from psfleet.core.engine.interface import Gradient, Runtime, TableState
+from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.schema.table import Device, InitializerSpec, TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests import starter
 from tests.observability.test_processes import collect
 from tests.trainings import TrainingWorkload, in_threads, same_bits

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     ConfigError,
     DeadlineExceeded,
     Fenced,
@@ -16,11 +16,11 @@ from psfleet.errors import (
     ProtocolError,
     ServerUnavailable,
 )
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.waiting import pause, until

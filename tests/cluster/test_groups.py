@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.client import Client
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.client import Client
+from psfleet.core.engine.shard.table_placement import SHARE, servers_of
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import Adam
-from psfleet.settings.kinds import Mode
-from psfleet.shard.table_placement import SHARE, servers_of
-from psfleet.testing.local_fleet import LocalFleet
 
 STEPS = 5
 IDS = np.arange(-20, 20)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.client import Client
-from psfleet.errors import ServerUnavailable, UsageError
-from psfleet.testing import server_thread
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import ServerUnavailable, UsageError
+from psfleet.core.client import Client
+from psfleet.fleet.testing import server_thread
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.leaks import children
 from tests.trainings import TrainingWorkload, same_bits, train_together
 

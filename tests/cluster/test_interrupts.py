@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import psfleet
+from psfleet.core.base import threads
+from psfleet.core.base.settings.environment import Environment
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.platform import threads
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
 
 TIMES = 60
 EVERYWHERE = pytest.mark.parametrize("mode", ["embedded", "sync", "async", "half-async"])

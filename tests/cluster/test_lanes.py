@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import rules
-from psfleet.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailable
-from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire import frame
-from psfleet.wire.frame import field
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.core.base.errors import ConfigError, LaneLost, ProtocolError, ServerUnavailable
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine import rules
+from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net import frame
+from psfleet.core.net.frame import field
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.request import ServerRequest
@@ -219,10 +219,10 @@ def test_a_call_is_taken_once(server: Server) -> None:
 
 WORKER = """
 import sys, numpy as np
-from psfleet import rules
-from psfleet.settings.environment import Environment
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine import rules
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.cluster_runtime import ClusterRuntime
 runtime = ClusterRuntime(Environment("worker", 0, (sys.argv[1],), 1), "async")
 spec = TableSpec("rows", "sparse", (8,), rules.Adam())

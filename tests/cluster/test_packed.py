@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UsageError
-from psfleet.faults import MessageFaults, Send
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.strategy import WireSettings
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire import frame
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.faults import MessageFaults, Send
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.net import frame
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.strategy import WireSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import TrainingWorkload, same_bits, train_together
 

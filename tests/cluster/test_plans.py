@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from psfleet.rules import make_rule
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.tensors.splitting import RoutingPlans
 
 ONE, OTHER = (TableSpec(name, "sparse", (2,), make_rule("sgd", {})) for name in ("one", "other"))

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import TableConflict
+from psfleet.core.base.errors import TableConflict
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.runtime.interface import TableState
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import TrainingWorkload, in_threads, same_bits

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import CapacityEntry
-from psfleet.errors import UsageError
-from psfleet.kernels.id_routing import owned_by
-from psfleet.rules import Adam
-from psfleet.runtime.interface import Gradient, PendingPush, Read, Runtime
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, PendingPush, Read, Runtime
+from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.schema.entry import CapacityEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.trainings import in_threads
 
 ROWS = TableSpec("rows", "sparse", (4,), Adam(), entry=CapacityEntry(rows=300, full="refuse"))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.errors import CheckpointError, ShapeError, UsageError
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import CheckpointError, ShapeError, UsageError
+from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
 from tests.trainings import TrainingWorkload, in_threads, same_bits

@@ -9,18 +9,18 @@ import pytest
 from numpy.typing import NDArray
 
 import psfleet
-from psfleet.entry import CountFilterEntry
-from psfleet.errors import ProtocolError, ServerUnavailable
-from psfleet.formats import write_running_job, write_scale_ready
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import Mode
-from psfleet.tables import disk_arena, disk_rows
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
+from psfleet.core.base.errors import ProtocolError, ServerUnavailable
+from psfleet.core.base.json_documents import write_running_job, write_scale_ready
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.entry import CountFilterEntry
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.tables import disk_arena, disk_rows
+from psfleet.core.net.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.coordinator.request_files import ScaleRequest, ScaleRequestFile
 from psfleet_server.rpc.endpoints import Peer
 from tests.pools import started_pool

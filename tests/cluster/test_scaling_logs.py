@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.runtime.interface import Gradient, TableState
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.cluster.test_scaling import COUNTS, assert_same, meet, train
 from tests.pools import started_pool
 from tests.waiting import until

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.kernels.number_formats import rounded
+from psfleet.core.engine.interface import Gradient, Precision, Runtime, TableState
+from psfleet.core.engine.kernels.number_formats import rounded
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import BLOCK, TableSpec
+from psfleet.core.graph.parameters.binding import BoundTables
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.strategy import AMPSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
 from psfleet.optimizer.outgoing_gradients import GradientScaler
-from psfleet.parameters.binding import BoundTables
-from psfleet.parameters.parameter import Parameter
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Precision, Runtime, TableState
-from psfleet.schema.table import BLOCK, TableSpec
-from psfleet.strategy import AMPSettings
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
 from tests.trainings import in_threads, same_bits, zero_rows

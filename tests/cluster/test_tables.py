@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.client import Client
-from psfleet.entry import ShowClickEntry
-from psfleet.errors import ShapeError, UsageError
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.engine.schema.entry import ShowClickEntry
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adagrad, Adam
-from psfleet.runtime.interface import Gradient, TableState
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
 from tests.trainings import in_threads, same_bits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.consistency import MODES
+from psfleet.core.engine.consistency import MODES
 
 __all__ = ["module_of_modes"]
 

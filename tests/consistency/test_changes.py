@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError
-from psfleet.faults import MessageFaults
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.faults import MessageFaults
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step, taken, together
 from tests.trainings import in_threads

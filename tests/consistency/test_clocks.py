@@ -5,9 +5,9 @@ from collections.abc import Hashable, Iterator
 
 import pytest
 
-from psfleet.consistency import SspMode, SyncMode
-from psfleet.runtime.interface import Read
-from psfleet.shard.events import (
+from psfleet.core.engine.consistency import SspMode, SyncMode
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.shard.events import (
     Instruction,
     Join,
     Leave,
@@ -17,7 +17,7 @@ from psfleet.shard.events import (
     SendOutcome,
     SendValues,
 )
-from psfleet.shard.shard import Shard
+from psfleet.core.engine.shard.shard import Shard
 
 SERVERS, WORKERS, EPOCHS = 2, 3, 3
 READS: tuple[Read, ...] = ()

@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.consistency import MODES, ConsistencyMode, find_mode, register
-from psfleet.errors import ConfigError, FrameError
-from psfleet.strategy import ConsistencySettings
-from psfleet.wire.membership_messages import read_mode
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.engine.consistency import MODES, ConsistencyMode, find_mode, register
+from psfleet.core.net.membership_messages import read_mode
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.core.runtime.strategy import ConsistencySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = [
     path
     for folder in ("psfleet", "server", "worker", "launch")
     for path in (ROOT / folder).rglob("*.py")
-    if path not in (ROOT / "psfleet/consistency.py", ROOT / "psfleet/settings/kinds.py")
+    if path
+    not in (
+        ROOT / "psfleet/core/engine/consistency.py",
+        ROOT / "psfleet/core/base/settings/kinds.py",
+    )
 ]
 
 
@@ -77,8 +81,8 @@ def test_defaults_of_other_modes_may_be_said() -> None:
 @pytest.mark.parametrize(
     ("name", "number", "words"),
     [
-        ("geo", 1000, "'geo' is psfleet.consistency.GeoMode"),
-        ("mine", 2, "'async' is psfleet.consistency.AsyncMode with the number 2"),
+        ("geo", 1000, "'geo' is psfleet.core.engine.consistency.GeoMode"),
+        ("mine", 2, "'async' is psfleet.core.engine.consistency.AsyncMode with the number 2"),
         ("My Mode", 1000, "a name has lower-case letters"),
         ("mine", 0, "a number is at least 1"),
     ],

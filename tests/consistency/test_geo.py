@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError
-from psfleet.mode_runtimes.geo import GeoRuntime
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.strategy import ConsistencySettings, Settings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.modes.geo import GeoRuntime
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings, Settings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import ROWS, step, taken, together
 from tests.trainings import TrainingWorkload
 

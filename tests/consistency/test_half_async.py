@@ -5,10 +5,10 @@ import threading
 
 import numpy as np
 
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.runtime.interface import Gradient
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, taken
 from tests.waiting import pause
 

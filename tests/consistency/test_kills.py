@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.mode_runtimes.switch import connect
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, step, taken
 from tests.trainings import in_threads
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet import rules
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine import rules
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings, resolve
 from psfleet.fleet import DistributedStrategy
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.strategy import ConsistencySettings, resolve
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 ROWS = TableSpec("rows", "sparse", (4,), rules.SGD())
 WHOLE = TableSpec("whole", "dense", (8,), rules.SGD())

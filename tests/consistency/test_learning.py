@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from psfleet.mode_runtimes.switch import connect
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.click_model import ClicksWorkload
 from tests.trainings import in_threads
 

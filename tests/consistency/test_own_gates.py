@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.consistency import ConsistencyMode, find_mode
-from psfleet.errors import ConfigError, FrameError
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime
-from psfleet.shard.events import (
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.engine.consistency import ConsistencyMode, find_mode
+from psfleet.core.engine.shard.events import (
     Expire,
     Join,
     Leave,
@@ -22,26 +21,27 @@ from psfleet.shard.events import (
     SendValues,
     Tick,
 )
-from psfleet.shard.shard import Shard
-from psfleet.strategy import ConsistencySettings, Settings
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.membership_messages import (
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.membership_messages import (
     combined_changes,
     mode_fields,
     read_change,
     read_mode_fields,
     write_change,
 )
-from psfleet.wire.server_state import ServerState, read_state, write_state
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.net.server_state import ServerState, read_state, write_state
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
+from psfleet.core.runtime.strategy import ConsistencySettings, Settings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.module_of_modes import module_of_modes
 from tests.consistency.workers import step, taken, together
 
 SOURCE = '''
 """quorum: a pull waits while too many workers are too far behind. patient: it waits for a while at most."""
 from dataclasses import dataclass
-from psfleet.consistency import LatePushMode, at_least_0, register
-from psfleet.shard.shard_state import PullGate
+from psfleet.core.engine.consistency import LatePushMode, at_least_0, register
+from psfleet.core.engine.shard.shard_state import PullGate
 
 @dataclass
 class QuorumGate(PullGate):

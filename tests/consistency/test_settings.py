@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from psfleet.errors import ConfigError
-from psfleet.strategy import ConsistencySettings, DistributedStrategy, resolve
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.runtime.strategy import ConsistencySettings, DistributedStrategy, resolve
 from psfleet_launch.commands.options import merged
 from tests.refusals import check_refusals
 

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.consistency import SspMode
-from psfleet.errors import DeadlineExceeded
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import DeadlineExceeded
+from psfleet.core.engine.consistency import SspMode
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import in_threads

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from psfleet.consistency import find_mode
-from psfleet.mode_runtimes.switch import connect
-from psfleet.observability.exposition import StalenessHistogram, quantile
-from psfleet.runtime.interface import Read
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import Join, Pull, Push
-from psfleet.shard.shard import Shard
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.observability.exposition import StalenessHistogram, quantile
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.shard.events import Join, Pull, Push
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, give, step
 
 NOTHING: tuple[Read, ...] = ()

@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.trainings import in_threads
 
 Ids = NDArray[np.int64]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psfleet.runtime.process_runtime import current
+from psfleet.core.runtime.process_runtime import current
 
 
 @pytest.fixture(autouse=True)

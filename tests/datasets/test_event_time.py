@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from psfleet import fleet
-from psfleet.datasets.event_time import EventTimeSequence
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.data.event_time import EventTimeSequence
 from psfleet.features import Feature, FeatureSet, Table
 
 FEATURES = FeatureSet([Feature("row", Table("t", 4))])
@@ -24,7 +24,7 @@ def files(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from psfleet.datasets.parquet import ParquetFiles
+    from psfleet.data.parquet import ParquetFiles
 
     labels = [None if row in bad else 1.0 for row in range(len(times))]
     columns = {"row": range(len(times)), "label": labels, "at": times}
@@ -153,7 +153,7 @@ def test_files_in_their_order(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     """Samples without times, shuffling and columns that are no times are refused in a sentence."""
     source = files(tmp_path, range(5))
-    from psfleet.datasets.parquet import ParquetFiles  # needs pyarrow, without which `files` skips
+    from psfleet.data.parquet import ParquetFiles  # needs pyarrow, without which `files` skips
 
     with pytest.raises(UsageError, match="shuffle_seed is 3; samples in order of time"):
         list(fleet.dataset(EventTimeSequence(source, 2), 2, shuffle_seed=3))
@@ -174,7 +174,7 @@ def test_messages(column: str | None) -> None:
     pytest.importorskip(
         "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
     )
-    from psfleet.datasets.kafka import KafkaTopic
+    from psfleet.data.kafka import KafkaTopic
     from tests.datasets.broker import Broker
 
     given = [disordered(30, 4, seed).tolist() for seed in (1, 2)]
@@ -198,7 +198,7 @@ def test_messages_to_come() -> None:
     pytest.importorskip(
         "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
     )
-    from psfleet.datasets.kafka import KafkaTopic
+    from psfleet.data.kafka import KafkaTopic
     from tests.datasets.broker import Broker
 
     def message(time: Any) -> bytes:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
-from psfleet.datasets import batches
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.data import batches
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
 )
 
-from psfleet.datasets import kafka, kafka_partition  # after the check for confluent-kafka
-from psfleet.datasets.event_time import EventTimeSequence
-from psfleet.datasets.kafka import KafkaTopic
-from psfleet.observability.logged_values import LAGS
+from psfleet.core.base.observability.logged_values import LAGS
+from psfleet.data import kafka, kafka_partition  # after the check for confluent-kafka
+from psfleet.data.event_time import EventTimeSequence
+from psfleet.data.kafka import KafkaTopic
 from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 from tests import waiting
 from tests.datasets.broker import Broker

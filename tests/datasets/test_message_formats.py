@@ -15,15 +15,15 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from psfleet import fleet
-from psfleet.datasets.message_formats import avro, protobuf
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.data.message_formats import avro, protobuf
 from psfleet.features import Feature, FeatureSet, Table
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
 )
 
-from psfleet.datasets.kafka import KafkaTopic  # after the check for confluent-kafka
+from psfleet.data.kafka import KafkaTopic  # after the check for confluent-kafka
 from tests.datasets.broker import Broker
 
 TABLE = Table("t", 4)

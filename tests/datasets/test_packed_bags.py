@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-from psfleet.datasets.packed_bags import PackedBags  # after the check for pyarrow
-from psfleet.feature_sets.jagged import Jagged, joined
+from psfleet.data.feature_sets.jagged import Jagged, joined
+from psfleet.data.packed_bags import PackedBags  # after the check for pyarrow
 
 ORDER = np.random.default_rng(1).permutation(50)
 

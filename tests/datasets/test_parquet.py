@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
-from psfleet.errors import UsageError
-from psfleet.feature_sets.jagged import Jagged
+from psfleet.core.base.errors import UsageError
+from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Number, Table
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
@@ -15,8 +15,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 import pyarrow as pa  # after the check for pyarrow
 import pyarrow.parquet as pq
 
-from psfleet.datasets.parquet import ParquetFiles, SampleBatch
-from psfleet.datasets.sample_batch import RowSequence
+from psfleet.data.parquet import ParquetFiles, SampleBatch
+from psfleet.data.sample_batch import RowSequence
 from tests.datasets.click_features import clicks
 
 TABLE = Table("t", 4)

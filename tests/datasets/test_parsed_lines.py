@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-from psfleet.datasets.text_files import TextFiles  # after the check for pyarrow
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.data.text_files import TextFiles  # after the check for pyarrow
 from psfleet.features import Feature, FeatureSet, Number, Table
 
 TABLE = Table("t", 2)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from psfleet import Executor, fleet, layers, optimizer
-from psfleet.errors import ShapeError
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import current
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
-from psfleet.datasets import gzip_file, text_files
-from psfleet.datasets.batches import Batches
-from psfleet.datasets.gzip_file import GzipFile
-from psfleet.datasets.raw_files import criteo_files, libsvm_files
+from psfleet.data import gzip_file, text_files
+from psfleet.data.batches import Batches
+from psfleet.data.gzip_file import GzipFile
+from psfleet.data.raw_files import criteo_files, libsvm_files
 from tests.datasets.click_features import TABLE
 
 

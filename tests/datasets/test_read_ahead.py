@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Callable
 
-from psfleet.datasets.read_ahead import ReadAhead, probable
-from psfleet.datasets.round_plan import Range
+from psfleet.core.engine.round_plan import Range
+from psfleet.data.read_ahead import ReadAhead, probable
 
 Ranges = tuple[Range, ...]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.datasets import read_libsvm, read_ratings
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.data import read_libsvm, read_ratings
 
 
 def file(folder: Path, name: str, text: str | bytes) -> Path:

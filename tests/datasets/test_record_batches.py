@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
 
@@ -15,10 +15,10 @@ import pyarrow as pa  # after the check for it
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from psfleet.datasets import record_batches
-from psfleet.datasets.batches import Batches
-from psfleet.datasets.event_time import EventTimeSequence
-from psfleet.datasets.record_batches import RecordBatches
+from psfleet.data import record_batches
+from psfleet.data.batches import Batches
+from psfleet.data.event_time import EventTimeSequence
+from psfleet.data.record_batches import RecordBatches
 from tests.datasets.click_features import FEATURES, clicks
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from psfleet import fleet
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
 from psfleet.features import Feature, FeatureSet
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
@@ -15,12 +15,12 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 import pyarrow as pa  # after the check for it
 import pyarrow.parquet as pq
 
-from psfleet.datasets import text_files
-from psfleet.datasets.event_time import EventTimeSequence
-from psfleet.datasets.parquet import ParquetFiles
-from psfleet.datasets.sample_batch import batch_of, sample_of
-from psfleet.datasets.text_files import TextFiles
-from psfleet.feature_sets.feature_lookup import FeatureLookup
+from psfleet.data import text_files
+from psfleet.data.event_time import EventTimeSequence
+from psfleet.data.feature_sets.feature_lookup import FeatureLookup
+from psfleet.data.parquet import ParquetFiles
+from psfleet.data.sample_batch import batch_of, sample_of
+from psfleet.data.text_files import TextFiles
 from tests.datasets.click_features import FEATURES, TABLE, clicks
 
 COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note", "at"]

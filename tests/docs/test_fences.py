@@ -15,8 +15,8 @@ import click
 import pytest
 
 import psfleet
+from psfleet.core.runtime.strategy import load_strategy_file
 from psfleet.features import load_features
-from psfleet.strategy import load_strategy_file
 from psfleet_launch.commands.launch_command import launch
 from psfleet_launch.commands.options import load_job_file
 from psfleet_launch.commands.psfleet_cli import psfleet as command_line

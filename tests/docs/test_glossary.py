@@ -25,7 +25,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 REFERENCE = (
     *("psfleet/fluid/", "psfleet/layers/", "psfleet/metrics.py", "psfleet/optimizer/"),
-    *("psfleet/program/ops/", "psfleet/rules/", "psfleet/torch/"),
+    *("psfleet/core/graph/program/ops/", "psfleet/core/engine/rules/", "psfleet/torch/"),
 )
 """Names here are those of the reference, of torch or of the literature, one on each face."""
 

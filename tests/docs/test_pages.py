@@ -69,7 +69,7 @@ def test_notebooks(number: int, tmp_path: Path) -> None:
     model, in_a_block, in_cells = blocks("notebooks.md")
     servers = [
         in_a_block.replace("...", "pass"),
-        "from psfleet.testing.local_fleet import LocalFleet\n" + in_cells,
+        "from psfleet.fleet.testing.local_fleet import LocalFleet\n" + in_cells,
     ]
     build = model.partition("fleet.init()\n")[2]
     run(

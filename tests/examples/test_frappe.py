@@ -13,8 +13,8 @@ from frappe_data import FIELDS, ITEM, LOG, TEST, VALIDATION
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import compare, read_specs
-from psfleet.errors import UsageError
-from psfleet.schema.table import OWN
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.schema.table import OWN
 from tests.programs import IN_DOCS, ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "frappe.py"

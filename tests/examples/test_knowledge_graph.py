@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import compare
-from psfleet.errors import UsageError
-from psfleet.schema.table import OWN
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.schema.table import OWN
 from tests.programs import IN_DOCS, ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "knowledge_graph.py"

@@ -7,7 +7,7 @@ import pytest
 
 import psfleet
 from psfleet import initializer
-from psfleet.errors import IdError
+from psfleet.core.base.errors import IdError
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Jagged, Number, Table, hashed
 from psfleet.optimizer import SGD
 

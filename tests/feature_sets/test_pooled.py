@@ -10,30 +10,30 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet import layers
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import ShowClickEntry
-from psfleet.errors import ShapeError, UsageError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import Gradient, PooledIds
+from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
+from psfleet.core.engine.kernels.dedup import dedup
+from psfleet.core.engine.schema.entry import ShowClickEntry
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.gradients import PooledGradient, gradient_of
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.parameters.parameter_client import ParameterClient
+from psfleet.core.graph.program.operation import summed
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.strategy.strategy_parts import AMPSettings
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table, feed
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.initializer import Normal
-from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
-from psfleet.kernels.dedup import dedup
 from psfleet.optimizer import SGD, Adagrad, Adam
 from psfleet.optimizer.clip import ClipGradByGlobalNorm
 from psfleet.optimizer.outgoing_gradients import GradientScaler
-from psfleet.parameters.gradients import PooledGradient, gradient_of
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.parameters.parameter_client import ParameterClient
-from psfleet.program.operation import summed
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.interface import Gradient, PooledIds
-from psfleet.runtime.process_runtime import current
-from psfleet.runtime.runtime_bases import ForwardingRuntime
-from psfleet.schema.table import key_of
-from psfleet.settings.environment import Environment
-from psfleet.strategy.strategy_parts import AMPSettings
-from psfleet.testing.local_fleet import LocalFleet
 from tests.trainings import same_bits
 
 Way = Callable[[Client, FeatureSet, int], dict[str, NDArray[Any]]]

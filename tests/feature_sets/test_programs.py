@@ -9,14 +9,19 @@ import pytest
 
 import psfleet
 from psfleet import fleet, fluid, initializer, layers
-from psfleet.entry import CapacityEntry, CountFilterEntry, DecayedFrequency, TTLEntry
-from psfleet.errors import ConfigError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    DecayedFrequency,
+    TTLEntry,
+)
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import current
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table, feed, load_features
 from psfleet.initializer import Normal
 from psfleet.optimizer import SGD, LookAhead
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
 
 ONE = initializer.Constant(1.0)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import psfleet.features
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Number, Table, load_features
 from tests.refusals import check_refusals
 

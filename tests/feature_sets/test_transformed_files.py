@@ -9,9 +9,9 @@ import pytest
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer, serving
-from psfleet.datasets.batches import Batches
-from psfleet.datasets.sample_batch import batch_of, sample_of
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.data.batches import Batches
+from psfleet.data.sample_batch import batch_of, sample_of
 from psfleet.features import (
     Clip,
     Cross,
@@ -49,8 +49,8 @@ def looked_up(features: FeatureSet, batch: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("hashed", [False, True])
 def test_a_declared_type_decides(hashed: bool, tmp_path: Path) -> None:
     """Id 7 of a declared type has one id, from CSV text, Parquet of any type, messages and requests."""
-    from psfleet.datasets.parquet import ParquetFiles
-    from psfleet.datasets.text_files import TextFiles
+    from psfleet.data.parquet import ParquetFiles
+    from psfleet.data.text_files import TextFiles
 
     features = FeatureSet([Feature("user", TABLE, hashed=hashed, dtype="int")])
     (tmp_path / "a.csv").write_text("user,x\n7,\n007|8.0,\n,\n")
@@ -78,8 +78,8 @@ def test_a_declared_type_decides(hashed: bool, tmp_path: Path) -> None:
 
 def test_bad_values_of_files(tmp_path: Path) -> None:
     """A value that is not of its type makes a bad row, which is skipped or named with its place."""
-    from psfleet.datasets.parquet import ParquetFiles
-    from psfleet.datasets.text_files import TextFiles
+    from psfleet.data.parquet import ParquetFiles
+    from psfleet.data.text_files import TextFiles
 
     features = FeatureSet([Feature("price", TABLE, transform=[Log1p(), Quantiles(2, [1.0])])])
     (tmp_path / "a.csv").write_text("price\n2\ncheap\n0\n")
@@ -131,8 +131,8 @@ def written(folder: Path) -> tuple[Path, Path]:
 
 def test_one_set_everywhere(tmp_path: Path) -> None:
     """A set fitted on files has the same values from each format, in the saved model and in JSON requests."""
-    from psfleet.datasets.parquet import ParquetFiles
-    from psfleet.datasets.text_files import TextFiles
+    from psfleet.data.parquet import ParquetFiles
+    from psfleet.data.text_files import TextFiles
     from psfleet_launch.prediction_job import PredictionJob
 
     parquet, tsv = written(tmp_path)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.feature_sets.feature_batches import by_feature, transformed
-from psfleet.feature_sets.transforms.number_transforms import QuantileSketch
+from psfleet.data.feature_sets.feature_batches import by_feature, transformed
+from psfleet.data.feature_sets.transforms.number_transforms import QuantileSketch
 from psfleet.features import (
     Bucketize,
     Clip,

@@ -12,7 +12,7 @@ import pytest
 
 import psfleet
 from psfleet import fleet
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
 from psfleet.fleet.callbacks import Callback, EarlyStopping, KeepBest, MlflowLogger
 from tests.launch.conftest import Launch, launch
 

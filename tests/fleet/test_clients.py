@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 import psfleet
 from psfleet import fleet, layers
 from psfleet.checkpoint import read_specs
-from psfleet.errors import CheckpointError, ConfigError, UsageError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import CheckpointError, ConfigError, UsageError
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import active, current
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import active, current
-from psfleet.settings.environment import read_environment
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
 from tests.programs import ended
 from tests.refusals import check_refusals
 

@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import resolve
 from psfleet.fleet import (
     DistributedStrategy,
     Fleet,
@@ -15,10 +19,6 @@ from psfleet.fleet import (
     UserDefinedRoleMaker,
 )
 from psfleet.optimizer import Adam
-from psfleet.parameters.parameter import Parameter
-from psfleet.runtime.process_runtime import current
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.strategy import resolve
 from tests.refusals import check_refusals
 
 defined = UserDefinedRoleMaker

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UsageError
-from psfleet.mode_runtimes.switch import connect
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.client import Client
+from psfleet.core.engine.gradient_checks import NonFiniteCheck
+from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.runtime.interface import Gradient, Runtime
-from psfleet.runtime.validation import NonFiniteCheck
-from psfleet.strategy import ConsistencySettings, WireSettings
-from psfleet.testing.local_fleet import LocalFleet
 
 IDS, BAD = np.arange(3), np.array([[1, 2], [3, np.inf], [5, 6]], np.float32)
 

@@ -5,11 +5,11 @@ import threading
 import numpy as np
 
 import psfleet
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.runtime.process_runtime import active, current, using
 from psfleet.optimizer import SGD
-from psfleet.parameters.parameter import Parameter
-from psfleet.platform.threads import ServiceThread
-from psfleet.runtime.interface import Runtime
-from psfleet.runtime.process_runtime import active, current, using
 
 STEPS = 3
 

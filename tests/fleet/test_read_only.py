@@ -9,12 +9,12 @@ import pytest
 
 import psfleet
 from psfleet import initializer, metrics
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, TableConflict, UnknownTable, UsageError
+from psfleet.core.base.errors import ConfigError, TableConflict, UnknownTable, UsageError
+from psfleet.core.client import Client
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.features import Feature, FeatureSet, Table
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.testing.local_fleet import LocalFleet
 
 IDS, MISSING = np.arange(9) - 4, np.array([77, 78])
 START = initializer.Normal(scale=0.5, seed=3)

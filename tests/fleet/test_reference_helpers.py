@@ -12,7 +12,7 @@ import pytest
 
 import psfleet.fleet as fleet
 import psfleet.fluid as fluid
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
 from psfleet.metrics import auc
 from tests.programs import ended
 from tests.refusals import check_refusals

@@ -11,18 +11,18 @@ from psfleet import ParamAttr, layers
 from psfleet.checkpoint import plan_migration
 from psfleet.checkpoint.imported_rows import RowFile
 from psfleet.checkpoint.rewriting import import_rows
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.client import Client
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.features import Feature, FeatureSet, Table, feed, load_features
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import key_of
-from psfleet.settings.environment import Environment
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
 from tests.trainings import TrainingWorkload
 
 
@@ -123,7 +123,7 @@ def test_geo_mode_copies_rows_in_float32() -> None:
     """The worker's copy is exact, and what it adds is rounded on the servers as by a push."""
     training = TrainingWorkload(steps=8, precision="bfloat16/bfloat16")
     with LocalFleet(1, 1, in_process=True) as fleet:
-        runtime = psfleet.mode_runtimes.switch.connect(
+        runtime = psfleet.core.runtime.modes.switch.connect(
             fleet.environment(0), ConsistencySettings("geo", k_steps=4)
         )
         training.run(runtime)

@@ -15,9 +15,7 @@ import pytest
 
 import psfleet
 from psfleet import initializer
-from psfleet.client import Client
-from psfleet.entry import CapacityEntry, CountFilterEntry, EvictionStreamEntry, TTLEntry
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     AccessDenied,
     ConfigError,
     ServerUnavailable,
@@ -25,9 +23,16 @@ from psfleet.errors import (
     UnknownTable,
     UsageError,
 )
+from psfleet.core.client import Client
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    EvictionStreamEntry,
+    TTLEntry,
+)
 from psfleet.features import Feature, FeatureSet, Table
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.testing.local_fleet import LocalFleet
 from tests.programs import ended
 from tests.trainings import TrainingWorkload, in_threads, same_bits
 from tests.waiting import until

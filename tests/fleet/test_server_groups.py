@@ -11,17 +11,17 @@ import pytest
 import psfleet
 from psfleet import ParamAttr, layers
 from psfleet.checkpoint import plan_migration
-from psfleet.client import Client
-from psfleet.errors import ConfigError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import Read, Runtime
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import current
 from psfleet.features import Feature, FeatureSet, Table, feed, load_features
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import Adam
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.interface import Read, Runtime
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import key_of
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
 
 IDS = np.arange(-30, 30)
 STEPS = 4

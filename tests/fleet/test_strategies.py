@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.settings.declaration import settings_of
-from psfleet.strategy import Settings
+from psfleet.core.base.settings.declaration import settings_of
+from psfleet.core.runtime.strategy import Settings
 from tests.programs import ended
 
 SCRIPT = Path(__file__).parent / "scripts" / "strategies.py"

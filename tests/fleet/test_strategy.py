@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from psfleet import optimizer
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import Settings, load_strategy_file, resolve
 from psfleet.fleet import DistributedStrategy, Fleet
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.runtime.process_runtime import current
-from psfleet.strategy import Settings, load_strategy_file, resolve
 
 
 @pytest.fixture(autouse=True)

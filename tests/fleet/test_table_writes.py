@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import read_rows
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, IdError, ShapeError
+from psfleet.core.base.errors import CheckpointError, IdError, ShapeError
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import TableState
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
-from psfleet.runtime.interface import TableState
-from psfleet.testing.local_fleet import LocalFleet
 
 IDS = np.arange(12) * 2**41 - 9
 ROWS = np.random.default_rng(5).normal(size=(12, 3)).astype(np.float32)

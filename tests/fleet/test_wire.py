@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.errors import ConfigError
-from psfleet.strategy import DistributedStrategy, Settings, WireSettings, resolve
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.runtime.strategy import DistributedStrategy, Settings, WireSettings, resolve
 from psfleet_launch.commands.options import merged
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import psfleet.fluid as fluid
-from psfleet.errors import IdError, ShapeError, UsageError
+from psfleet.core.base.errors import IdError, ShapeError, UsageError
 from tests.refusals import check_refusals
 
 

@@ -7,10 +7,10 @@ import pytest
 
 import psfleet.fluid as fluid
 from psfleet import layers
-from psfleet.errors import CheckpointError, ShapeError, UsageError
+from psfleet.core.base.errors import CheckpointError, ShapeError, UsageError
+from psfleet.core.graph.parameters.parameter import SparseGrad
 from psfleet.fluid.dygraph import Layer, guard, to_variable
 from psfleet.fluid.layer_modules import ParameterState, save
-from psfleet.parameters.parameter import SparseGrad
 
 
 class Net(Layer):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from psfleet import fluid
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.fluid import dygraph
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
-from psfleet.parameters.parameter import Parameter
-from psfleet.program.program import Program, program_guard
 
 DECAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[int], float]]] = {
     "noam": (

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import fleet, fluid, rules
-from psfleet.errors import UsageError
+from psfleet import fleet, fluid
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine import rules
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.fleet import DistributedStrategy
-from psfleet.parameters.parameter import Parameter
 from tests.runtimes import own_programs
 
 

@@ -21,14 +21,14 @@ from psfleet.checkpoint import (
     save_fleet,
     write_frozen,
 )
-from psfleet.consistency import find_mode
-from psfleet.errors import PsfleetError
-from psfleet.platform.object_store import own_name
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.object_store import own_name
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import ServerLog, records
 from psfleet_server.durability.records import server_state

@@ -23,24 +23,24 @@ import numpy as np
 import psfleet as ps
 from psfleet import layers
 from psfleet.checkpoint import MANIFEST, load_shard, read_manifest, save_fleet
-from psfleet.consistency import find_mode
-from psfleet.datasets import read_libsvm, read_ratings
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import PsfleetError
-from psfleet.execution.inference import load_inference, save_inference
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Join, Push
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.graph.execution.inference import load_inference, save_inference
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.net.connections.credentials import FILES, Credentials
+from psfleet.core.net.v1.log_pb2 import LogHeader
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import Settings, load_strategy_file, resolve
+from psfleet.data import read_libsvm, read_ratings
 from psfleet.fleet.file_datasets import FileDataset
 from psfleet.fluid.layer_modules import load, save
-from psfleet.program.variable import Variable
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import TableSpec
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.shard.events import Join, Push
-from psfleet.shard.shard import Shard
-from psfleet.strategy import Settings, load_strategy_file, resolve
-from psfleet.wire.connections.credentials import FILES, Credentials
-from psfleet.wire.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal
@@ -128,7 +128,7 @@ def a_shard() -> Shard:
 
 def content(shard: Shard) -> list[Any]:
     """Every value of a shard's tables that a user can pull."""
-    from psfleet.runtime.interface import Read
+    from psfleet.core.engine.interface import Read
 
     ids = np.array([3, -9, 2**63 - 1, 7])
     reads = [Read(s.key, ids if s.kind == "sparse" else None) for s in SPECS]

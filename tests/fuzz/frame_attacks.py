@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import grpc
 
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.net.v1 import shard_pb2
 from tests.fuzz.frames import SLOW, Broken, Ground
 
 

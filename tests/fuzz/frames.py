@@ -16,12 +16,12 @@ import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.shard.rescaled_rows import dealt
-from psfleet.shard.shard import Shard
-from psfleet.wire.connections.access import Access
-from psfleet.wire.shared_memory import SharedMemory
-from psfleet.wire.v1 import (
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.engine.shard.rescaled_rows import dealt
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.shared_memory import SharedMemory
+from psfleet.core.net.v1 import (
     coordinator_pb2,
     frame_pb2,
     membership_pb2,
@@ -29,8 +29,8 @@ from psfleet.wire.v1 import (
     shard_pb2,
     snapshot_pb2,
 )
-from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
-from psfleet.wire.v1.replica_pb2 import FollowRequest
+from psfleet.core.net.v1.frame_pb2 import Frame, Header, Segment
+from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode

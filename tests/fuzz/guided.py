@@ -15,7 +15,7 @@ from typing import Any
 
 def frames() -> Callable[[bytes], None]:
     """Attacks on one server, made anew now and then."""
-    from psfleet.wire.v1 import shard_pb2
+    from psfleet.core.net.v1 import shard_pb2
     from tests.fuzz.frame_attacks import Tally, attack
     from tests.fuzz.frames import Ground
     from tests.fuzz.mutations import Fed

@@ -1,7 +1,7 @@
 """Parts of a server that go on where a real one would end."""
 
-from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import ShardState
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_state import ShardState
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 

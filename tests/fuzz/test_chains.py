@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.checkpoint import MANIFEST
-from psfleet.errors import LogError, PsfleetError
+from psfleet.core.base.errors import LogError, PsfleetError
 from tests.fuzz.chains import TIP, ChainedLog, a_log, loaded, reseal_snapshots, some_snapshots
 from tests.fuzz.files import of_folder
 

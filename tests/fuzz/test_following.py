@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from psfleet.consistency import find_mode
-from psfleet.errors import ServerUnavailable
-from psfleet.runtime.interface import Gradient
-from psfleet.settings.environment import Environment
-from psfleet.shard.events import Join, Push
-from psfleet.shard.shard import Shard
-from psfleet.wire.connections.access import Access
-from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.shard.events import Join, Push
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import joined

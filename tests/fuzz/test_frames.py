@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psfleet.wire import v1
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.net import v1
+from psfleet.core.net.v1 import shard_pb2
 from tests.fuzz.frame_attacks import Tally, attack, fuzz
 from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import Fed
@@ -31,7 +31,7 @@ def promised() -> set[str]:
     """Every method of the protocol that servers of parameters answer, from its files."""
     methods = set()
     for path in Path(v1.__file__).parent.glob("*_pb2.py"):
-        definition = importlib.import_module(f"psfleet.wire.v1.{path.stem}").DESCRIPTOR
+        definition = importlib.import_module(f"psfleet.core.net.v1.{path.stem}").DESCRIPTOR
         for service in definition.services_by_name.values():
             # They are of the launcher, for agents, and of who serves a model (tests/serving).
             if service.name not in ("Launcher", "Prediction"):

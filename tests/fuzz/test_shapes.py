@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import MANIFEST, load_shard, read_manifest
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.execution.inference import load_inference
-from psfleet.rules.adam import Adam
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.graph.execution.inference import load_inference
+from psfleet.core.net.v1.log_pb2 import LogHeader
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_server.durability.inspect_log import main as examine
 from psfleet_server.durability.log import ServerLog

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import mutated_bytes
 from tests.leaks import nothing_left

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from psfleet.errors import PsfleetError
+from psfleet.core.base.errors import PsfleetError
 from psfleet_launch.commands import psfleet_cli
 from psfleet_server.durability import inspect_log
 from tests.fuzz import chains, files

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from psfleet.http2.calls import InboundMessages, IncomingCall
-from psfleet.http2.http2_client import Http2Client
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.server_connection import ServerSettings
-from psfleet.http2.socket_transport import PlainTransport
+from psfleet.core.net.http2.calls import InboundMessages, IncomingCall
+from psfleet.core.net.http2.http2_client import Http2Client
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.server_connection import ServerSettings
+from psfleet.core.net.http2.socket_transport import PlainTransport
 
 SETTINGS = ServerSettings(
     message=1 << 28, connections=20, handshakes=4, streams=100, incoming=8, handshake=10.0

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from psfleet.http2 import frames
-from psfleet.http2.frames import ConnectionBroken, DeadlinePassed
-from psfleet.http2.socket_transport import Transport
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.tls_sockets import connects
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.tls_sockets import connects
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.frames import ConnectionBroken, DeadlinePassed
+from psfleet.core.net.http2.socket_transport import Transport
 from tests.http2.raw_connection import GRPC, block, headers
 
 _BEGUN = frames.frame(frames.HEADERS, 0, 1, block(GRPC)[:20])

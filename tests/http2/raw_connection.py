@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from psfleet.http2 import frames
+from psfleet.core.net.http2 import frames
 from tests.http2.calls import opened
 
 GRPC = (

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from psfleet.http2 import frames
-from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS
-from psfleet.http2.http2_client import Http2Client
-from psfleet.http2.socket_transport import PlainTransport
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.core.net.http2.header_blocks import OK_HEADERS, OK_TRAILERS
+from psfleet.core.net.http2.http2_client import Http2Client
+from psfleet.core.net.http2.socket_transport import PlainTransport
 from tests.http2.calls import SETTINGS, connected, listening, only, opened, serving
 from tests.http2.raw_connection import headers, message, talking
 

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import TrainingWorkload, in_threads, same_bits, zero_rows
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.http2 import frames
-from psfleet.http2.calls import RateLimit
-from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1.shard_pb2 import TransportReply
+from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.calls import RateLimit
+from psfleet.core.net.v1.shard_pb2 import TransportReply
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import SETTINGS, connected, only, serving
 from tests.http2.floods import FLOODS, flood
 from tests.http2.raw_connection import GRPC, headers, message, talking

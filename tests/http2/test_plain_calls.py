@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.http2 import frames
-from psfleet.http2.frames import ConnectionBroken, around_message
-from psfleet.http2.header_blocks import OK_HEADERS, OK_TRAILERS, request_prefix, timeout_field
-from psfleet.http2.http2_client import ClientConnection, Http2Client
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.server_connection import ServerSettings
-from psfleet.http2.socket_transport import PlainTransport
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.frames import ConnectionBroken, around_message
+from psfleet.core.net.http2.header_blocks import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    request_prefix,
+    timeout_field,
+)
+from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.server_connection import ServerSettings
+from psfleet.core.net.http2.socket_transport import PlainTransport
 from tests.http2.calls import METHODS, SETTINGS, only
 
 MESSAGE = b"\0\1values"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.http2 import frames
-from psfleet.http2.calls import IncomingCall
-from psfleet.http2.frames import ErrorCode
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.socket_transport import PlainTransport
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.calls import IncomingCall
+from psfleet.core.net.http2.frames import ErrorCode
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.socket_transport import PlainTransport
 from tests.http2.calls import METHODS, SETTINGS, listening
 from tests.http2.raw_connection import GRPC, block, goaway, headers, message, rst, talking
 

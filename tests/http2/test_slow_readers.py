@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.http2.calls import IncomingCall
-from psfleet.http2.http2_client import Http2Client
-from psfleet.http2.http2_server import Http2Server
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.certificates import make_credentials
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.connections.tls_sockets import accepts, connects
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.certificates import make_credentials
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.tls_sockets import accepts, connects
+from psfleet.core.net.http2.calls import IncomingCall
+from psfleet.core.net.http2.http2_client import Http2Client
+from psfleet.core.net.http2.http2_server import Http2Server
 from tests.http2.calls import SETTINGS
 from tests.programs import ended
 from tests.waiting import until
@@ -99,8 +99,8 @@ def test_the_thread_that_sends_for_others_ends_its_process() -> None:
     """As any thread of a server that fails (tests/server/test_threads.py)."""
     script = (
         "import socket, time\n"
-        "from psfleet.http2.http2_server import DeferredSending\n"
-        "from psfleet.http2.socket_transport import PlainTransport\n"
+        "from psfleet.core.net.http2.http2_server import DeferredSending\n"
+        "from psfleet.core.net.http2.socket_transport import PlainTransport\n"
         "ends = socket.socketpair()\n"
         "DeferredSending(PlainTransport(ends[0])).send([bytes(1 << 23)])\n"
         "time.sleep(100)\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.errors import ServerUnavailable
-from psfleet.wire.connections import tls_sockets
-from psfleet.wire.connections.access import Access
-from psfleet.wire.v1.shard_pb2 import TransportReply
+from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.net.connections import tls_sockets
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.v1.shard_pb2 import TransportReply
 from psfleet_worker.connection.call import TensorCalls
 from tests.http2.calls import serving
 

@@ -11,13 +11,13 @@ import grpc
 import numpy as np
 import pytest
 
-from psfleet.http2.calls import IncomingCall
-from psfleet.http2.http2_client import ClientConnection, Http2Client
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.socket_transport import PlainTransport
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1.shard_pb2 import TransportReply
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.net.http2.calls import IncomingCall
+from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.socket_transport import PlainTransport
+from psfleet.core.net.v1.shard_pb2 import TransportReply
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.server_client import ServerClient

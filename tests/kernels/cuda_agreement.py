@@ -12,12 +12,12 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from psfleet.kernels.device.cuda import CudaUpdate
-from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.kernels.device.cuda_queue import DeviceQueue
-from psfleet.kernels.rule_source import scalars_of, twin_push
-from psfleet.rules import Adam, Rule
-from psfleet.schema.table import DecaySpec
+from psfleet.core.engine.kernels.device.cuda import CudaUpdate
+from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
+from psfleet.core.engine.kernels.rule_source import scalars_of, twin_push
+from psfleet.core.engine.rules import Adam, Rule
+from psfleet.core.engine.schema.table import DecaySpec
 from tests.kernels import rule_cases
 
 Floats = NDArray[np.float32]

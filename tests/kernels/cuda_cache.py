@@ -14,9 +14,9 @@ from numba import cuda, float32
 from numba.cuda import codegen, dispatcher
 from numba.cuda.cudadrv import driver
 
-from psfleet.kernels import cache
-from psfleet.kernels.device.cuda import table_kernels
-from psfleet.kernels.device.cuda_queue import DeviceOperations
+from psfleet.core.engine.kernels import cache
+from psfleet.core.engine.kernels.device.cuda import table_kernels
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceOperations
 
 NEWEST = (9, 0)
 launched: list[str] = []

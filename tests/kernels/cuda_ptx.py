@@ -17,11 +17,11 @@ from typing import Any
 from cuda.bindings import nvjitlink
 from numba import float32, float64, int8, int64, uint8, uint16, uint32, uint64, void
 
-from psfleet.kernels.device.cuda import compile_ptx, ptx_of, table_kernels
-from psfleet.kernels.generate import device_eviction_kernels
-from psfleet.rules import Rule
-from psfleet.rules.eviction_policy import DecayedFrequency, EvictionPolicy
-from psfleet.rules.rule import functions_of
+from psfleet.core.engine.kernels.device.cuda import compile_ptx, ptx_of, table_kernels
+from psfleet.core.engine.kernels.generate import device_eviction_kernels
+from psfleet.core.engine.rules import Rule
+from psfleet.core.engine.rules.eviction_policy import DecayedFrequency, EvictionPolicy
+from psfleet.core.engine.rules.rule import functions_of
 from tests.kernels import rule_cases
 from tests.tables.worth import Worth
 

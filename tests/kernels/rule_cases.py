@@ -2,7 +2,7 @@
 
 import os
 
-from psfleet.rules import (
+from psfleet.core.engine.rules import (
     ASGD,
     RULES,
     SGD,

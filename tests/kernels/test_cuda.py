@@ -98,7 +98,7 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
         driver,
         LD_LIBRARY_PATH=str(driver),
     )
-    asks = "from psfleet.tables import memory_choice; print(memory_choice.why_no_gpu())"
+    asks = "from psfleet.core.engine.tables import memory_choice; print(memory_choice.why_no_gpu())"
     text = said_with(driver, asks, DRIVER_REFUSES="46")
     assert "no usable NVIDIA GPU or driver here (CUDA_ERROR: " in text
     assert "device is unavailable" in text
@@ -114,8 +114,8 @@ def test_a_refused_growth_can_be_tried_again(driver: Path) -> None:
         """
 import os
 import numpy as np
-from psfleet.errors import UsageError
-from psfleet.tables.device.device_memory import DeviceArena
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.tables.device.device_memory import DeviceArena
 
 arena = DeviceArena(1 << 22, "f4")
 arena.grow(1)

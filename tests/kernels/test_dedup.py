@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import psfleet
-from psfleet.errors import ShapeError, UsageError
-from psfleet.kernels.bags import RowBags, pool_parts, spread_parts
-from psfleet.kernels.dedup import ascending, dedup, first_repeat, merge_pushes
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
+from psfleet.core.engine.kernels.dedup import ascending, dedup, first_repeat, merge_pushes
+from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from tests.trainings import in_threads
 
 Floats = NDArray[np.float32]

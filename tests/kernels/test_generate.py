@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from numba import njit
 
-from psfleet.kernels.cache import (
+from psfleet.core.engine.kernels.cache import (
     _HELPERS,
     _name_of,
     _surroundings,
@@ -21,9 +21,9 @@ from psfleet.kernels.cache import (
     load_text,
     short_rows,
 )
-from psfleet.kernels.generate import dense_kernels, sparse_kernels
-from psfleet.kernels.intrinsics import OPTIONS
-from psfleet.rules import ASGD, RULES, Ftrl, RMSProp, Rule
+from psfleet.core.engine.kernels.generate import dense_kernels, sparse_kernels
+from psfleet.core.engine.kernels.intrinsics import OPTIONS
+from psfleet.core.engine.rules import ASGD, RULES, Ftrl, RMSProp, Rule
 from tests.programs import ended
 
 ROOT = Path(__file__).parents[2]
@@ -78,10 +78,10 @@ def test_short_rows_are_vectorised(name: str) -> None:
 
 PROGRAM = """
 import numpy as np
-from psfleet.kernels.generate import dense_kernels
-from psfleet.rules import SGD, Adagrad, Momentum
-from psfleet.tables.dense import DenseTable
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine.kernels.generate import dense_kernels
+from psfleet.core.engine.rules import SGD, Adagrad, Momentum
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.schema.table import TableSpec
 total = compiled = 0
 for rule in (SGD(), Adagrad(), Momentum()):
     table = DenseTable(TableSpec("t", "dense", (9,), rule), np.ones(9, np.float32))
@@ -165,7 +165,7 @@ def test_an_edited_rule_is_another_module(tmp_path: Path) -> None:
     program = """
 import importlib.util, pathlib, re, sys
 import numpy as np
-from psfleet.rules import momentum
+from psfleet.core.engine.rules import momentum
 source = pathlib.Path(momentum.__file__).read_text()
 for sign, name in (("-", "minus"), ("+", "plus")):
     file = pathlib.Path(sys.argv[1]) / "edited.py"
@@ -176,8 +176,8 @@ for sign, name in (("-", "minus"), ("+", "plus")):
     spec.loader.exec_module(module)
     import linecache
     linecache.clearcache()
-    from psfleet.tables.dense import DenseTable
-    from psfleet.schema.table import TableSpec
+    from psfleet.core.engine.tables.dense import DenseTable
+    from psfleet.core.engine.schema.table import TableSpec
     table = DenseTable(TableSpec("t", "dense", (1,), module.SGD()), np.zeros(1, np.float32))
     table.push(np.ones(1, np.float32), 1.0)
     print(table.state()[0][0])
@@ -191,7 +191,7 @@ for sign, name in (("-", "minus"), ("+", "plus")):
 def test_the_cache_knows_every_helper() -> None:
     """Machine code is found by a hash of all source that it was compiled from: an edit of a module that any
     kernel text imports, or that such a module imports, gives another hash."""
-    folder = ROOT / "psfleet" / "kernels"
+    folder = ROOT / "psfleet" / "core" / "engine" / "kernels"
     imports = re.compile(r"^from psfleet\.kernels\.(\w+) import", re.MULTILINE)
     sources = [path for path in (folder / "sources").iterdir() if path.is_file()]
     texts = [path.read_text() for path in sources if not path.name.startswith("device_")]

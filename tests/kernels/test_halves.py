@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.kernels.number_formats import Half, decode, encode, overflows, rounded
+from psfleet.core.engine.kernels.number_formats import Half, decode, encode, overflows, rounded
 
 Bits = NDArray[np.uint32]
 HALVES: tuple[Half, ...] = ("bfloat16", "float16")

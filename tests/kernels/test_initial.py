@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from psfleet.kernels.hashing import GOLDEN, hash_ids
-from psfleet.kernels.initial_values import initial_array, initial_rows
-from psfleet.schema.table import InitializerSpec, key_of
+from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
+from psfleet.core.engine.kernels.initial_values import initial_array, initial_rows
+from psfleet.core.engine.schema.table import InitializerSpec, key_of
 
 MASK = 2**64 - 1
 

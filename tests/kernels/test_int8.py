@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.number_formats import (
+from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.core.engine.kernels.number_formats import (
     decode_int8,
     encode_int8,
     encode_int8_drawn,

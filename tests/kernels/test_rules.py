@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psfleet.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
-from psfleet.schema.table import DecaySpec
-from psfleet.testing.rule_conformance import check_dense, check_rows, check_split
+from psfleet.core.engine.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Momentum, RMSProp, Rule
+from psfleet.core.engine.schema.table import DecaySpec
+from psfleet.fleet.testing.rule_conformance import check_dense, check_rows, check_split
 
 VARIANTS: dict[str, Rule] = {
     "asgd_of_3": ASGD(3),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from psfleet.kernels.initial_values import STREAM_FROM, copy_over
+from psfleet.core.engine.kernels.initial_values import STREAM_FROM, copy_over
 
 EDGE = STREAM_FROM // 4
 

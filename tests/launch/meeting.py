@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from psfleet import fleet
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import active
-from psfleet.schema.table import TableSpec
-from psfleet.strategy import DistributedStrategy
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.process_runtime import active
+from psfleet.core.runtime.strategy import DistributedStrategy
 
 W = TableSpec("w", "dense", (3,), make_rule("sgd", {}))
 

@@ -18,9 +18,9 @@ epoch 1
 Traceback (most recent call last):
   File "/home/me/train.py", line 31, in <module>
     exe.run(feed=batch)
-  File "/lib/psfleet/program/executor.py", line 80, in run
+  File "/lib/psfleet/core/graph/program/executor.py", line 80, in run
     raise ShapeError(text)
-psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)
+psfleet.core.base.errors.ShapeError: feed 'ids' has shape (512, 9)
 """
 CHAINED = """\
 Traceback (most recent call last):
@@ -51,11 +51,13 @@ SYNTAX = """\
             ^
 SyntaxError: invalid syntax
 """
-SIMPLE_LINE = "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
+SIMPLE_LINE = (
+    "psfleet.core.base.errors.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
+)
 
 
 SHAPE = FailureCause(
-    "psfleet.errors.ShapeError: feed 'ids' has shape (512, 9)", "train.py:31 in <module>"
+    "psfleet.core.base.errors.ShapeError: feed 'ids' has shape (512, 9)", "train.py:31 in <module>"
 )
 
 

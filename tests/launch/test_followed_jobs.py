@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.errors import ConfigError, FrameError
-from psfleet.formats import SERVERS
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.base.json_documents import SERVERS
 from psfleet.serving.follower import Follower
 from tests.launch.conftest import Launch
 from tests.waiting import until

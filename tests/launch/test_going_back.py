@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.checkpoint import compare, read_manifest
-from psfleet.platform.files import exchange
+from psfleet.core.base.files import exchange
 from tests.launch.conftest import Launch, launches
 
 SCRIPT = str(Path(__file__).with_name("resuming.py"))

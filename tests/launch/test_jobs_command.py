@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import psfleet
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import settings_of
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import settings_of
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.engines.launch_engine import load_engine
 from psfleet_launch.job import job_request

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from psfleet.settings.environment import read_environment
-from psfleet.strategy import resolve
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.runtime.strategy import resolve
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.job.job_folder import private_folder
 from psfleet_launch.observability.job_history import read_history, state

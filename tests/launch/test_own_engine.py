@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from psfleet.settings.declaration import settings_of
+from psfleet.core.base.settings.declaration import settings_of
 from psfleet_launch.engines.launch_engine import EngineSettings, load_engine
 from psfleet_launch.job.job_request import Launch
 from tests.programs import ended
@@ -15,7 +15,7 @@ ENGINE = '''
 
 from dataclasses import dataclass
 
-from psfleet.settings.declaration import setting
+from psfleet.core.base.settings.declaration import setting
 from psfleet_launch.engines.local import LocalEngine
 
 

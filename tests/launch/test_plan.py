@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.settings.declaration import settings_of
-from psfleet.settings.declared_settings import UserSettings
-from psfleet.settings.environment import Environment
+from psfleet.core.base.settings.declaration import settings_of
+from psfleet.core.base.settings.declared_settings import UserSettings
+from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.job.job_plan import (
     Job,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.client import Client
+from psfleet.core.client import Client
+from psfleet.core.net.v1.shard_pb2 import StatusReply, TableStatus, TornStep
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet_launch.console.screen import FleetProgress, add_up, line
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.status_poller import StatusPoller

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import from_tables, settings_of
-from psfleet.settings.kinds import ServerCount
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import from_tables, settings_of
+from psfleet.core.base.settings.kinds import ServerCount
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.scaling_requests import EVERY, ServerUsage, wanted
 from tests.launch.conftest import Launch
@@ -109,7 +109,7 @@ with psfleet.connect(mode="async") as ps:
             table.push(np.arange(rows, rows + 2000), np.ones((2000, 64), np.float32))
             ps.flush()
             rows += 2000
-    except psfleet.errors.UsageError:
+    except psfleet.core.base.errors.UsageError:
         before = table.pull(np.arange(rows))  # the server is full
     while fleet.server_num() == 1:
         fleet.barrier_worker()

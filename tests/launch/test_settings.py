@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.settings.declaration import settings_of, to_variables
-from psfleet.settings.declared_settings import (
+from psfleet.core.base.settings.declaration import settings_of, to_variables
+from psfleet.core.base.settings.declared_settings import (
     FleetSettings,
     JobSettings,
     ProcessSettings,
     ServerLimits,
     StageSettings,
 )
-from psfleet.settings.environment import Environment, read_environment
+from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet_launch.commands.launch_command import main
 from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch

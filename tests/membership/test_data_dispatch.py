@@ -9,9 +9,17 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from psfleet.datasets.round_plan import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
-from psfleet.errors import Gap, UsageError
-from psfleet.shard.membership_view import ViewReport
+from psfleet.core.base.errors import Gap, UsageError
+from psfleet.core.engine.round_plan import (
+    LOOKAHEAD,
+    MOST,
+    PlanEntry,
+    Range,
+    RoundPlan,
+    length,
+    part,
+)
+from psfleet.core.engine.shard.membership_view import ViewReport
 from psfleet_server.coordinator.coordinator_messages import ViewDecided
 from psfleet_server.coordinator.data_dispatch import (
     DataDispatch,

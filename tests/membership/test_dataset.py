@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from psfleet.datasets.round_plan import LOOKAHEAD, PlanEntry, RoundPlan, length
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.round_plan import LOOKAHEAD, PlanEntry, RoundPlan, length
+from psfleet.core.runtime.process_runtime import current
 from psfleet.fleet import Fleet
-from psfleet.runtime.process_runtime import current
 
 
 @pytest.fixture

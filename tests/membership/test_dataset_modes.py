@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.datasets.round_plan import MOST, length
-from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.strategy import ConsistencySettings, LocalSGDSettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.round_plan import MOST, length
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
+from psfleet.core.runtime.strategy import ConsistencySettings, LocalSGDSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, together
 from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads

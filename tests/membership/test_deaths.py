@@ -13,14 +13,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.datasets.round_plan import Range
-from psfleet.errors import Fenced
-from psfleet.faults import DeathFault, SimulatedDeath
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import Fenced
+from psfleet.core.base.faults import DeathFault, SimulatedDeath
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.round_plan import Range
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, same_bits
 

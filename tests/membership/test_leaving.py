@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.engine import view_changes
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.datasets.batches import batches
-from psfleet.faults import DeathFault, Send, SimulatedDeath
+from psfleet.core.base.faults import DeathFault, Send, SimulatedDeath
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.data.batches import batches
 from psfleet.fleet.data_loops import DataLoops
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, TableState
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, same_bits
 from tests.watched_calls import WatchedCalls

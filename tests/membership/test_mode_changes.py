@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.errors import ConfigError
-from psfleet.faults import SimulatedDeath
-from psfleet.formats import write_request
-from psfleet.mode_runtimes.switch import ModeSwitchRuntime, connect
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.kinds import Mode
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.faults import SimulatedDeath
+from psfleet.core.base.json_documents import write_request
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.settings.declaration import to_variables
-from psfleet.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.settings.declaration import to_variables
+from psfleet.core.base.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.programs import ended
 
 SCRIPT = """

@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.faults import DeathFault, SimulatedDeath
-from psfleet.runtime.interface import TableState
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.faults import DeathFault, SimulatedDeath
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import TableState
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import (
     BATCH,

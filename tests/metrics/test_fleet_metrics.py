@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from psfleet import metrics
-from psfleet.datasets.batches import batches
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, ShapeError
-from psfleet.faults import DeathFault, SimulatedDeath
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.base.faults import DeathFault, SimulatedDeath
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.strategy import WireSettings
+from psfleet.data.batches import batches
 from psfleet.fleet.data_loops import DataLoops
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.metrics import FleetMetrics
 from psfleet.metrics.fleet_metrics import Slices
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Runtime
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.strategy import WireSettings
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.metrics.pooled import Samples, every_metric, expected
 from tests.trainings import in_threads

@@ -9,9 +9,9 @@ import pytest
 
 import psfleet
 from psfleet import fleet, layers, optimizer
-from psfleet.execution.executor import Executor
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import current
 from tests.metrics.pooled import Samples, every_metric, expected
 
 SAMPLES = Samples.drawn(100, seed=6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet import fluid, metrics
-from psfleet.errors import ConfigError, ShapeError
+from psfleet.core.base.errors import ConfigError, ShapeError
 from tests.metrics.pooled import Samples, area, every_metric, expected, top_values
 
 SAMPLES = Samples.drawn(150, seed=1)

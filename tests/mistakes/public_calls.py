@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 import psfleet
-from psfleet import entry, features, fluid, layers, metrics, optimizer
-from psfleet.errors import ConfigError
-from psfleet.program.program import Program
-from psfleet.validation.annotations import Form
+from psfleet import features, fluid, layers, metrics, optimizer
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import Form
+from psfleet.core.engine.schema import entry
+from psfleet.core.graph.program.program import Program
 
 FACES = (
     *("psfleet", "psfleet.fleet", "psfleet.initializer", "psfleet.layers", "psfleet.metrics"),
@@ -25,9 +26,9 @@ FACES = (
         "psfleet.fluid.static.nn",
         "psfleet.fleet.file_datasets",
         "psfleet.features",
-        "psfleet.entry",
+        "psfleet.core.engine.schema.entry",
     ),
-    *("psfleet.datasets", "psfleet.datasets.kafka"),
+    *("psfleet.data", "psfleet.data.kafka"),
 )
 
 
@@ -166,7 +167,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "Client": lambda: psfleet.connect(),
     "SparseTable": lambda: psfleet.connect().sparse_table("rows", 2, optimizer.SGD(0.1)),
     "DenseTable": lambda: psfleet.connect().dense_table("dense", np.zeros(2), optimizer.SGD(0.1)),
-    "KafkaTopic": lambda: importlib.import_module("psfleet.datasets.kafka").KafkaTopic(
+    "KafkaTopic": lambda: importlib.import_module("psfleet.data.kafka").KafkaTopic(
         "localhost:1", "clicks", NAMED["features"](), start={0: 0}
     ),
     "Embedding": lambda: fluid.dygraph.Embedding([10, 2]),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import psfleet
-from psfleet.errors import PsfleetError
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import current
 from psfleet_launch.commands.launch_command import main as launch
 from psfleet_worker.session.retries import Patience
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
@@ -89,7 +89,7 @@ def test_a_script_that_is_run_by_hand(run: Run, name: str) -> None:
     print(*lines[-1:])
     assert lines, "it said nothing"
     assert re.fullmatch(rf"(psfleet\.errors\.)?{mistake.sentence}.*", lines[-1]), lines[-1]
-    if lines[-1].startswith("psfleet.errors."):
+    if lines[-1].startswith("psfleet.core.base.errors."):
         assert not any(line.startswith("Traceback") for line in lines), "more than the sentence"
         assert lines[-1].endswith(")"), "the place in the script is missing"
     assert code == mistake.code

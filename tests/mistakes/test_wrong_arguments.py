@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet import entry, features, fleet, layers, optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import PsfleetError
+from psfleet import features, fleet, layers, optimizer
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.validation.annotations import check
+from psfleet.core.engine.schema import entry
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
 from psfleet.fleet.file_datasets import FileDataset
-from psfleet.program import names
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import current
-from psfleet.validation.annotations import check
 from tests.mistakes.public_calls import MISSING, Call, a_variable, calls
 
 WRONG: list[Any] = [
@@ -32,8 +33,8 @@ INTERNAL = {
     *("psfleet.Variable", "psfleet.SparseGrad", "psfleet.fleet.Util"),
     "psfleet.fleet.DistributedStrategy",  # it checks each of its settings by itself
     *("psfleet.metrics.FleetMetrics", "psfleet.metrics.MetricReading"),
-    *("psfleet.features.FeatureLookup", "psfleet.features.feed", "psfleet.datasets.Ratings"),
-    *("psfleet.datasets.Samples", "psfleet.initializer.resolve", "psfleet.initializer.starting"),
+    *("psfleet.features.FeatureLookup", "psfleet.features.feed", "psfleet.data.Ratings"),
+    *("psfleet.data.Samples", "psfleet.initializer.resolve", "psfleet.initializer.starting"),
     *("psfleet.regularizer.as_decay", "psfleet.optimizer.optimizer_of", "psfleet.clip.clip_by_own"),
 }
 """What psfleet makes and calls for a script."""

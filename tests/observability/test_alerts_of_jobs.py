@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.chaos.audit import ChaosSettings
-from psfleet.observability.process_panels import PANELS
-from psfleet.platform.files import exchange
-from psfleet.runtime.interface import Runtime
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.files import exchange
+from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.runtime.chaos.audit import ChaosSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from psfleet.observability.panels import (
+from psfleet.core.base.observability.panels import (
     Age,
     Expression,
     Level,

@@ -12,9 +12,9 @@ from rich.console import Console
 
 import psfleet
 from psfleet import fleet
-from psfleet.errors import ConfigError, UsageError
-from psfleet.observability.logged_values import NEWEST, EventFile
-from psfleet.observability.process_panels import PANELS
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.observability.logged_values import NEWEST, EventFile
+from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_figures import (
     FigureEvents,

@@ -15,12 +15,12 @@ import grpc
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, Gap
-from psfleet.platform.logs import log_of, set_up_logs
-from psfleet.runtime.interface import Gradient
-from psfleet.shard.events import Push
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1 import coordinator_pb2
+from psfleet.core.base.errors import ConfigError, Gap
+from psfleet.core.base.logs import log_of, set_up_logs
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.shard.events import Push
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.v1 import coordinator_pb2
 from tests.programs import ended
 from tests.server.conftest import Peer, serving
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from psfleet.observability.exposition import NormHistogram
-from psfleet.runtime.validation import NonFiniteCheck, SkippedGradients
+from psfleet.core.base.observability.exposition import NormHistogram
+from psfleet.core.engine.gradient_checks import NonFiniteCheck, SkippedGradients
 from psfleet_server.engine.server_measurements import FirstNonFinite
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from psfleet.observability.process_panels import PANELS
-from psfleet.platform.logs import FIRST_NONFINITE
+from psfleet.core.base.logs import FIRST_NONFINITE
+from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.job_history import JobHistory, PastJob, fired_alerts, heading

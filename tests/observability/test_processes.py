@@ -9,14 +9,20 @@ import grpc
 import numpy as np
 import pytest
 
-from psfleet.client import Client
-from psfleet.observability.exposition import LatencyHistogram, decode, encode, histogram, merge
+from psfleet.core.base.observability.exposition import (
+    LatencyHistogram,
+    decode,
+    encode,
+    histogram,
+    merge,
+)
+from psfleet.core.client import Client
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.v1.metrics_pb2 import CollectReply, CollectRequest
+from psfleet.core.runtime.strategy import WireSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.strategy import WireSettings
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import Pairs
 from tests.waiting import until

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from psfleet.errors import FrameError
+from psfleet.core.base.errors import FrameError
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member

@@ -11,13 +11,13 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 
-from psfleet.client import Client
-from psfleet.errors import ConfigError, ServerUnavailable
-from psfleet.observability.tracing import open_tracing
+from psfleet.core.base.errors import ConfigError, ServerUnavailable
+from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.client import Client
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.observability.collector import collecting

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.errors import ConfigError
-from psfleet.settings.environment import Environment
-from psfleet.wire.connections.credentials import SERVER_NAME
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.net.connections.credentials import SERVER_NAME
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder

@@ -7,9 +7,9 @@ import numpy as np
 
 import psfleet
 from psfleet import fleet
-from psfleet.observability.logged_values import LAGS
-from psfleet.runtime.interface import Gradient
-from psfleet.runtime.process_runtime import active
+from psfleet.core.base.observability.logged_values import LAGS
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.runtime.process_runtime import active
 
 WORKER, STEP, ID = 1, 37, 4711
 

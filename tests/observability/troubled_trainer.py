@@ -7,7 +7,7 @@ import numpy as np
 
 import psfleet
 from psfleet import fleet
-from psfleet.client import DenseTable
+from psfleet.core.client import DenseTable
 
 WIDTH = 64  # of the rows that fill the memory
 ROW = WIDTH * 12 + 34  # bytes of one: weights, two slots of Adam and the index

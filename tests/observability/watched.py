@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psfleet.observability.exposition import decode
-from psfleet.observability.panels import Level, Look
-from psfleet.observability.process_panels import PANELS
+from psfleet.core.base.observability.exposition import decode
+from psfleet.core.base.observability.panels import Level, Look
+from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.observability.fleet_reader import look_at, replies
 from tests.launch.conftest import ROOT, Launcher, _environment
 from tests.waiting import until

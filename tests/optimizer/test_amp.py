@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.kernels.number_formats import rounded
+from psfleet.core.engine.kernels.number_formats import rounded
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer import SGD, Adam, LookAhead
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.strategy import Settings
 
 
 def distributed(inner: Any, **parts: dict[str, Any]) -> DistributedOptimizer:

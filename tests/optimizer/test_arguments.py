@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import fluid, layers, optimizer, rules
+from psfleet import fluid, layers, optimizer
 from psfleet.clip import ClipGradByNorm
-from psfleet.errors import ConfigError
-from psfleet.execution.executor import Executor
-from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine import rules
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 from psfleet.regularizer import L2Decay
-from psfleet.rules.rule import Rule
 from tests.runtimes import own_programs
 
 HALF = L2Decay(0.5)

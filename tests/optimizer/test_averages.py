@@ -7,14 +7,19 @@ import pytest
 
 from psfleet import layers
 from psfleet.clip import ClipGradByNorm
-from psfleet.errors import UsageError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import UsageError
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.program.attribute import ParamAttr
+from psfleet.core.graph.program.ops.manipulate import StepCounter
+from psfleet.core.graph.program.program import (
+    Program,
+    default_startup_program,
+    eager_guard,
+    program_guard,
+)
+from psfleet.core.graph.program.variable import apply
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
-from psfleet.parameters.parameter import Parameter
-from psfleet.program.attribute import ParamAttr
-from psfleet.program.ops.manipulate import StepCounter
-from psfleet.program.program import Program, default_startup_program, eager_guard, program_guard
-from psfleet.program.variable import apply
 from tests.recordings import arrays, hyper
 
 TOLERANCE = 2e-6

@@ -9,14 +9,14 @@ import pytest
 
 import psfleet
 from psfleet import fleet, layers, optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.execution.executor import Executor
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.interface import Read
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.program import Program, eager_guard, program_guard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import active, current
 from psfleet.optimizer import SGD, Adam, ClipGradByNorm, L1Decay, L2Decay, Momentum, lr
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.program import Program, eager_guard, program_guard
-from psfleet.runtime.interface import Read
-from psfleet.runtime.process_runtime import active, current
 
 ONE = np.ones(3, np.float32)
 

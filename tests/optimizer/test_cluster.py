@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.process_runtime import current
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.optimizer.test_state import MAKERS, three, train, weights
 from tests.optimizer.workers import run_two_workers
@@ -52,7 +52,7 @@ SCRIPT = """
 import hashlib, sys
 import numpy as np
 from psfleet import fleet, optimizer
-from psfleet.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 
 fleet.init()
 w = Parameter("w", np.ones((3, 5)))

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 from psfleet.optimizer import DGCMomentum, L1Decay, Momentum
-from psfleet.parameters.parameter import Parameter, SparseGrad
 from tests.optimizer.workers import run_two_workers
 from tests.recordings import arrays, hyper
 
@@ -212,7 +212,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from psfleet import fleet, optimizer
-from psfleet.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.parameter import Parameter
 
 fleet.init()
 w = Parameter("w", np.load("start.npy"))

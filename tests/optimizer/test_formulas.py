@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from psfleet import optimizer
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer import L2Decay, Optimizer
-from psfleet.parameters.parameter import Parameter
 
 SHAPE, STEPS = (5, 3), 12
 Doubles = Any  # float64 arrays: NumPy's operators give Any

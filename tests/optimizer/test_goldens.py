@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet.clip import ClipGradBase, ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 from psfleet.optimizer import (
     ASGD,
     SGD,
@@ -31,7 +32,6 @@ from psfleet.optimizer import (
     Rprop,
     lr,
 )
-from psfleet.parameters.parameter import Parameter, SparseGrad
 from tests.recordings import arrays, hyper, names, widened
 
 TOLERANCE = 2e-6

@@ -8,13 +8,13 @@ import pytest
 
 from psfleet import fleet, optimizer
 from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.program import names
+from psfleet.core.runtime.strategy import DistributedStrategy
 from psfleet.fluid import dygraph, nn, to_tensor
 from psfleet.layers import mean
-from psfleet.parameters.parameter import Parameter
-from psfleet.program import names
 from psfleet.regularizer import L1Decay, L2Decay
-from psfleet.strategy import DistributedStrategy
 
 
 def two(start: int = 0) -> tuple[Parameter, Parameter]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.mode_runtimes.local_sgd import LocalSGDRuntime
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.strategy import LocalSGDSettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
+from psfleet.core.runtime.strategy import LocalSGDSettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.trainings import in_threads
 
 SGD = make_rule("sgd", {})

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from psfleet import optimizer, rules
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.parameters.table_kind import Placement, place, reach
-from psfleet.schema.table import DecaySpec, InitializerSpec
+from psfleet import optimizer
+from psfleet.core.engine import rules
+from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.table_kind import Placement, place, reach
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "SGD": lambda: optimizer.SGD(0.1),

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import fluid, initializer, rules
+from psfleet import fluid, initializer
+from psfleet.core.engine import rules
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer import Optimizer, lr
-from psfleet.parameters.parameter import Parameter
 from psfleet.regularizer import L2Decay
 
 REQUIRED = inspect.Parameter.empty

@@ -9,14 +9,14 @@ import pytest
 
 import psfleet
 from psfleet import clip, fluid, layers, optimizer, regularizer
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import PsfleetError
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.client import Client
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.strategy import AMPSettings, Settings
 from psfleet.optimizer import SGD, Adam, lr
 from psfleet.optimizer.outgoing_gradients import GradientScaler
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.program import default_main_program
-from psfleet.strategy import AMPSettings, Settings
 from tests.refusals import check_refusals
 from tests.runtimes import own_programs
 
@@ -321,6 +321,6 @@ def test_checkpoints_are_a_list() -> None:
         opt = optimizer.RecomputeOptimizer(SGD(0.1))
         opt._set_checkpoints("line")
         with pytest.raises(
-            psfleet.errors.UsageError, match="checkpoints is 'line', it must be a list"
+            psfleet.core.base.errors.UsageError, match="checkpoints is 'line', it must be a list"
         ):
             opt.minimize(loss)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet import rules
-from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.core.engine import rules
+from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.rules import AdamCatchUp
+from psfleet.core.engine.schema.table import InitializerSpec
+from psfleet.core.graph.parameters.binding import tables
+from psfleet.core.graph.parameters.gradients import densify
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.optimizer import Adam, Optimizer
-from psfleet.parameters.binding import tables
-from psfleet.parameters.gradients import densify
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.rules import AdamCatchUp
-from psfleet.runtime.interface import TableState
-from psfleet.schema.table import InitializerSpec
 
 START = InitializerSpec("constant", 0.5)
 RATE = 0.01

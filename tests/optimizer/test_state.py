@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from psfleet import optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ShapeError, UsageError
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.engine.schema.table import InitializerSpec
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer import SGD, Adam, Momentum, lr
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import InitializerSpec
 
 ONE = np.ones(3, np.float32)
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 __all__ = ["run_two_workers"]
 

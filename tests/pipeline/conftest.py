@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.program import Program
-from psfleet.program.run import check_feed, make_plan
-from psfleet.program.variable import Variable
-from psfleet.stages import StagePosition
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun
+from psfleet.core.graph.program.program import Program
+from psfleet.core.graph.program.run import check_feed, make_plan
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.stages import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs, own_runtime
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.errors import ConfigError
-from psfleet.program.backward import append_backward
-from psfleet.program.operation import Array, Context, Op, Spec
-from psfleet.program.pipeline.cutting import PipelineSpec, split
-from psfleet.program.pipeline.estimates import live_micro_batches, picture, validate
-from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.program import Program, default_main_program
-from psfleet.program.run import ExecutionPlan, check_feed, make_plan
-from psfleet.program.variable import Variable, apply
-from psfleet.stages import Action, Links, Schedule, StagePosition, Work, make_schedule
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.graph.program.backward import append_backward
+from psfleet.core.graph.program.operation import Array, Context, Op, Spec
+from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, split
+from psfleet.core.graph.program.pipeline.estimates import live_micro_batches, picture, validate
+from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun
+from psfleet.core.graph.program.program import Program, default_main_program
+from psfleet.core.graph.program.run import ExecutionPlan, check_feed, make_plan
+from psfleet.core.graph.program.variable import Variable, apply
+from psfleet.core.runtime.stages import Action, Links, Schedule, StagePosition, Work, make_schedule
 from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs
 from tests.trainings import in_threads

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.execution.executor import Executor
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.program.backward import Automatic, Backward, append_backward
+from psfleet.core.graph.program.operation import Record
+from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, split
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.strategy import GradientMergeSettings
 from psfleet.optimizer import Adam, PipelineOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.program.backward import Automatic, Backward, append_backward
-from psfleet.program.operation import Record
-from psfleet.program.pipeline.cutting import PipelineSpec, split
-from psfleet.program.program import default_main_program
-from psfleet.program.variable import Variable
-from psfleet.strategy import GradientMergeSettings
 from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
 from tests.runtimes import own_programs, own_runtime
 

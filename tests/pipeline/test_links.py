@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import zmq
 
-from psfleet.errors import DeadlineExceeded, FrameError
-from psfleet.parameters.parameter import SparseGrad
-from psfleet.program.operation import Array
-from psfleet.program.pipeline.chunk import pack, unpack
-from psfleet.stages import StagePosition
+from psfleet.core.base.errors import DeadlineExceeded, FrameError
+from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.graph.program.operation import Array
+from psfleet.core.graph.program.pipeline.chunk import pack, unpack
+from psfleet.core.runtime.stages import StagePosition
 from psfleet_worker.stage_links import StageLinks
 from tests.trainings import in_threads
 

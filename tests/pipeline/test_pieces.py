@@ -7,21 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet import layers, stages
-from psfleet.errors import UsageError
-from psfleet.execution.executor import Executor
+from psfleet import layers
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.backward import append_backward
+from psfleet.core.graph.program.pipeline.chunk import cut_plan
+from psfleet.core.graph.program.pipeline.cutting import PipelineSpec
+from psfleet.core.graph.program.pipeline.estimates import balanced_parts, weight_of
+from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.recompute import ActivationMeter
+from psfleet.core.graph.program.run import ExecutionPlan, check_feed, make_plan
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime import stages
+from psfleet.core.runtime.stages import StagePosition
 from psfleet.optimizer import SGD, Adam
-from psfleet.program.backward import append_backward
-from psfleet.program.pipeline.chunk import cut_plan
-from psfleet.program.pipeline.cutting import PipelineSpec
-from psfleet.program.pipeline.estimates import balanced_parts, weight_of
-from psfleet.program.pipeline.pipelined_run import PipelinedRun
-from psfleet.program.program import default_main_program
-from psfleet.program.recompute import ActivationMeter
-from psfleet.program.run import ExecutionPlan, check_feed, make_plan
-from psfleet.program.variable import Variable
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.stages import StagePosition
 from psfleet_launch.job.job_plan import Job, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.pipeline.conftest import build_model, make_feed

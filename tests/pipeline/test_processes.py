@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.program.pipeline.cutting import cores_of
-from psfleet.stages import StagePosition
+from psfleet.core.graph.program.pipeline.cutting import cores_of
+from psfleet.core.runtime.stages import StagePosition
 from psfleet_launch.commands.psfleet_cli import main
 from tests.launch.conftest import Launch, launch
 from tests.pipeline.conftest import alone, finished, saved_bits
@@ -89,7 +89,7 @@ _SCRIPT = """
 import os, threading, warnings
 import numpy as np
 from psfleet import fleet, optimizer
-from psfleet.execution.executor import CPUPlace, CUDAPlace, Executor
+from psfleet.core.graph.execution.executor import CPUPlace, CUDAPlace, Executor
 from tests.pipeline.conftest import build_model, make_feed
 fleet.init()
 model = build_model()

@@ -3,13 +3,13 @@
 import numpy as np
 
 from psfleet import layers
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.graph.program.backward import append_backward
+from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, split
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.runtime.stages import make_schedule
+from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer import SGD, PipelineOptimizer, RecomputeOptimizer
-from psfleet.program.backward import append_backward
-from psfleet.program.pipeline.cutting import PipelineSpec, split
-from psfleet.program.program import default_main_program
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.stages import make_schedule
-from psfleet.strategy import Settings
 from tests.pipeline.conftest import build_model, make_feed, run_stages
 from tests.pipeline.test_strategy import cut
 from tests.refusals import check_refusals

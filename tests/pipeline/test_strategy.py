@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from psfleet import layers, optimizer
+from psfleet.core.graph.program.backward import Backward
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.strategy import DistributedStrategy, Settings, resolve
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.program.backward import Backward
-from psfleet.program.variable import Variable
-from psfleet.strategy import DistributedStrategy, Settings, resolve
 from tests.pipeline.conftest import build_model
 from tests.runtimes import own_programs
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.execution.executor import Executor
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.backward import append_backward
+from psfleet.core.graph.program.operation import Array, Context, Op, Record, Spec
+from psfleet.core.graph.program.pipeline import estimates as timing
+from psfleet.core.graph.program.pipeline.estimates import agree_on_parts, measure
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.run import check_feed, make_plan
+from psfleet.core.graph.program.variable import Variable, apply
+from psfleet.core.runtime.stages import StagePosition
 from psfleet.optimizer import SGD, PipelineOptimizer
-from psfleet.program.backward import append_backward
-from psfleet.program.operation import Array, Context, Op, Record, Spec
-from psfleet.program.pipeline import estimates as timing
-from psfleet.program.pipeline.estimates import agree_on_parts, measure
-from psfleet.program.program import default_main_program
-from psfleet.program.run import check_feed, make_plan
-from psfleet.program.variable import Variable, apply
-from psfleet.stages import StagePosition
 from tests.pipeline.thread_links import ThreadLinks
 from tests.trainings import in_threads
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from psfleet.errors import DeadlineExceeded
-from psfleet.stages import Links
+from psfleet.core.base.errors import DeadlineExceeded
+from psfleet.core.runtime.stages import Links
 
 Array = NDArray[Any]
 

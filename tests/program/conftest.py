@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.runtimes import own_programs, own_runtime
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from psfleet import layers
-from psfleet.execution.executor import Executor
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.backward import append_backward
-from psfleet.program.program import default_main_program, default_startup_program
-from psfleet.program.variable import Variable, to_variable
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.backward import append_backward
+from psfleet.core.graph.program.program import default_main_program, default_startup_program
+from psfleet.core.graph.program.variable import Variable, to_variable
 from tests.runtimes import own_programs
 
 

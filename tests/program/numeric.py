@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import layers
-from psfleet.program.program import default_main_program
-from psfleet.program.variable import Variable, to_variable
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.variable import Variable, to_variable
 
 Floats = NDArray[np.float64]
 

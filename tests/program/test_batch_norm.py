@@ -9,12 +9,12 @@ import pytest
 from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.checkpoint import read_specs
 from psfleet.clip import ClipGradByGlobalNorm
-from psfleet.errors import PsfleetError
-from psfleet.execution.executor import Executor
-from psfleet.execution.inference import load_inference, save_inference
-from psfleet.program.ops.normalize import BatchNorm
-from psfleet.program.program import default_main_program, eager_guard
-from psfleet.program.variable import apply
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.execution.inference import load_inference, save_inference
+from psfleet.core.graph.program.ops.normalize import BatchNorm
+from psfleet.core.graph.program.program import default_main_program, eager_guard
+from psfleet.core.graph.program.variable import apply
 from tests.optimizer.workers import run_two_workers
 from tests.program.numeric import check_gradient, concrete
 

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.errors import ConfigError
-from psfleet.kernels.number_formats import rounded
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine.kernels.number_formats import rounded
+from psfleet.core.graph.program.ops.matmul import FLOAT32, has_bfloat16, products_under
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.strategy import AMPSettings, Settings
 from psfleet.optimizer import SGD
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.program.ops.matmul import FLOAT32, has_bfloat16, products_under
-from psfleet.program.program import default_main_program
-from psfleet.program.variable import Variable
-from psfleet.strategy import AMPSettings, Settings
 from tests.runtimes import own_programs
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")

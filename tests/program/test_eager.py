@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.errors import ShapeError, UsageError
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.operation import ancestors
-from psfleet.program.program import default_startup_program, eager_guard
-from psfleet.program.variable import Variable, no_grad, to_variable
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.operation import ancestors
+from psfleet.core.graph.program.program import default_startup_program, eager_guard
+from psfleet.core.graph.program.variable import Variable, no_grad, to_variable
 from tests.program.hand import Build, assert_same, run_eager, run_static
 
 R = np.random.default_rng(11)
@@ -66,8 +66,8 @@ def test_gradients_add_up_over_backward_passes() -> None:
         rows.backward()
     assert isinstance(w.grad, np.ndarray)
     np.testing.assert_array_equal(w.grad, np.full((2, 2), 2))
-    from psfleet.program.ops.embedding import Embedding
-    from psfleet.program.variable import apply
+    from psfleet.core.graph.program.ops.embedding import Embedding
+    from psfleet.core.graph.program.variable import apply
 
     for _ in range(2):
         layers.reduce_sum(apply(Embedding(), np.array([3]), table)).backward()

@@ -7,10 +7,10 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers
-from psfleet.errors import ShapeError
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.program import default_main_program
-from psfleet.program.variable import Variable
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.variable import Variable
 from tests.program.hand import HandSGD
 
 
@@ -105,7 +105,7 @@ def test_gradients_can_be_computed_with_before_the_update() -> None:
     """Operations between append_backward and add_update work on the gradients."""
     _, loss, _ = small()
     sgd = HandSGD()
-    from psfleet.program.backward import append_backward
+    from psfleet.core.graph.program.backward import append_backward
 
     pairs = append_backward(loss)
     default_main_program().add_update(sgd, [(p, layers.scale(g, 0.5)) for p, g in pairs], loss)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import ops
-from psfleet.program.operation import Op
-from psfleet.program.variable import Variable, apply
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program import ops
+from psfleet.core.graph.program.operation import Op
+from psfleet.core.graph.program.variable import Variable, apply
 from tests.program.numeric import check_gradient, concrete
 
 R = np.random.default_rng(3)

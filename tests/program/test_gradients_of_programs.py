@@ -8,21 +8,21 @@ import pytest
 
 from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, set_gradient_clip
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import PsfleetError
-from psfleet.execution.executor import Executor
-from psfleet.optimizer import SGD, L1Decay, L2Decay
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import names
-from psfleet.program.attribute import ParamAttr
-from psfleet.program.program import (
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.attribute import ParamAttr
+from psfleet.core.graph.program.program import (
     Program,
     default_main_program,
     default_startup_program,
     eager_guard,
     program_guard,
 )
-from psfleet.runtime.process_runtime import current
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
+from psfleet.optimizer import SGD, L1Decay, L2Decay
 from tests.runtimes import own_programs, own_runtime
 
 IDS = np.array([[1, 2], [3, 3], [0, 1]])

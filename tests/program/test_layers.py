@@ -8,19 +8,19 @@ import pytest
 
 import psfleet as ps
 from psfleet import initializer, layers, metrics
-from psfleet.errors import ConfigError, ShapeError
-from psfleet.program import names
-from psfleet.program.attribute import ParamAttr
-from psfleet.program.ops.activation import keep_mask
-from psfleet.program.program import (
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.engine.schema.table import InitializerSpec
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.attribute import ParamAttr
+from psfleet.core.graph.program.ops.activation import keep_mask
+from psfleet.core.graph.program.program import (
     Program,
     default_main_program,
     default_startup_program,
     program_guard,
 )
-from psfleet.program.variable import Variable, to_variable
+from psfleet.core.graph.program.variable import Variable, to_variable
 from psfleet.regularizer import L2Decay
-from psfleet.schema.table import InitializerSpec
 from tests.runtimes import own_programs
 
 

@@ -7,11 +7,11 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers, optimizer
-from psfleet.datasets.read_ahead import Peekable
+from psfleet.core.engine.interface import Read
+from psfleet.core.runtime.process_runtime import current
+from psfleet.data.read_ahead import Peekable
 from psfleet.fleet import Fleet
-from psfleet.runtime.interface import Read
-from psfleet.runtime.process_runtime import current
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
 IDS = np.arange(6, dtype=np.int64).reshape(3, 2)

@@ -8,12 +8,18 @@ import pytest
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
-from psfleet.errors import ConfigError, UsageError
-from psfleet.program.backward import Automatic
-from psfleet.program.program import default_main_program
-from psfleet.program.recompute import ActivationMeter, ForwardCosts, choose_cuts, even_cuts, peak_of
-from psfleet.program.variable import Variable
-from psfleet.strategy import RecomputeSettings, resolve
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.graph.program.backward import Automatic
+from psfleet.core.graph.program.program import default_main_program
+from psfleet.core.graph.program.recompute import (
+    ActivationMeter,
+    ForwardCosts,
+    choose_cuts,
+    even_cuts,
+    peak_of,
+)
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.strategy import RecomputeSettings, resolve
 from tests.program.hand import HandSGD
 from tests.runtimes import own_programs, own_runtime
 

@@ -8,11 +8,11 @@ import pytest
 
 import psfleet as ps
 from psfleet import fluid, initializer, layers, optimizer
-from psfleet.errors import CheckpointError
-from psfleet.program import names
-from psfleet.program.ops.reduce import SequencePool
-from psfleet.program.program import default_startup_program
-from psfleet.program.variable import Variable, to_variable
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.ops.reduce import SequencePool
+from psfleet.core.graph.program.program import default_startup_program
+from psfleet.core.graph.program.variable import Variable, to_variable
 from tests.program.hand import HandSGD
 from tests.refusals import check_refusals
 from tests.runtimes import own_programs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from psfleet import fluid, layers, to_variable
-from psfleet.execution.executor import Executor
+from psfleet.core.graph.execution.executor import Executor
 from tests.program.numeric import check_gradient
 
 X = np.random.default_rng(4).normal(size=(4, 5, 3))

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from psfleet import initializer, layers, optimizer
-from psfleet.client import Client
-from psfleet.errors import ConfigError, PsfleetError, ShapeError
-from psfleet.execution.executor import Executor
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program import names
-from psfleet.program.attribute import ParamAttr
-from psfleet.runtime.process_runtime import active
+from psfleet.core.base.errors import ConfigError, PsfleetError, ShapeError
+from psfleet.core.client import Client
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.attribute import ParamAttr
+from psfleet.core.runtime.process_runtime import active
 
 ROWS, DIM = 2000, 5
 MAKERS: dict[str, Callable[[int], initializer.Initializer]] = {

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, write_frozen
-from psfleet.consistency import find_mode
-from psfleet.errors import LogError
-from psfleet.platform.object_store import own_name, own_place
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import BeginCut, Join, Push, WriteSnapshot
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.tables.dense import DenseTable
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.base.errors import LogError
+from psfleet.core.base.object_store import own_name, own_place
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.inspect_log import replay, verify
 from psfleet_server.durability.log import ServerLog, files_of, records

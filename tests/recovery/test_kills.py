@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.interface import TableState
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import TableState
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.push_counts import CountingWorkload

@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.errors import NotReady
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1.shard_pb2 import LeaveRequest
+from psfleet.core.base.errors import NotReady
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.v1.shard_pb2 import LeaveRequest
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import in_threads

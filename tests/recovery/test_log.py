@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.errors import LogError
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import Join, Leave, PartState, Pull, Push, WriteState
-from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.base.errors import LogError
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Join, Leave, PartState, Pull, Push, WriteState
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import ServerLog, records

@@ -5,11 +5,11 @@ from typing import Literal
 
 import pytest
 
-from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import in_threads

@@ -6,11 +6,11 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.consistency import find_mode
-from psfleet.errors import Gap
-from psfleet.runtime.interface import Gradient
-from psfleet.shard.events import Join, Push
-from psfleet.shard.shard import Shard
+from psfleet.core.base.errors import Gap
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.shard.events import Join, Push
+from psfleet.core.engine.shard.shard import Shard
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
 from tests.trainings import zero_rows

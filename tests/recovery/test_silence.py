@@ -18,10 +18,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from psfleet.formats import read_ready
-from psfleet.http2 import http2_client
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.json_documents import read_ready
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.net.http2 import http2_client
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection import call
 from tests.agents.machines import NETWORK, Lab, has, laboratory, run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 
 SLOW = 1.0  # seconds from a connection to the first byte of the answer

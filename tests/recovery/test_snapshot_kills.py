@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.interface import Gradient, TableState
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together, zero_rows

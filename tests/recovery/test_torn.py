@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from psfleet.faults import SimulatedDeath
-from psfleet.runtime.interface import Gradient
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.faults import SimulatedDeath
+from psfleet.core.engine.interface import Gradient
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import zero_rows
 from tests.watched_calls import WatchedCalls

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.durability.log import ServerLog, records
 
 MIB = 1 << 20

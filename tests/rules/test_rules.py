@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from psfleet.rules import (
+from psfleet.core.engine.rules import (
     ASGD,
     Adam,
     Ftrl,

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, RuleError, ServerUnavailable
-from psfleet.rules import RULES, Rule, import_rules, make_rule, reference_of
-from psfleet.runtime.interface import Gradient, Runtime
-from psfleet.schema.table import TableSpec
-from psfleet.testing import check_rule
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import CheckpointError, RuleError, ServerUnavailable
+from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.engine.rules import RULES, Rule, import_rules, make_rule, reference_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing import check_rule
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.programs import ended
 
 SOURCE = '''
 """SGD whose rate falls with the square root of the step."""
 import math
 from dataclasses import dataclass
-from psfleet.rules import Rule, Slot
+from psfleet.core.engine.rules import Rule, Slot
 
 SCALE = 1.0
 
@@ -235,8 +235,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RULE = '''
 """Sign descent."""
 from dataclasses import dataclass
-from psfleet.rules.rule import OptimizerSpec
-from psfleet.rules.rule import Rule
+from psfleet.core.engine.rules.rule import OptimizerSpec
+from psfleet.core.engine.rules.rule import Rule
 
 def lion(w, g, h):
     return (w - h[0] * g,)
@@ -269,11 +269,14 @@ print("class Lion(Optimizer):" in optimizer_stubs.text(), "Tiger" in optimizer_s
 
 
 def test_a_new_file_is_enough(tmp_path: Path) -> None:
-    """With one more file in psfleet/rules, scripts have its optimizer and the stub lists it; the rules of
-    a user's own module have none there."""
-    rules = tmp_path / "psfleet" / "rules"
+    """With one more file in psfleet/core/engine/rules, scripts have its optimizer and the stub lists it; the
+    rules of a user's own module have none there."""
+    rules = tmp_path / "psfleet" / "core" / "engine" / "rules"
     rules.mkdir(parents=True)
-    for folder, leave in ((ROOT / "psfleet", "rules"), (ROOT / "psfleet" / "rules", "")):
+    for folder, leave in (
+        (ROOT / "psfleet", "rules"),
+        (ROOT / "psfleet" / "core" / "engine" / "rules", ""),
+    ):
         made = tmp_path / folder.relative_to(ROOT)
         for entry in folder.iterdir():
             if entry.name not in (leave, "__pycache__"):

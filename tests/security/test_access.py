@@ -12,14 +12,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from psfleet.errors import AccessDenied, ConfigError
-from psfleet.runtime.interface import load_runtime
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.tls_sockets import closes_at_once
-from psfleet.wire.v1.shard_pb2 import StatusRequest
+from psfleet.core.base.errors import AccessDenied, ConfigError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import load_runtime
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.connections.tls_sockets import closes_at_once
+from psfleet.core.net.v1.shard_pb2 import StatusRequest
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from tests.security.forged import CLIENT, Forge
 from tests.trainings import TrainingWorkload
@@ -232,7 +232,7 @@ def test_tcp_in_the_clear_must_be_said_aloud() -> None:
 
 def test_a_server_that_hangs_up_at_once_is_only_away(forge: Forge, folder: Path) -> None:
     """Nobody there, or somebody who closes: that is an outage, not a refusal."""
-    from psfleet.wire.connections.tls_sockets import why_refused
+    from psfleet.core.net.connections.tls_sockets import why_refused
 
     access = Access.of(Environment("worker", 0, ("x:1",), tls=str(forge_worker(forge, folder))))
 

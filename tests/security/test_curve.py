@@ -12,11 +12,11 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from psfleet.errors import ConfigError, DeadlineExceeded
-from psfleet.stages import StagePosition
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.certificates import make_credentials
-from psfleet.wire.connections.credentials import Credentials
+from psfleet.core.base.errors import ConfigError, DeadlineExceeded
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.certificates import make_credentials
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.runtime.stages import StagePosition
 from psfleet_worker.stage_links import StageLinks
 
 

@@ -12,10 +12,10 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
-from psfleet.errors import ConfigError
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.wire.connections.certificates import ends, make_credentials
-from psfleet.wire.connections.credentials import FILES, Credentials
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.net.connections.certificates import ends, make_credentials
+from psfleet.core.net.connections.credentials import FILES, Credentials
 from psfleet_launch.commands.machine_commands import usable
 from psfleet_launch.job.job_plan import Job, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest

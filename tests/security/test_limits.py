@@ -12,16 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from psfleet.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
-from psfleet.rules import make_rule
-from psfleet.schema.table import MAX_AXES, MAX_NAME, TableSpec
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.settings.environment import Environment, read_environment
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import error_of, open_channel
-from psfleet.wire.shared_memory import SharedMemory
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.core.base.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import MAX_AXES, MAX_NAME, TableSpec
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import error_of, open_channel
+from psfleet.core.net.shared_memory import SharedMemory
+from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 
 Pb: Any = shard_pb2

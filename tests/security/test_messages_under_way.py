@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.errors import LimitExceeded
-from psfleet.http2 import frames
-from psfleet.http2.calls import InboundMessages
-from psfleet.http2.header_blocks import request_prefix, timeout_field
+from psfleet.core.base.errors import LimitExceeded
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.calls import InboundMessages
+from psfleet.core.net.http2.header_blocks import request_prefix, timeout_field
 from tests.http2.calls import connected, opened, serving
 from tests.waiting import until
 

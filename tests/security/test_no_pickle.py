@@ -27,8 +27,10 @@ BANNED_MODULES = {
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 ALLOWED_CALLS = {
     # Kernels are text of psfleet's own, written to modules that numba's cache can find.
-    "psfleet/kernels": {"exec", "compile"},
-    "psfleet/testing/rule_conformance.py": {"compile"},  # text of a CUDA kernel, which does not run
+    "psfleet/core/engine/kernels": {"exec", "compile"},
+    "psfleet/fleet/testing/rule_conformance.py": {
+        "compile"
+    },  # text of a CUDA kernel, which does not run
 }
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.http2 import frames
-from psfleet.http2.http2_server import Http2Server
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.certificates import make_credentials
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.credentials import SERVER_NAME, Credentials
-from psfleet.wire.connections.tls_sockets import accepts
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.certificates import make_credentials
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
+from psfleet.core.net.connections.tls_sockets import accepts
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import METHODS, SETTINGS, only
 from tests.security.test_strangers import MANY, joined, step, strangers
 from tests.waiting import until

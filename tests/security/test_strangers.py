@@ -10,12 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from psfleet.http2.connection_admission import UnauthenticatedConnection, network_of, surplus
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read, Runtime, load_runtime
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.http2.connection_admission import (
+    UnauthenticatedConnection,
+    network_of,
+    surplus,
+)
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from tests.waiting import until
 

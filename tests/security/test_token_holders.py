@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import pytest
 
-from psfleet.errors import FrameError, LimitExceeded, PsfleetError
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire import frame
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import error_of, open_channel
-from psfleet.wire.frame import field
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.core.base.errors import FrameError, LimitExceeded, PsfleetError
+from psfleet.core.net import frame
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import error_of, open_channel
+from psfleet.core.net.frame import field
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.fleet.testing.local_fleet import LocalFleet
 
 _SOON = 60.0  # seconds
 

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from psfleet.settings.environment import Environment
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from psfleet_server.process import Server
 
 

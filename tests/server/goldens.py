@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.consistency import SspMode, SyncMode
-from psfleet.datasets.round_plan import PlanEntry, RoundPlan
-from psfleet.entry import CapacityEntry, CountFilterEntry
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import (
+from psfleet.core.engine.consistency import SspMode, SyncMode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.round_plan import PlanEntry, RoundPlan
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.entry import CapacityEntry, CountFilterEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import (
     CloseRound,
     CreateTable,
     Evict,
@@ -33,15 +33,15 @@ from psfleet.shard.events import (
     Tick,
     WriteState,
 )
-from psfleet.shard.membership_view import Incarnation, InstallView, SeatView
-from psfleet.shard.rounds import Rounds
-from psfleet.shard.shard_state import ConsistencyState, PullGate, ShardState
-from psfleet.shard.workers import Workers
-from psfleet.tables.row_data import TableClock
-from psfleet.wire.body import write_record
-from psfleet.wire.server_state import write_state
-from psfleet.wire.v1.log_pb2 import LogHeader
-from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet.core.engine.shard.membership_view import Incarnation, InstallView, SeatView
+from psfleet.core.engine.shard.rounds import Rounds
+from psfleet.core.engine.shard.shard_state import ConsistencyState, PullGate, ShardState
+from psfleet.core.engine.shard.workers import Workers
+from psfleet.core.engine.tables.row_data import TableClock
+from psfleet.core.net.body import write_record
+from psfleet.core.net.server_state import write_state
+from psfleet.core.net.v1.log_pb2 import LogHeader
+from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.barriers import (
     CollectiveCompleted,
     CollectiveState,

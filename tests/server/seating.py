@@ -1,7 +1,7 @@
 """Servers that answer the coordinator at once, for tests of it alone."""
 
-from psfleet.shard.events import SendError
-from psfleet.shard.membership_view import PrepareView, ViewReport
+from psfleet.core.engine.shard.events import SendError
+from psfleet.core.engine.shard.membership_view import PrepareView, ViewReport
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
 

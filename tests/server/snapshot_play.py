@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from psfleet.checkpoint import CutPosition
-from psfleet.errors import ServerUnavailable
-from psfleet.shard.events import SendError
+from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.engine.shard.events import SendError
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AwaitParts,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from psfleet.errors import PsfleetError
-from psfleet.wire import frame
-from psfleet.wire.connections.channel import error_of
-from psfleet.wire.v1 import coordinator_pb2, frame_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.net import frame
+from psfleet.core.net.connections.channel import error_of
+from psfleet.core.net.v1 import coordinator_pb2, frame_pb2, shard_pb2
+from psfleet.core.net.v1.frame_pb2 import Frame, Header, Segment
 from psfleet_server.process import Server
 from tests.refusals import check_refusals
 

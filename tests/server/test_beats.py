@@ -3,8 +3,8 @@
 import threading
 from pathlib import Path
 
-from psfleet.settings.environment import Environment
-from psfleet.wire.v1.membership_pb2 import HeartbeatReply
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.net.v1.membership_pb2 import HeartbeatReply
 from psfleet_server.coordinator.coordinator_messages import WorkerRequests
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime

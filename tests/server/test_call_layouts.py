@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.errors import FrameError
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Read
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard_tables import ShardTables
-from psfleet.wire import frame, segments
-from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, Frame, Header
+from psfleet.core.base.errors import FrameError
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard_tables import ShardTables
+from psfleet.core.net import frame, segments
+from psfleet.core.net.v1.frame_pb2 import OUTCOME_APPLIED, Frame, Header
 from psfleet_server.rpc.call_layout import MessageLayouts, lay_out
 from psfleet_worker.connection.request import ServerRequest
 

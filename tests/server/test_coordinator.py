@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.consistency import SyncMode
-from psfleet.datasets.round_plan import LOOKAHEAD, PlanEntry, RoundPlan
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     ConfigError,
     DeadlineExceeded,
     Fenced,
@@ -19,10 +17,12 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import SendError
-from psfleet.shard.membership_view import ViewReport
-from psfleet.wire.membership_messages import write_mode
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import SyncMode
+from psfleet.core.engine.round_plan import LOOKAHEAD, PlanEntry, RoundPlan
+from psfleet.core.engine.shard.events import SendError
+from psfleet.core.engine.shard.membership_view import ViewReport
+from psfleet.core.net.membership_messages import write_mode
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome, Registration

@@ -13,17 +13,17 @@ import pytest
 from google.protobuf.message import Message
 
 from psfleet.checkpoint import loading, save_fleet, writing
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import CheckpointError, FrameError, LogError, ProtocolError
-from psfleet.shard.events import Tick
-from psfleet.shard.shard import Shard
-from psfleet.wire import body
-from psfleet.wire.body import read_record
-from psfleet.wire.connections.access import Access
-from psfleet.wire.server_state import ServerState, read_state, write_state
-from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
-from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.v1.replica_pb2 import FollowRequest
+from psfleet.core.base.errors import CheckpointError, FrameError, LogError, ProtocolError
+from psfleet.core.engine.shard.events import Tick
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net import body
+from psfleet.core.net.body import read_record
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.server_state import ServerState, read_state, write_state
+from psfleet.core.net.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.core.net.v1.replica_pb2 import FollowRequest
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.inspect_log import verify
 from psfleet_server.durability.log import ServerLog, chained, read_header

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import (
+from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
+from psfleet.core.net.v1.frame_pb2 import (
     CONTENT_ID_ROWS,
     CONTENT_IDS,
     CONTENT_ROWS,

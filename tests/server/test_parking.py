@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from psfleet.errors import DeadlineExceeded, PsfleetError
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import GRACE, error_of, open_channel
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import GRACE, error_of, open_channel
 from psfleet_server.rpc.replies import Deadlines, DeferredReply, immediate, parkable
 
 WAITERS = 200

@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
-from psfleet.entry import CapacityEntry, CountFilterEntry, TTLEntry
-from psfleet.kernels.initial_values import address_of
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import DecaySpec, TableSpec
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.settings.environment import Environment
-from psfleet.shard.events import BeginCut, EndCut, Join, Pull, Shrink
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.sparse import SparseTable
-from psfleet.wire import frame, segments
-from psfleet.wire.segments import TensorRequest
-from psfleet.wire.shared_memory import FIRST, SharedMemory
-from psfleet.wire.v1.frame_pb2 import Header, Segment
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
+from psfleet.core.engine.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
+from psfleet.core.engine.schema.table import DecaySpec, TableSpec
+from psfleet.core.engine.shard.events import BeginCut, EndCut, Join, Pull, Shrink
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net import frame, segments
+from psfleet.core.net.segments import TensorRequest
+from psfleet.core.net.shared_memory import FIRST, SharedMemory
+from psfleet.core.net.v1.frame_pb2 import Header, Segment
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.process import Server
 from psfleet_server.rpc.call_layout import PullResponse, plan_of

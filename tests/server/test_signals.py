@@ -6,7 +6,7 @@ from tests.programs import ended
 
 _PROGRAM = """
 import signal, threading
-from psfleet.platform.threads import stops_on_signals
+from psfleet.core.base.threads import stops_on_signals
 
 lock, stopped = threading.Lock(), threading.Event()
 

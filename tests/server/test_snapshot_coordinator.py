@@ -3,8 +3,8 @@
 import pytest
 
 from psfleet.checkpoint import CutPosition
-from psfleet.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
-from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.core.base.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
     AwaitParts,

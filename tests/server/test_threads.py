@@ -25,9 +25,9 @@ THREADS: dict[str, tuple[str, ...]] = {
 """By name, with what a job needs to have it."""
 
 ELSEWHERE = {
-    "psfleet/platform/threads.py",  # makes them
-    "psfleet/tables/arena.py",  # makes pages in advance; without it they are made at first use
-    "psfleet/testing/local_fleet.py",  # for tests
+    "psfleet/core/base/threads.py",  # makes them
+    "psfleet/core/engine/tables/arena.py",  # makes pages in advance; without it they are made at first use
+    "psfleet/fleet/testing/local_fleet.py",  # for tests
 }
 
 

@@ -20,18 +20,18 @@ import pytest
 from numpy.typing import NDArray
 
 import psfleet
-from psfleet.entry import CapacityEntry
-from psfleet.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
-from psfleet.kernels.id_routing import owned_by
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import FollowedCut, Gradient, Read, Runtime, load_runtime
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.core.base.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import FollowedCut, Gradient, Read, Runtime, load_runtime
+from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.entry import CapacityEntry
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.certificates import make_credentials
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving.follower import Follower
-from psfleet.settings.environment import Environment
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.certificates import make_credentials
-from psfleet.wire.connections.channel import open_channel
 from tests.programs import ended
 from tests.serving import models
 from tests.standby.pairs import Pairs

@@ -9,9 +9,9 @@ import pytest
 
 import psfleet as ps
 from psfleet import fleet, layers, serving
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.graph.program.operation import _kinds, ancestors
 from psfleet.features import Feature, FeatureSet, Table, feed
-from psfleet.program.operation import _kinds, ancestors
 from psfleet.serving.onnx_programs import OnnxGraph
 
 

@@ -8,14 +8,14 @@ import pytest
 
 import psfleet
 from psfleet import serving
-from psfleet.errors import CheckpointError, ConfigError, IdError, UsageError
-from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import InitializerSpec, TableSpec
+from psfleet.core.base.errors import CheckpointError, ConfigError, IdError, UsageError
+from psfleet.core.base.settings.kinds import RowForm
+from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.serving.row_source import rows_of_export
 from psfleet.serving.served_table import ServedTable
-from psfleet.settings.kinds import RowForm
 from tests.serving import models
 
 SPEC = TableSpec("rows", "sparse", (16,), SGD(), initializer=InitializerSpec(low=-1, high=1))
@@ -123,7 +123,7 @@ def test_exports(kind: Any, form: RowForm, trained: tuple[Path, Any], tmp_path: 
 def test_min_count(trained: tuple[Path, Any], tmp_path: Path) -> None:
     """Rows that were shown less often are left out; a table that does not count them is refused."""
     with psfleet.connect() as ps:
-        entry = psfleet.entry.ShowClickEntry("show", "click")
+        entry = psfleet.core.engine.schema.entry.ShowClickEntry("show", "click")
         table = ps.sparse_table("seen", 4, psfleet.optimizer.SGD(0.1), entry=entry)
         for ids in ([1, 2, 3], [2, 3], [3]):
             table.push(

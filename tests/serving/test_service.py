@@ -15,10 +15,16 @@ import numpy as np
 import pytest
 
 from psfleet import serving
-from psfleet.errors import AccessDenied, ConfigError, LimitExceeded, UnknownTable, UsageError
+from psfleet.core.base.errors import (
+    AccessDenied,
+    ConfigError,
+    LimitExceeded,
+    UnknownTable,
+    UsageError,
+)
+from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.serving.batcher import Batcher, QueueFull
 from psfleet.serving.model import ModelVersion, ServedModel
-from psfleet.wire.connections.certificates import make_credentials
 from tests.serving import models
 from tests.waiting import until
 
@@ -157,8 +163,8 @@ def test_calls_of_one_connection(server: serving.Server, trained: tuple[Path, An
     """Calls that another client has open at once on one connection are all answered, a bad one as such."""
     import grpc
 
+    from psfleet.core.net.v1 import serving_pb2 as messages
     from psfleet.serving.serving_client import _message
-    from psfleet.wire.v1 import serving_pb2 as messages
 
     request = messages.PredictRequest(inputs=[_message(*each) for each in models.BATCH.items()])
     channel: Any

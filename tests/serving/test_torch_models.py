@@ -8,7 +8,7 @@ import pytest
 
 import psfleet
 from psfleet import fleet, serving
-from psfleet.errors import IdError
+from psfleet.core.base.errors import IdError
 
 pytest.importorskip("torch", reason="torch is not installed")
 

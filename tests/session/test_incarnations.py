@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from psfleet.consistency import find_mode
-from psfleet.shard.events import Leave
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.shard.events import Leave
 from psfleet_worker.session.instructions import (
     CollectiveResult,
     Instruction,

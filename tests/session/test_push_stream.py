@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.errors import ServerUnavailable
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import MarkCut
+from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.shard.events import MarkCut
 from psfleet_worker.session.instructions import (
     AwaitMarking,
     AwaitPushes,

@@ -2,7 +2,15 @@
 
 import pytest
 
-from psfleet.errors import Gap, LaneLost, Later, NoRoom, NotReady, PsfleetError, ServerUnavailable
+from psfleet.core.base.errors import (
+    Gap,
+    LaneLost,
+    Later,
+    NoRoom,
+    NotReady,
+    PsfleetError,
+    ServerUnavailable,
+)
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
 PATIENCE = Patience(outage=10.0, room=5.0)

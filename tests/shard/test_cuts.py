@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.errors import PsfleetError
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import (
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import (
     BeginCut,
     Event,
     FrozenShard,
@@ -20,9 +20,9 @@ from psfleet.shard.events import (
     SendOutcome,
     WriteSnapshot,
 )
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.server_state import ServerState, write_state
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.net.server_state import ServerState, write_state
 from psfleet_server.durability.log_shipping import joined
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.rules import make_rule
-from psfleet.schema.table import TableSpec
-from psfleet.shard.follower_changes import ChangeLog
-from psfleet.shard.shard_tables import ShardTables
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.follower_changes import ChangeLog
+from psfleet.core.engine.shard.shard_tables import ShardTables
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 

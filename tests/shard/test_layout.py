@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import BLOCK, TableSpec
-from psfleet.shard.table_placement import dense_ranges, split_elements
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import BLOCK, TableSpec
+from psfleet.core.engine.shard.table_placement import dense_ranges, split_elements
 
 
 @given(size=st.integers(0, 40 * BLOCK), servers=st.integers(1, 9), name=st.text(min_size=1))

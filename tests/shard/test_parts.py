@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from psfleet.consistency import AsyncMode
-from psfleet.errors import ShapeError
-from psfleet.rules import make_rule
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import Join, PartState, SendError, SendOutcome, WriteState
-from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.engine.consistency import AsyncMode
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Join, PartState, SendError, SendOutcome, WriteState
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.dense import DenseTable
 
 SPEC = TableSpec("d", "dense", (10,), make_rule("adam", {}))
 ROWS = TableSpec("r", "dense", (5, 2), make_rule("rowwise_adagrad", {}))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.errors import UsageError
-from psfleet.rules import SGD, Adam
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import (
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import SGD, Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import (
     Instruction,
     Join,
     PartState,
@@ -20,8 +20,8 @@ from psfleet.shard.events import (
     SendOutcome,
     WriteState,
 )
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
 
 ROWS = TableSpec("rows", "sparse", (2,), Adam(), seed=5)
 OTHER = TableSpec("other", "sparse", (2,), SGD())

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.errors import DeadlineExceeded, Fenced, Gap, NotReady, ProtocolError, ShapeError
-from psfleet.rules.adam import Adam
-from psfleet.rules.momentum import SGD
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import (
+from psfleet.core.base.errors import (
+    DeadlineExceeded,
+    Fenced,
+    Gap,
+    NotReady,
+    ProtocolError,
+    ShapeError,
+)
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import (
     Event,
     Expire,
     Instruction,
@@ -25,8 +32,13 @@ from psfleet.shard.events import (
     SendReport,
     SendValues,
 )
-from psfleet.shard.membership_view import Incarnation, InstallView, PrepareView, SeatView
-from psfleet.shard.shard import Shard
+from psfleet.core.engine.shard.membership_view import (
+    Incarnation,
+    InstallView,
+    PrepareView,
+    SeatView,
+)
+from psfleet.core.engine.shard.shard import Shard
 
 DENSE = TableSpec("w", "dense", (3,), SGD())
 SPARSE = TableSpec("rows", "sparse", (2,), Adam(), seed=5)

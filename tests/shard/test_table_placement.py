@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.errors import ConfigError
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import BLOCK, TableSpec
-from psfleet.shard.table_placement import SHARE, dense_ranges, owned_rows, placed, servers_of
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import BLOCK, TableSpec
+from psfleet.core.engine.shard.table_placement import (
+    SHARE,
+    dense_ranges,
+    owned_rows,
+    placed,
+    servers_of,
+)
 
 DENSE = TableSpec("w", "dense", (64,), SGD())
 SPARSE = TableSpec("rows", "sparse", (2,), SGD())

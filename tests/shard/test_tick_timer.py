@@ -1,6 +1,6 @@
 """When a shard is told that time has passed."""
 
-from psfleet.shard.shard_state import TickTimer
+from psfleet.core.engine.shard.shard_state import TickTimer
 
 
 def test_idle_time_does_not_count() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.sparse import SparseTable
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, zero_rows
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.errors import CheckpointError, DeadlineExceeded
-from psfleet.runtime.interface import Gradient
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import CheckpointError, DeadlineExceeded
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
 from tests.trainings import zero_rows

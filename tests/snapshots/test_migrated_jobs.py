@@ -10,12 +10,12 @@ import pytest
 
 import psfleet
 from psfleet import optimizer
-from psfleet.client import Client
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.features import Feature, FeatureSet, Table, find_features
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.initializer import Normal
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.runtime.interface import TableState
-from psfleet.testing.local_fleet import LocalFleet
 from psfleet_launch.commands.psfleet_cli import main
 from tests.trainings import in_threads
 

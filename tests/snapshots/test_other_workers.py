@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.mode_runtimes.switch import connect
-from psfleet.runtime.worker_state import redealt
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.worker_state import redealt
+from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads

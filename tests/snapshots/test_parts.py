@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.rules import make_rule
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.server_state import ServerState
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.net.server_state import ServerState
 from psfleet_server.durability.snapshot_writer import SnapshotWriter, Throttle
 
 DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))

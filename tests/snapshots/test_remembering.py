@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.kinds import SnapshotInterval
+from psfleet.core.engine.worker_state import LoopPosition, WorkerState, read_states
 from psfleet.optimizer.lr import StepDecay
-from psfleet.runtime.worker_state import LoopPosition, WorkerState, read_states
-from psfleet.settings.kinds import SnapshotInterval
 
 
 def test_states_belong_to_steps() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.errors import CheckpointError
-from psfleet.shard.shard import Shard
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, give
 from tests.trainings import TrainingWorkload, in_threads

@@ -6,12 +6,12 @@ import threading
 import numpy as np
 import pytest
 
-from psfleet.errors import Fenced, ProtocolError
-from psfleet.settings.environment import Environment
-from psfleet.shard.shard import Shard
-from psfleet.wire.connections.access import Access
-from psfleet.wire.frame import Part
-from psfleet.wire.v1.replica_pb2 import FollowRequest
+from psfleet.core.base.errors import Fenced, ProtocolError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.frame import Part
+from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet_launch.console.screen import StandbyNotice
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import (

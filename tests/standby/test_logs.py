@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import LONGEST, Pairs
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet.client import Client
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import DeadlineExceeded
+from psfleet.core.base.errors import DeadlineExceeded
+from psfleet.core.client import Client
+from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.optimizer import Adam
-from psfleet.runtime.interface import Gradient, Read, TableState
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.push_counts import CountingWorkload

@@ -23,11 +23,11 @@ from numba.core import cgutils
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.extending import intrinsic
 
-from psfleet.kernels import hashing, row_rounding
-from psfleet.kernels.cache import load_text
-from psfleet.kernels.device import cuda, cuda_queue
-from psfleet.kernels.device.cuda_queue import DeviceOperations, Staging
-from psfleet.kernels.hashing import mix
+from psfleet.core.engine.kernels import hashing, row_rounding
+from psfleet.core.engine.kernels.cache import load_text
+from psfleet.core.engine.kernels.device import cuda, cuda_queue
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceOperations, Staging
+from psfleet.core.engine.kernels.hashing import mix
 
 __all__ = ["CompiledOperations", "imported", "install", "start_threads", "use"]
 
@@ -111,11 +111,11 @@ class _ForTheProcessor(ast.NodeTransformer):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
         module = node.module or ""
-        if module == "psfleet.kernels.device.cuda_arithmetic":
+        if module == "psfleet.core.engine.kernels.device.cuda_arithmetic":
             return ast.parse("\n".join(_arithmetic(alias.name) for alias in node.names)).body
         if module == "numba":
             node.names = [alias for alias in node.names if alias.name != "cuda"]
-        elif module.startswith("psfleet.kernels.device.cuda_"):
+        elif module.startswith("psfleet.core.engine.kernels.device.cuda_"):
             imported(module.split(".")[-1])  # before the lock of what is loaded now
             text = f"from {__name__} import imported\n"
             text += "\n".join(
@@ -158,7 +158,7 @@ def _arithmetic(name: str) -> str:
 
 
 def _load(stem: str, text: str) -> ModuleType:
-    """See psfleet.kernels.device.cuda.load_kernels."""
+    """See psfleet.core.engine.kernels.device.cuda.load_kernels."""
     tree = _ForTheProcessor().visit(ast.parse(text))
     head = f"from numba import njit\nfrom {__name__} import atomic_add, atomic_cas, atomic_exch\n"
     helpers = (

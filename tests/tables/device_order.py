@@ -14,12 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.device import cuda_queue
-from psfleet.kernels.device.cuda import table_kernels
-from psfleet.kernels.device.cuda_queue import DeviceBuffers, DeviceOperations, DeviceQueue, Staging
-from psfleet.rules import RULES
-from psfleet.tables import memory_kind
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.kernels.device import cuda_queue
+from psfleet.core.engine.kernels.device.cuda import table_kernels
+from psfleet.core.engine.kernels.device.cuda_queue import (
+    DeviceBuffers,
+    DeviceOperations,
+    DeviceQueue,
+    Staging,
+)
+from psfleet.core.engine.rules import RULES
+from psfleet.core.engine.tables import memory_kind
+from psfleet.core.engine.tables.sparse import SparseTable
 from tests.kernels.rule_cases import IS_FULL
 from tests.tables import device_rows, device_tables
 

@@ -16,25 +16,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.entry import (
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.core.engine.rules import (
+    ASGD,
+    SGD,
+    Adagrad,
+    Adam,
+    Ftrl,
+    Lamb,
+    Momentum,
+    RowWiseAdagrad,
+    Rule,
+)
+from psfleet.core.engine.rules.eviction_policy import LFU, DecayedFrequency
+from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
     ProbabilityEntry,
     ShowClickEntry,
     TTLEntry,
 )
-from psfleet.errors import UsageError
-from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.kernels.hashing import hash_ids
-from psfleet.rules import ASGD, SGD, Adagrad, Adam, Ftrl, Lamb, Momentum, RowWiseAdagrad, Rule
-from psfleet.rules.eviction_policy import LFU, DecayedFrequency
-from psfleet.schema.table import DecaySpec, InitializerSpec, TableSpec
-from psfleet.tables.assigned_weights import refill
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.device.device_rows import DeviceRowMemory
-from psfleet.tables.device.tiered_rows import TieredRowMemory
-from psfleet.tables.row_data import TableChanges
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec, TableSpec
+from psfleet.core.engine.tables.assigned_weights import refill
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
+from psfleet.core.engine.tables.device.tiered_rows import TieredRowMemory
+from psfleet.core.engine.tables.row_data import TableChanges
+from psfleet.core.engine.tables.sparse import SparseTable
 from tests.kernels.rule_cases import IS_FULL, POWER_CASES, RULE_CASES, SHAPES
 from tests.tables.worth import Worth
 

@@ -8,13 +8,13 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import UsageError
-from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.rules import SGD, Adam, Momentum, Rule
-from psfleet.schema.table import DecaySpec, Device, TableSpec
-from psfleet.shard.shard_tables import ShardTables
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.memory_choice import KINDS, MemoryChoice
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.rules import SGD, Adam, Momentum, Rule
+from psfleet.core.engine.schema.table import DecaySpec, Device, TableSpec
+from psfleet.core.engine.shard.shard_tables import ShardTables
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.memory_choice import KINDS, MemoryChoice
 from tests.kernels import rule_cases
 
 SHAPE = (3, 4)

@@ -13,8 +13,8 @@ import subprocess
 import numba.cuda  # noqa: F401  # it starts a program when it is first imported, which no quick test may
 import pytest
 
-from psfleet.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.tables.memory_choice import why_no_gpu
+from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.tables.memory_choice import why_no_gpu
 from tests import starter
 from tests.tables import compiled_kernels
 
@@ -69,9 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _ON_A_GPU:
         compiled_kernels.start_threads()
 
-    from psfleet.tables.dense import DenseTable
-    from psfleet.tables.memory_choice import MemoryChoice
-    from psfleet.tables.sparse import SparseTable
+    from psfleet.core.engine.tables.dense import DenseTable
+    from psfleet.core.engine.tables.memory_choice import MemoryChoice
+    from psfleet.core.engine.tables.sparse import SparseTable
 
     SparseTable.__init__.__defaults__ = (2**28, 1, None, "cuda", None)
     DenseTable.__init__.__defaults__ = ("cuda",)

@@ -8,11 +8,11 @@ import tempfile
 
 import pytest
 
-from psfleet.tables import disk_arena, disk_rows
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.disk_rows import DiskRowMemory
-from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.tables import disk_arena, disk_rows
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.disk_rows import DiskRowMemory
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
+from psfleet.core.engine.tables.sparse import SparseTable
 
 _folder = tempfile.TemporaryDirectory()
 disk_rows.LEAST = disk_arena.LEAST = 1 << 14  # type: ignore[attr-defined]

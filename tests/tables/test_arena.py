@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from psfleet.errors import UsageError
-from psfleet.rules.momentum import SGD
-from psfleet.schema.table import TableSpec
-from psfleet.tables.arena import Arena
-from psfleet.tables.host_rows import HostRowMemory
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.arena import Arena
+from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.sparse import SparseTable
 from tests.waiting import until
 
 
@@ -51,7 +51,7 @@ def test_an_impossible_size_is_refused() -> None:
 
 MAPPINGS = """
 import mmap
-from psfleet.tables.arena import Arena
+from psfleet.core.engine.tables.arena import Arena
 held = []
 try:
     while True:  # neighbours of one kind are one mapping

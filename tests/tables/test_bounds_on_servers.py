@@ -11,21 +11,27 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet import fleet, optimizer
-from psfleet.client import Client
-from psfleet.consistency import find_mode
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, ShowClickEntry, TTLEntry
-from psfleet.errors import ConfigError, UsageError
-from psfleet.rules import SGD, Adam
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.runtime.process_runtime import active, current
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import Join, Pull, Push, Shrink, Tick
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.client import Client
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import SGD, Adam
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    Entry,
+    ShowClickEntry,
+    TTLEntry,
+)
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Join, Pull, Push, Shrink, Tick
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.v1.log_pb2 import LogHeader
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import active, current
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.recovery import Journal
 from tests.trainings import in_threads

@@ -4,9 +4,9 @@ from typing import Literal
 
 import pytest
 
-from psfleet.rules import SGD
-from psfleet.schema.table import TableSpec
-from psfleet.tables.memory_choice import MemoryChoice
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
 
 
 def test_a_table_made_before_comes_back_in_host_memory() -> None:

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UsageError
-from psfleet.rules import SGD
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.tables import disk_rows
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.tables.row_data import RowData
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables import disk_rows
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
+from psfleet.core.engine.tables.row_data import RowData
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.tables.test_freezing import PLAIN, SPECS, change, content
 from tests.tables.test_freezing import read as read_frozen
 from tests.tables.test_sparse import SPEC, Model

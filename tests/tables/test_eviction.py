@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import reshard
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import (
+from psfleet.core.base.errors import ConfigError, RuleError, UsageError
+from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
     DecayedFrequency,
@@ -25,15 +28,12 @@ from psfleet.entry import (
     TTLEntry,
     make_entry,
 )
-from psfleet.errors import ConfigError, RuleError, UsageError
-from psfleet.rules import SGD
-from psfleet.runtime.evictions import EvictionReader
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.tables.assigned_weights import add_rows, set_rows
-from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.tables.row_data import TableClock
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.assigned_weights import add_rows, set_rows
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
+from psfleet.core.engine.tables.row_data import TableClock
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.tables.test_policies import SPEC, Blend, events_of, push
 
 Ids = NDArray[np.int64]

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet import fleet, optimizer
-from psfleet.entry import CapacityEntry, DecayedFrequency, EvictionStreamEntry
-from psfleet.rules import SGD, import_rules
-from psfleet.rules.finding_rules import POLICIES
-from psfleet.runtime.evictions import EvictionReader
-from psfleet.runtime.interface import Gradient, Runtime
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import TableSpec
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.engine.rules import SGD, import_rules
+from psfleet.core.engine.rules.finding_rules import POLICIES
+from psfleet.core.engine.schema.entry import CapacityEntry, DecayedFrequency, EvictionStreamEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.process_runtime import current
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.standby.pairs import Pairs
 from tests.trainings import in_threads
 from tests.waiting import until
 
 SOURCE = '''
 from dataclasses import dataclass
-from psfleet.entry import EvictionPolicy
+from psfleet.core.engine.schema.entry import EvictionPolicy
 
 def worth(frequency, age, h):
     return frequency - h[0] * age

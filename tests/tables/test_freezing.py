@@ -5,13 +5,18 @@ import threading
 import numpy as np
 import pytest
 
-from psfleet.entry import CapacityEntry, CountFilterEntry, ShowClickEntry, TTLEntry
-from psfleet.rules import ASGD, SGD, Adam, RowWiseAdagrad, Rule, make_rule
-from psfleet.schema.table import TableSpec
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_memory import EVERY
-from psfleet.tables.row_snapshot import FrozenTable
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.rules import ASGD, SGD, Adam, RowWiseAdagrad, Rule, make_rule
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    ShowClickEntry,
+    TTLEntry,
+)
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.row_memory import EVERY
+from psfleet.core.engine.tables.row_snapshot import FrozenTable
+from psfleet.core.engine.tables.sparse import SparseTable
 
 PLAIN = TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1)
 EVERY_ROW = TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1, every_row=True)

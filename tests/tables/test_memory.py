@@ -6,24 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.consistency import find_mode
-from psfleet.embedded.runtime import EmbeddedRuntime, FrozenRuntime
-from psfleet.entry import CapacityEntry, CountFilterEntry, Entry, EvictionStreamEntry
-from psfleet.errors import ConfigError, UsageError
-from psfleet.platform.memory import resident
-from psfleet.rules import Adam
-from psfleet.runtime.evictions import EvictionCause
-from psfleet.runtime.interface import Gradient, Read, Runtime
-from psfleet.schema.table import TableSpec
-from psfleet.settings.declaration import from_variable
-from psfleet.settings.declared_settings import JobSettings
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import Join, Pull, Push, SendOutcome
-from psfleet.shard.shard import Shard
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.sparse import SparseTable
-from psfleet.testing.local_fleet import LocalFleet
-from psfleet.wire.v1.log_pb2 import LogHeader
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.memory import resident
+from psfleet.core.base.settings.declaration import from_variable
+from psfleet.core.base.settings.declared_settings import JobSettings
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.evictions import EvictionCause
+from psfleet.core.engine.interface import Gradient, Read, Runtime
+from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    CountFilterEntry,
+    Entry,
+    EvictionStreamEntry,
+)
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Join, Pull, Push, SendOutcome
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.v1.log_pb2 import LogHeader
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime, FrozenRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_server.durability.log import ServerLog

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import CapacityEntry
-from psfleet.errors import UsageError
-from psfleet.rules import Adam
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import DEVICE_PLACES, Device
-from psfleet.shard.shard import Shard
-from psfleet.tables.budget import MemoryBudget
-from psfleet.tables.host_rows import HostRowMemory
-from psfleet.tables.memory_choice import HOST, KINDS, MemoryChoice
-from psfleet.tables.memory_kind import DenseMemory, HostDenseMemory, MemoryKind
-from psfleet.tables.row_data import PackedRows
-from psfleet.tables.row_memory import RowMemory
-from psfleet.tables.row_update import HostRowUpdate, RowUpdate
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.settings.kinds import DEVICE_PLACES, Device
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.schema.entry import CapacityEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.memory_choice import HOST, KINDS, MemoryChoice
+from psfleet.core.engine.tables.memory_kind import DenseMemory, HostDenseMemory, MemoryKind
+from psfleet.core.engine.tables.row_data import PackedRows
+from psfleet.core.engine.tables.row_memory import RowMemory
+from psfleet.core.engine.tables.row_update import HostRowUpdate, RowUpdate
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.consistency.test_declarations import ROOT, decided
 
 MIB = 1 << 20
@@ -129,7 +129,7 @@ def test_no_code_decides_by_the_name_of_a_memory() -> None:
         path
         for folder in ("psfleet", "server/psfleet_server", "worker/psfleet_worker")
         for path in (ROOT / folder).rglob("*.py")
-        if path != ROOT / "psfleet" / "settings" / "kinds.py"
+        if path != ROOT / "psfleet" / "core" / "base" / "settings" / "kinds.py"
     ]
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno} decides by the memory {node.value!r}"

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from psfleet.entry import (
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.rules import SGD, Adam
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
     DecayedFrequency,
@@ -22,17 +28,11 @@ from psfleet.entry import (
     ShowClickEntry,
     TTLEntry,
 )
-from psfleet.errors import UsageError
-from psfleet.kernels.hashing import hash_ids
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules import SGD, Adam
-from psfleet.rules.rule import Rule
-from psfleet.runtime.evictions import EvictedIds, EvictionCause
-from psfleet.schema.table import TableSpec
-from psfleet.tables.assigned_weights import refill
-from psfleet.tables.row_data import TableClock
-from psfleet.tables.row_memory import ROW_BYTES
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.assigned_weights import refill
+from psfleet.core.engine.tables.row_data import TableClock
+from psfleet.core.engine.tables.row_memory import ROW_BYTES
+from psfleet.core.engine.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=5)

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.entry import CapacityEntry, ShowClickEntry
-from psfleet.errors import UsageError
-from psfleet.kernels.hashing import GOLDEN, hash_ids
-from psfleet.kernels.initial_values import initial_rows, initializer_arguments
-from psfleet.kernels.row_format import RowColumn, RowFormat
-from psfleet.kernels.rule_source import twin_push
-from psfleet.rules import SGD, Adam, make_rule
-from psfleet.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
-from psfleet.tables.assigned_weights import add_rows, refill, set_rows, weights_of
-from psfleet.tables.row_data import HistoryPoint, PackedRows
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
+from psfleet.core.engine.kernels.initial_values import initial_rows, initializer_arguments
+from psfleet.core.engine.kernels.row_format import RowColumn, RowFormat
+from psfleet.core.engine.kernels.rule_source import twin_push
+from psfleet.core.engine.rules import SGD, Adam, make_rule
+from psfleet.core.engine.schema.entry import CapacityEntry, ShowClickEntry
+from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec
+from psfleet.core.engine.tables.assigned_weights import add_rows, refill, set_rows, weights_of
+from psfleet.core.engine.tables.row_data import HistoryPoint, PackedRows
+from psfleet.core.engine.tables.sparse import SparseTable
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from psfleet import entry
-from psfleet.entry import EvictionPolicy, make_entry
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.memory_choice import MemoryChoice
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
+from psfleet.core.engine.schema import entry
+from psfleet.core.engine.schema.entry import EvictionPolicy, make_entry
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
 from tests.refusals import check_refusals
 
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from psfleet import Executor, clip, fluid, layers, optimizer
-from psfleet.entry import ShowClickEntry
-from psfleet.errors import ConfigError, ShapeError, UsageError
-from psfleet.execution.inference import load_inference, save_inference
+from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.schema.entry import ShowClickEntry
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.inference import load_inference, save_inference
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import DistributedStrategy, resolve
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.distributed import DistributedOptimizer
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.interface import Runtime
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import key_of
-from psfleet.strategy import DistributedStrategy, resolve
-from psfleet.testing.local_fleet import LocalFleet
 from tests.runtimes import own_runtime
 
 ENTRY = ShowClickEntry("show", "click", decay_rate=1.0)

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from psfleet.entry import CapacityEntry
-from psfleet.errors import UsageError
-from psfleet.kernels.hashing import ids_of
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, routes
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.rules import ASGD, SGD, Adagrad, Adam
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.tables.row_data import TableClock
-from psfleet.tables.row_memory import RowLimits, RowTraffic
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.hashing import ids_of
+from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, routes
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.rules import ASGD, SGD, Adagrad, Adam
+from psfleet.core.engine.schema.entry import CapacityEntry
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.tables.row_data import TableClock
+from psfleet.core.engine.tables.row_memory import RowLimits, RowTraffic
+from psfleet.core.engine.tables.sparse import SparseTable
 from tests.tables.test_policies import push
 
 Ids = NDArray[np.int64]

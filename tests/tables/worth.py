@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from psfleet.rules.eviction_policy import EvictionPolicy
+from psfleet.core.engine.rules.eviction_policy import EvictionPolicy
 
 
 def worth(age: float, frequency: float, shows: float, clicks: float, h: tuple[float]) -> float:

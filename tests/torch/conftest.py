@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psfleet import fleet as fleet_api
-from psfleet.embedded.runtime import EmbeddedRuntime
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests import starter
 from tests.runtimes import own_runtime
 

@@ -13,12 +13,12 @@ import psfleet
 import psfleet.torch as pst
 from psfleet import optimizer
 from psfleet.checkpoint import read_rows
-from psfleet.client import Client
-from psfleet.errors import CheckpointError, ShapeError
-from psfleet.mode_runtimes.switch import connect
-from psfleet.settings.environment import Environment
-from psfleet.strategy import ConsistencySettings
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import CheckpointError, ShapeError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.client import Client
+from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.commands.psfleet_cli import main
 from tests.leaks import nothing_left
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve
@@ -165,7 +165,7 @@ def test_state_dict_goes_both_ways() -> None:
         moved.load_state_dict({"mean.weight": torch.zeros(3, 6)}, strict=False)
 
 
-def table(client: Client) -> psfleet.client.SparseTable:
+def table(client: Client) -> psfleet.core.client.SparseTable:
     """The one that gets the rows."""
     return client.sparse_table("words", 4, optimizer.Adagrad(0.1))
 

@@ -9,11 +9,11 @@ import torch
 
 import psfleet.torch as pst
 from psfleet import initializer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.engine.interface import Read
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table
 from psfleet.optimizer import SGD, Adagrad
-from psfleet.runtime.interface import Read
 from tests.runtimes import CountingRuntime
 from tests.torch import models  # noqa: F401  # sets torch's threads
 

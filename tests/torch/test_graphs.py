@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import psfleet.torch as pst
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.optimizer import SGD
 

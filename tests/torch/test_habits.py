@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import psfleet.torch as pst
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import UsageError
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
 from tests.torch.models import MODELS, OPTIMIZERS, batches, curve, dense_batches, dense_curve, net
 from tests.trainings import in_threads

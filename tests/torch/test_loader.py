@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from psfleet.core.engine.worker_state import WorkerState
 from psfleet.features import Table
 from psfleet.fleet.data_loops import DataLoops
-from psfleet.runtime.worker_state import WorkerState
 
 
 def loops(index: int, workers: int) -> DataLoops:
@@ -84,8 +84,8 @@ def test_a_scheduler_gets_back_its_rates() -> None:
 def test_batches_of_files(tmp_path: Path) -> None:
     """A loader of batches reads those of files, each process of a distributed job its part of them."""
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
-    from psfleet.datasets.batches import Batches
-    from psfleet.datasets.raw_files import libsvm_files
+    from psfleet.data.batches import Batches
+    from psfleet.data.raw_files import libsvm_files
 
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{row} 3:0.5\n" for row in range(10)))

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psfleet.torch as pst
 from psfleet import fleet as fleet_api
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import UsageError
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
 from tests.runtimes import CountingRuntime
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, dense_of, tables_of

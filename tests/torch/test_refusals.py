@@ -8,8 +8,8 @@ from torch import nn
 
 import psfleet.torch as pst
 from psfleet import optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import ProbabilityEntry
+from psfleet.core.engine.schema.entry import ProbabilityEntry
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.refusals import check_refusals
 from tests.torch import models
 

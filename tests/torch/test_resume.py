@@ -14,12 +14,12 @@ from torch import nn
 import psfleet.torch as pst
 from psfleet import fluid
 from psfleet import optimizer as fleet_optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import ProbabilityEntry
-from psfleet.errors import Fenced, PsfleetError, ShapeError, UsageError
-from psfleet.parameters.parameter import Parameter, SparseGrad
-from psfleet.runtime.process_runtime import current
-from psfleet.testing.local_fleet import LocalFleet
+from psfleet.core.base.errors import Fenced, PsfleetError, ShapeError, UsageError
+from psfleet.core.engine.schema.entry import ProbabilityEntry
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.leaks import nothing_left
 from tests.torch.models import (
     MODELS,

@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR
 
 import psfleet.torch as pst
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.torch.models import DeepFM, dense_batches, dense_curve, dense_of, net, tables_of
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

@@ -10,8 +10,8 @@ from torch import nn
 
 import psfleet.torch as pst
 from psfleet import fleet as fleet_api
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.runtime.interface import Gradient
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.runtimes import CountingRuntime
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, under
 

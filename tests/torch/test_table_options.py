@@ -10,14 +10,14 @@ import torch
 
 import psfleet.torch as pst
 from psfleet import optimizer
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.entry import ShowClickEntry
-from psfleet.errors import ShapeError, UsageError
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.schema.entry import ShowClickEntry
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current
 from psfleet.features import Feature, FeatureSet, Table
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
-from psfleet.runtime.interface import Runtime
-from psfleet.runtime.process_runtime import current
-from psfleet.testing.local_fleet import LocalFleet
 from tests.torch import models  # noqa: F401  # sets torch's threads
 
 

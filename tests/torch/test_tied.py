@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import psfleet.torch as pst
-from psfleet.embedded.runtime import EmbeddedRuntime
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.torch.models import ROWS, WIDTH, batches, curve, dense_of, tables_of
 
 KINDS: dict[str, Any] = {

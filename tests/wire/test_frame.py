@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.errors import FrameError
-from psfleet.wire import frame
-from psfleet.wire.body import read_record, write_record
-from psfleet.wire.v1.frame_pb2 import CONTENT_VALUES, Frame, Header, Segment
-from psfleet.wire.v1.replica_pb2 import FollowReply
+from psfleet.core.base.errors import FrameError
+from psfleet.core.net import frame
+from psfleet.core.net.body import read_record, write_record
+from psfleet.core.net.v1.frame_pb2 import CONTENT_VALUES, Frame, Header, Segment
+from psfleet.core.net.v1.replica_pb2 import FollowReply
 
 HEADER = Header(
     worker=3,

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 from google.protobuf.message import Message
 
-from psfleet.errors import FrameError
-from psfleet.shard.events import (
+from psfleet.core.base.errors import FrameError
+from psfleet.core.engine.shard.events import (
     CreateTable,
     Evict,
     Leave,
@@ -20,14 +20,14 @@ from psfleet.shard.events import (
     Shrink,
     WriteState,
 )
-from psfleet.shard.membership_view import InstallView
-from psfleet.shard.rounds import Rounds
-from psfleet.wire import server_state
-from psfleet.wire.membership_messages import INSTALL, PLAN_ENTRY
-from psfleet.wire.message_converter import Converter, check_shared
-from psfleet.wire.table_messages import CLOCK
-from psfleet.wire.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
-from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK
+from psfleet.core.engine.shard.membership_view import InstallView
+from psfleet.core.engine.shard.rounds import Rounds
+from psfleet.core.net import server_state
+from psfleet.core.net.membership_messages import INSTALL, PLAN_ENTRY
+from psfleet.core.net.message_converter import Converter, check_shared
+from psfleet.core.net.table_messages import CLOCK
+from psfleet.core.net.v1 import log_pb2, membership_pb2, shard_pb2, state_pb2
+from psfleet.core.net.worker_requests import JOIN, LEAVE, SHRINK
 from psfleet_server.durability import records
 from psfleet_server.durability.records import (
     COLLECTIVES,

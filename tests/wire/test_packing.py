@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psfleet.entry import ShowClickEntry
-from psfleet.errors import FrameError, PsfleetError, UsageError
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Format
-from psfleet.wire import frame, segments
-from psfleet.wire.gradient_compressor import GradientCompressor, repacked, value_format
-from psfleet.wire.v1.frame_pb2 import Header, Precision, Segment
-from psfleet.wire.value_formats import FORMATS, NUMBERED, SCALE_BLOCK, CompressedValues
+from psfleet.core.base.errors import FrameError, PsfleetError, UsageError
+from psfleet.core.base.settings.kinds import Format
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.entry import ShowClickEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net import frame, segments
+from psfleet.core.net.gradient_compressor import GradientCompressor, repacked, value_format
+from psfleet.core.net.v1.frame_pb2 import Header, Precision, Segment
+from psfleet.core.net.value_formats import FORMATS, NUMBERED, SCALE_BLOCK, CompressedValues
 
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))
 ROWS = TableSpec("packed/rows", "sparse", (6,), make_rule("sgd", {}))

@@ -6,7 +6,7 @@ from tests.programs import ended
 
 FAULTS = """
 import os, resource, sys, threading
-from psfleet.wire.connections import grpc_process as process
+from psfleet.core.net.connections import grpc_process as process
 if sys.argv[1] == "tuned":
     process.prepare()
 assert "grpc" not in sys.modules

@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from psfleet.formats import write_relocations
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.wire.connections.channel import RelocatingChannel, server_options
+from psfleet.core.base.json_documents import write_relocations
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.net.connections.channel import RelocatingChannel, server_options
 from tests.waiting import until
 
 

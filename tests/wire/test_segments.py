@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from psfleet.errors import FrameError, PsfleetError, UnknownTable
-from psfleet.kernels.initial_values import STREAM_FROM
-from psfleet.rules.adam import Adam
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.schema.table import TableSpec
-from psfleet.wire import frame, segments
-from psfleet.wire.segments import OutgoingSegment, PartState
-from psfleet.wire.v1.frame_pb2 import Frame, Header, Segment
+from psfleet.core.base.errors import FrameError, PsfleetError, UnknownTable
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.kernels.initial_values import STREAM_FROM
+from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net import frame, segments
+from psfleet.core.net.segments import OutgoingSegment, PartState
+from psfleet.core.net.v1.frame_pb2 import Frame, Header, Segment
 
 DENSE = TableSpec("dense", "dense", (3, 5), Adam())
 SPARSE = TableSpec("sparse", "sparse", (3,), Adam())

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psfleet.errors import FrameError
-from psfleet.wire.shared_memory import FIRST, BlockAllocator, MemoryHandle, SharedMemory
+from psfleet.core.base.errors import FrameError
+from psfleet.core.net.shared_memory import FIRST, BlockAllocator, MemoryHandle, SharedMemory
 
 SIZE = 1 << 16
 
@@ -43,7 +43,7 @@ def test_another_process_can_open_it(offered: tuple[SharedMemory, MemoryHandle])
     """A process of the same user finds the memory by the offer alone and writes into it."""
     memory, offer = offered
     program = (
-        "from psfleet.wire.shared_memory import *; import numpy as np; "
+        "from psfleet.core.net.shared_memory import *; import numpy as np; "
         f"SharedMemory.open({offer!r}).part(FIRST, 16).view(np.int64)[:] = 5, 6"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from psfleet import errors
-from psfleet.errors import PsfleetError
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import CODES, error_of, failure, open_channel, status_of
+from psfleet.core.base import errors
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import CODES, error_of, failure, open_channel, status_of
 from tests.pools import started_pool
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]

@@ -1,5 +1,5 @@
 """The cluster side of a trainer script: the runtime that talks to the servers of a fleet."""
 
-from psfleet.wire.connections import grpc_process
+from psfleet.core.net.connections import grpc_process
 
 grpc_process.prepare()  # before any module of this package imports gRPC

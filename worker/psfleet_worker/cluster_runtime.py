@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.chaos.injection import FaultInjector, PushAudit
-from psfleet.consistency import ConsistencyMode, find_mode
-from psfleet.datasets.round_plan import Range, SourceParts
-from psfleet.errors import ConfigError, UsageError
-from psfleet.observability.tracing import open_tracing
-from psfleet.platform.threads import deferred
-from psfleet.rules import import_rules
-from psfleet.runtime.interface import (
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.base.threads import deferred
+from psfleet.core.engine.consistency import ConsistencyMode, find_mode
+from psfleet.core.engine.gradient_checks import NonFiniteCheck
+from psfleet.core.engine.interface import (
     CompletedPush,
     Gradient,
     PendingPush,
@@ -22,16 +22,16 @@ from psfleet.runtime.interface import (
     TableState,
     with_counts,
 )
-from psfleet.runtime.validation import NonFiniteCheck
-from psfleet.runtime.worker_state import ScriptProgress
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import Mode
-from psfleet.shard.events import Correction
-from psfleet.shard.membership_view import Position
-from psfleet.stages import StagePosition
-from psfleet.strategy import WireSettings
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
+from psfleet.core.engine.round_plan import Range, SourceParts
+from psfleet.core.engine.rules import import_rules
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Correction
+from psfleet.core.engine.shard.membership_view import Position
+from psfleet.core.engine.worker_state import ScriptProgress
+from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
+from psfleet.core.runtime.chaos.injection import FaultInjector, PushAudit
+from psfleet.core.runtime.stages import StagePosition
+from psfleet.core.runtime.strategy import WireSettings
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import Send, figures_of
@@ -52,7 +52,7 @@ Floats = NDArray[np.float32]
 
 
 class ClusterRuntime:
-    """Implements psfleet.runtime.interface.Runtime on the servers of a cluster.
+    """Implements psfleet.core.engine.interface.Runtime on the servers of a cluster.
 
     Steps are a stream of pushes and pulls (`session`, `stream`). Whatever else a script asks for
     waits until the pushes before it are applied: collectives, whole tables, snapshots.
@@ -60,7 +60,7 @@ class ClusterRuntime:
     Args:
         environment: Seat of this worker, and endpoints of the servers.
         mode: The same for all workers; a name stands for the mode with its usual settings.
-        meddle: Wraps sends of calls, for tests; see psfleet.faults.
+        meddle: Wraps sends of calls, for tests; see psfleet.core.base.faults.
 
     Attributes:
         wire: The argument, or its default.
@@ -330,7 +330,7 @@ class ClusterRuntime:
 
         Args:
             state_at: Returns the state as of the number of its last push in the snapshot (below 0: of its
-                last ones, see psfleet.runtime.worker_state); called by another thread.
+                last ones, see psfleet.core.engine.worker_state); called by another thread.
         """
         self._marks.state_at = state_at
         return self._marks.introduce(keeps=True)
@@ -372,7 +372,7 @@ class ClusterRuntime:
             parts: Of a source that has more and more, for all workers alike; None: it has not.
 
         Returns:
-            For each step the positions of its samples (psfleet.datasets.round_plan).
+            For each step the positions of its samples (psfleet.core.engine.round_plan).
         """
         number = self._worker_data.count + 1
         feed = DataClient(self._fleet, trainer, number, size, epochs, seed, parts)

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from psfleet.datasets.round_plan import Range, RoundPlan, SourceParts
-from psfleet.stages import here, links
-from psfleet.wire.membership_messages import PLAN_ENTRY
-from psfleet.wire.message_converter import read_pairs
-from psfleet.wire.v1 import membership_pb2
+from psfleet.core.engine.round_plan import Range, RoundPlan, SourceParts
+from psfleet.core.net.membership_messages import PLAN_ENTRY
+from psfleet.core.net.message_converter import read_pairs
+from psfleet.core.net.v1 import membership_pb2
+from psfleet.core.runtime.stages import here, links
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.session.data_shares import WorkerData

@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.errors import ConfigError, ServerUnavailable, UsageError
-from psfleet.rules import import_rules
-from psfleet.runtime.evictions import EvictedIds
-from psfleet.runtime.interface import CompletedPull, PendingPull, Read, ReadVersion, TableState
-from psfleet.runtime.runtime_bases import ReadOnlyRuntime
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import Environment
-from psfleet.strategy import WireSettings
-from psfleet.wire import frame
-from psfleet.wire.body import parse
-from psfleet.wire.connections.access import Access
-from psfleet.wire.table_messages import read_reply
-from psfleet.wire.v1 import shard_pb2
-from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.core.base.errors import ConfigError, ServerUnavailable, UsageError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.interface import CompletedPull, PendingPull, Read, ReadVersion, TableState
+from psfleet.core.engine.rules import import_rules
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net import frame
+from psfleet.core.net.body import parse
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.table_messages import read_reply
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.core.runtime.runtime_bases import ReadOnlyRuntime
+from psfleet.core.runtime.strategy import WireSettings
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.request import ServerRequest, SpecOf, Values
 from psfleet_worker.connection.server_client import ServerClient, figures_of
@@ -41,7 +41,7 @@ _ATTEMPTS = 5  # at a pull whose servers are in different rounds
 
 
 class ReaderRuntime(ReadOnlyRuntime):
-    """Implements psfleet.runtime.interface.Runtime without a seat.
+    """Implements psfleet.core.engine.interface.Runtime without a seat.
 
     Args:
         environment: Endpoints of the servers, and the credentials of this process.

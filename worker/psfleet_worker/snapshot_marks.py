@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.kinds import place_or_url
-from psfleet.shard.events import MarkCut
-from psfleet.wire.v1 import snapshot_pb2
-from psfleet.wire.v1.membership_pb2 import HeartbeatReply
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.core.base.settings.kinds import place_or_url
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.events import MarkCut
+from psfleet.core.net.v1 import snapshot_pb2
+from psfleet.core.net.v1.membership_pb2 import HeartbeatReply
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.session.instructions import AwaitMarking, CutStream, Instruction, ReportState

@@ -22,10 +22,10 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-from psfleet.errors import ConfigError, DeadlineExceeded, FrameError
-from psfleet.program.operation import Array
-from psfleet.stages import StagePosition
-from psfleet.wire.connections.access import Access
+from psfleet.core.base.errors import ConfigError, DeadlineExceeded, FrameError
+from psfleet.core.graph.program.operation import Array
+from psfleet.core.net.connections.access import Access
+from psfleet.core.runtime.stages import StagePosition
 
 
 class CurveAuthenticator:
@@ -80,7 +80,7 @@ _LINGER = 2000
 
 
 class StageLinks:
-    """Implements psfleet.stages.Links between processes.
+    """Implements psfleet.core.runtime.stages.Links between processes.
 
     Args:
         place: Position of this stage, and the endpoints of all stages.

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.observability.exposition import (
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.memory import resident
+from psfleet.core.base.observability.exposition import (
     LatencyHistogram,
     counter,
     encode,
@@ -23,15 +25,13 @@ from psfleet.observability.exposition import (
     latency,
     merge,
 )
-from psfleet.observability.logged_values import LAGS, NEWEST
-from psfleet.platform.logs import log_of
-from psfleet.platform.memory import resident
+from psfleet.core.base.observability.logged_values import LAGS, NEWEST
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from psfleet.runtime.validation import NonFiniteCheck
-    from psfleet.wire.gradient_compressor import GradientCompressor
+    from psfleet.core.engine.gradient_checks import NonFiniteCheck
+    from psfleet.core.net.gradient_compressor import GradientCompressor
 
 
 @dataclass

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from resource import struct_rusage
 
-from psfleet.errors import ConfigError
-from psfleet.formats import write_relocations
-from psfleet.platform.threads import ServiceThread, wakes_on_signals
-from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.json_documents import write_relocations
+from psfleet.core.base.threads import ServiceThread, wakes_on_signals
+from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.engines.remote.agent_messages import (

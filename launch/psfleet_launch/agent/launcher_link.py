@@ -12,13 +12,13 @@ from typing import Any
 
 import grpc
 
-from psfleet.errors import AccessDenied, ServerUnavailable
-from psfleet.platform.threads import ServiceThread, Waker
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.connections.tls_sockets import why_refused
-from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet.wire.v1.agent_pb2_grpc import LauncherStub
+from psfleet.core.base.errors import AccessDenied, ServerUnavailable
+from psfleet.core.base.threads import ServiceThread, Waker
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.connections.tls_sockets import why_refused
+from psfleet.core.net.v1 import agent_pb2 as pb
+from psfleet.core.net.v1.agent_pb2_grpc import LauncherStub
 from psfleet_launch.engines.remote.agent_hub import MOST_AGENTS, SILENCE_LIMIT
 
 _EVERY = 1.0  # seconds between pings

@@ -22,11 +22,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psfleet.errors import ConfigError
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.declaration import from_variable
-from psfleet.settings.declared_settings import JobSettings, UserSettings
-from psfleet.tables.budget import tables_share
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import from_variable
+from psfleet.core.base.settings.declared_settings import JobSettings, UserSettings
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.tables.budget import tables_share
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.machine import (
     describe_gpus,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from psfleet.chaos.audit import AuditedPushes, AuditedRow, read_pushed
-from psfleet.chaos.injection import count_table
-from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.kernels.initial_values import initial_rows
-from psfleet.schema.table import OWN, TableSpec
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.schema.table import OWN, TableSpec
+from psfleet.core.runtime.chaos.audit import AuditedPushes, AuditedRow, read_pushed
+from psfleet.core.runtime.chaos.injection import count_table
 from psfleet.serving.follower import Follower
 from psfleet.serving.following import AskChanges, TakeCut
 

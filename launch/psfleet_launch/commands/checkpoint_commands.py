@@ -24,7 +24,7 @@ def list_snapshots(path: str, as_json: bool) -> int:
     `verify` compares every byte with its checksum; here only lengths and the shapes of tensors are looked at.
     """
     from psfleet.checkpoint import MANIFEST, Snapshot
-    from psfleet.errors import CheckpointError
+    from psfleet.core.base.errors import CheckpointError
 
     own = Path(path)
     inside = [own, *own.glob("*/"), *own.glob("snapshots/*/")]
@@ -44,7 +44,7 @@ def list_snapshots(path: str, as_json: bool) -> int:
 
 
 def _line(folder: Path, manifest: Any) -> str:
-    from psfleet.consistency import find_mode
+    from psfleet.core.engine.consistency import find_mode
 
     cut = manifest.cut
     where = f"round {cut.round}" if find_mode(cut.mode).has_rounds else f"{_pushes(cut)} pushes"
@@ -161,7 +161,7 @@ def export(
 def _read_ids(file: Path) -> Any:
     import numpy as np
 
-    from psfleet.errors import IdError
+    from psfleet.core.base.errors import IdError
 
     try:
         return np.array([int(line) for line in file.read_text().split()], np.int64)
@@ -243,7 +243,7 @@ def migrate(
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     """The table's name and the shape of `NAME=129x64`."""
-    from psfleet.errors import ConfigError
+    from psfleet.core.base.errors import ConfigError
 
     name, _, shape = text.rpartition("=")
     if not name or not all(part.isascii() and part.isdigit() for part in shape.split("x")):

@@ -13,10 +13,17 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from psfleet.consistency import MODES
-from psfleet.errors import ConfigError, FrameError
-from psfleet.formats import DONE, read_reply, read_request, read_scaled, write_request, write_scale
-from psfleet.settings.kinds import one_of
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.base.json_documents import (
+    DONE,
+    read_reply,
+    read_request,
+    read_scaled,
+    write_request,
+    write_scale,
+)
+from psfleet.core.base.settings.kinds import one_of
+from psfleet.core.engine.consistency import MODES
 from psfleet_launch.job.job_folder import HISTORY, claimed_by, is_claimed
 from psfleet_launch.observability.job_figures import job_object, job_view
 from psfleet_launch.observability.job_history import PastJob, read_history
@@ -242,7 +249,7 @@ def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
 
 def _part(form: str) -> dict[str, str | int]:
     """The settings of `ssp:4`, checked."""
-    from psfleet.strategy import Settings  # here: it loads NumPy
+    from psfleet.core.runtime.strategy import Settings  # here: it loads NumPy
 
     name, colon, number = form.partition(":")
     part: dict[str, str | int] = {"mode": name}

@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 
-from psfleet.consistency import MODES, NO_MODE
-from psfleet.errors import ConfigError, FrameError
-from psfleet.observability.tracing import check_tracing
-from psfleet.platform.object_store import latest_snapshot
-from psfleet.settings.declaration import settings_of
-from psfleet.settings.kinds import local_path
-from psfleet.strategy.distributed_strategy import PARTS
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.base.object_store import latest_snapshot
+from psfleet.core.base.observability.tracing import check_tracing
+from psfleet.core.base.settings.declaration import settings_of
+from psfleet.core.base.settings.kinds import local_path
+from psfleet.core.engine.consistency import MODES, NO_MODE
+from psfleet.core.runtime.strategy.distributed_strategy import PARTS
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings, show
@@ -242,7 +242,9 @@ def _place(
         job_folder.clear(place, request.resume)
         credentials: Mapping[str, Path] = {}
         if request.port is not None and not request.insecure:
-            from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+            from psfleet.core.net.connections.certificates import (
+                make_credentials,  # loads cryptography
+            )
 
             credentials = make_credentials(folder / "tls")
         variables = {} if chaos is None else chaos.variables

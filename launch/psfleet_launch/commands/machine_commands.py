@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from psfleet.errors import ConfigError
-from psfleet.wire.connections.credentials import CERTIFICATE_DAYS, Credentials
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.net.connections.credentials import CERTIFICATE_DAYS, Credentials
 
 if TYPE_CHECKING:
     from psfleet_launch.agent.machine_checks import Finding
@@ -55,9 +55,9 @@ def agent(endpoint: str, credentials: str, wait: float, name: str, address: str)
     from psfleet_launch.job.spawn import children_without_grpc
 
     children_without_grpc()  # before the imports that load gRPC
-    from psfleet.settings.environment import check_endpoint
-    from psfleet.wire.connections.access import Access
-    from psfleet.wire.connections.credentials import Credentials
+    from psfleet.core.base.settings.environment import check_endpoint
+    from psfleet.core.net.connections.access import Access
+    from psfleet.core.net.connections.credentials import Credentials
     from psfleet_launch.agent.agent import Agent
     from psfleet_launch.agent.launcher_link import LauncherLink
     from psfleet_launch.engines.remote.agent_messages import read_invitation, write_secrets
@@ -100,7 +100,7 @@ def _read(credentials: str) -> bytes:
 
 def usable(folder: Path, days: float) -> bool:
     """Return whether there are credentials that are good for so many days more."""
-    from psfleet.wire.connections.certificates import ends
+    from psfleet.core.net.connections.certificates import ends
 
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     try:
@@ -129,7 +129,7 @@ def certs(days: float, keep: bool, folder: Path) -> int:
     may only follow the job or ask for predictions; PSFLEET_TLS or --tls names it there. The key that signs
     them is thrown away: for another job, or later, make new ones.
     """
-    from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+    from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
     if keep and usable(folder, days / 2):
         click.echo(f"credentials in {folder} are still good")

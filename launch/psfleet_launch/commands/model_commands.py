@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 import click
 
-from psfleet.errors import ConfigError, PsfleetError
-from psfleet.platform.object_store import readable, upload
-from psfleet.platform.threads import handled, stops_on_signals
-from psfleet.settings.kinds import ExportFormat, RowForm, shown_url, url_of
+from psfleet.core.base.errors import ConfigError, PsfleetError
+from psfleet.core.base.object_store import readable, upload
+from psfleet.core.base.settings.kinds import ExportFormat, RowForm, shown_url, url_of
+from psfleet.core.base.threads import handled, stops_on_signals
 
 
 @click.command()

@@ -11,10 +11,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import Setting, from_tables, settings_of
-from psfleet.strategy import Settings, load_strategy_file, overridden
-from psfleet.strategy.distributed_strategy import PARTS
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import Setting, from_tables, settings_of
+from psfleet.core.runtime.strategy import Settings, load_strategy_file, overridden
+from psfleet.core.runtime.strategy.distributed_strategy import PARTS
 
 Command = Callable[..., Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from psfleet.errors import ConfigError, PsfleetError
-from psfleet.rules import import_rules
-from psfleet.settings.environment import read_environment
+from psfleet.core.base.errors import ConfigError, PsfleetError
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.engine.rules import import_rules
 from psfleet_launch.commands.checkpoint_commands import ckpt, log
 from psfleet_launch.commands.job_commands import jobs, logs, mode, report, scale, stop, top
 from psfleet_launch.commands.machine_commands import agent, certs, doctor

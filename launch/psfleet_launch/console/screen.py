@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from psfleet.observability.exposition import quantile
+from psfleet.core.base.observability.exposition import quantile
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_plan import Job
@@ -25,7 +25,7 @@ from psfleet_launch.job.status_poller import StatusPoller
 from psfleet_launch.supervision.standbys import Standbys
 
 if TYPE_CHECKING:
-    from psfleet.wire.v1.shard_pb2 import StatusReply
+    from psfleet.core.net.v1.shard_pb2 import StatusReply
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from psfleet.settings.declaration import setting
-from psfleet.settings.kinds import FOLDER
+from psfleet.core.base.settings.declaration import setting
+from psfleet.core.base.settings.kinds import FOLDER
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 
 

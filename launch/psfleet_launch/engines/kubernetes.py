@@ -16,9 +16,9 @@ from typing import Any
 import click
 from typing_extensions import override
 
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import setting, settings_of
-from psfleet.wire.connections.credentials import FILES
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import setting, settings_of
+from psfleet.core.net.connections.credentials import FILES
 from psfleet_launch.engines.join import JoinEngine, JoinSettings
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.job.job_plan import Job
@@ -347,7 +347,7 @@ ENGINE = KubernetesEngine
 
 def _secrets(name: str) -> Manifest:
     """Return the Secrets of the launcher and of agents, with new credentials."""
-    from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+    from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
     with tempfile.TemporaryDirectory(prefix="psfleet-") as parent:
         folders = make_credentials(Path(parent) / "tls")

@@ -30,9 +30,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from psfleet.errors import ConfigError
-from psfleet.platform.object_store import latest_snapshot
-from psfleet.settings.declaration import Setting, settings_of
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.object_store import latest_snapshot
+from psfleet.core.base.settings.declaration import Setting, settings_of
 from psfleet_launch import engines
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest, Launch
@@ -50,7 +50,7 @@ class Engine(abc.ABC):
 
     Attributes:
         settings: Settings of the engine beside those of the job, a dataclass; see
-            psfleet.settings.declaration.
+            psfleet.core.base.settings.declaration.
         programs: Programs that it calls on the launcher's machine.
         spans_machines: Servers listen on TCP, since workers run on other machines.
         selector: Woken by what the engine registers.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from psfleet.errors import ConfigError, not_installed
-from psfleet.settings.declaration import setting
+from psfleet.core.base.errors import ConfigError, not_installed
+from psfleet.core.base.settings.declaration import setting
 from psfleet_launch.engines.remote.machine import address_towards, own_address
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.ray_driver import FAILED, WAITS

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import setting
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import setting
 from psfleet_launch.engines.remote.batch_job import (
     BatchJob,
     BatchQueue,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import setting
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import setting
 from psfleet_launch.engines.remote.job_opening import agent_command
 from psfleet_launch.engines.remote.machine import address_towards
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from psfleet.errors import CheckpointError, ConfigError
-from psfleet.formats import (
+from psfleet.core.base.errors import CheckpointError, ConfigError
+from psfleet.core.base.files import make_private_folder
+from psfleet.core.base.json_documents import (
     DONE,
     MOVED,
     REQUEST,
@@ -21,11 +22,10 @@ from psfleet.formats import (
     SCALED,
     SERVERS,
 )
-from psfleet.platform.files import make_private_folder
-from psfleet.platform.object_store import is_whole, latest_snapshot, own_snapshots, remove_snapshot
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import place_or_url, shown_url, url_of
+from psfleet.core.base.object_store import is_whole, latest_snapshot, own_snapshots, remove_snapshot
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import place_or_url, shown_url, url_of
+from psfleet.core.base.threads import ServiceThread
 
 HISTORY = "history.jsonl"
 """History of the job, see psfleet_launch.observability.job_history."""
@@ -209,9 +209,9 @@ class FinalSnapshot:
     def _take(self) -> None:
         import grpc  # here: few jobs need it
 
-        from psfleet.wire.connections.access import Access
-        from psfleet.wire.connections.channel import error_of, open_channel
-        from psfleet.wire.v1.snapshot_pb2 import TakeReply, TakeRequest
+        from psfleet.core.net.connections.access import Access
+        from psfleet.core.net.connections.channel import error_of, open_channel
+        from psfleet.core.net.v1.snapshot_pb2 import TakeReply, TakeRequest
 
         access = Access.of(self._environment)
         request = TakeRequest(kind="full").SerializeToString()

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from psfleet.formats import MOVED
-from psfleet.settings.declaration import settings_of, to_variables
-from psfleet.settings.declared_settings import (
+from psfleet.core.base.json_documents import MOVED
+from psfleet.core.base.settings.declaration import settings_of, to_variables
+from psfleet.core.base.settings.declared_settings import (
     FleetSettings,
     JobSettings,
     LogSettings,
@@ -23,7 +23,7 @@ from psfleet.settings.declared_settings import (
     ProcessSettings,
     StageSettings,
 )
-from psfleet.settings.environment import Environment
+from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_request import JobRequest, Resources
@@ -230,7 +230,8 @@ def child_environment(
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a member: the user's, and the contract of psfleet/settings/environment.py.
+    """The whole environment of a member: the user's, and the contract of
+    psfleet/core/base/settings/environment.py.
 
     Args:
         base: The launcher's own environment.

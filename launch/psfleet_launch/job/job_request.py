@@ -10,10 +10,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from psfleet.errors import ConfigError
-from psfleet.settings.declaration import check, setting
-from psfleet.settings.declared_settings import JobSettings, LogSettings, NumberSettings
-from psfleet.settings.kinds import BYTES, SECONDS, SERVERS, ServerCount
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import check, setting
+from psfleet.core.base.settings.declared_settings import JobSettings, LogSettings, NumberSettings
+from psfleet.core.base.settings.kinds import BYTES, SECONDS, SERVERS, ServerCount
 
 _ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
 

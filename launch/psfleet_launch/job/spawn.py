@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member
 

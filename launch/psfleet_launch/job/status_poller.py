@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from psfleet.settings.environment import Environment
+from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.job.spawn import children_without_grpc
 
 if TYPE_CHECKING:
-    from psfleet.wire.v1.shard_pb2 import StatusReply
+    from psfleet.core.net.v1.shard_pb2 import StatusReply
 
 P = TypeVar("P")
 
@@ -54,10 +54,10 @@ class StatusPoller(Generic[P]):
     def _run(self) -> None:
         import grpc
 
-        from psfleet.wire.connections.access import Access
-        from psfleet.wire.connections.channel import open_channel
-        from psfleet.wire.v1.shard_pb2 import StatusRequest
-        from psfleet.wire.v1.shard_pb2_grpc import ShardStub
+        from psfleet.core.net.connections.access import Access
+        from psfleet.core.net.connections.channel import open_channel
+        from psfleet.core.net.v1.shard_pb2 import StatusRequest
+        from psfleet.core.net.v1.shard_pb2_grpc import ShardStub
 
         with contextlib.ExitStack() as channels:
             access = Access.of(self._environment)

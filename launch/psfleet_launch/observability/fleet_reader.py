@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from psfleet.formats import write_scale
-from psfleet.observability.exposition import PREFIX, decode, merge
-from psfleet.observability.panels import Look
-from psfleet.observability.process_panels import PANELS
-from psfleet.settings.environment import Environment
+from psfleet.core.base.json_documents import write_scale
+from psfleet.core.base.observability.exposition import PREFIX, decode, merge
+from psfleet.core.base.observability.panels import Look
+from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.status_poller import StatusPoller
 from psfleet_launch.supervision.job_events import (
@@ -31,7 +31,7 @@ from psfleet_launch.supervision.standbys import PromoteStandby
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from psfleet.wire.v1.shard_pb2 import StatusReply
+    from psfleet.core.net.v1.shard_pb2 import StatusReply
 
 Who = tuple[str, str]
 
@@ -154,9 +154,9 @@ class FleetReader:
         with self._lock:
             import grpc  # here: a job that is not watched does without
 
-            from psfleet.wire.connections.access import Access
-            from psfleet.wire.connections.channel import open_channel
-            from psfleet.wire.v1.metrics_pb2 import CollectReply, CollectRequest
+            from psfleet.core.net.connections.access import Access
+            from psfleet.core.net.connections.channel import open_channel
+            from psfleet.core.net.v1.metrics_pb2 import CollectReply, CollectRequest
 
             access = Access.of(self._environment)
             request = CollectRequest().SerializeToString()

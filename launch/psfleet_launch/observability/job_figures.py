@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from psfleet.observability.logged_values import EventFile
-from psfleet.observability.process_panels import PANELS
+from psfleet.core.base.observability.logged_values import EventFile
+from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.observability.job_history import PastJob, clock, duration, incidents, state
 
 Series = Mapping[str, float | None]

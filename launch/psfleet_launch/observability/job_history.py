@@ -18,10 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from psfleet.errors import FrameError
-from psfleet.formats import Format, Misfit, exact, reading
-from psfleet.platform.files import let_appear, read_small
-from psfleet.platform.logs import FIRST_NONFINITE
+from psfleet.core.base.errors import FrameError
+from psfleet.core.base.files import let_appear, read_small
+from psfleet.core.base.json_documents import Format, Misfit, exact, reading
+from psfleet.core.base.logs import FIRST_NONFINITE
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.fleet_reader import panel_texts, thinned

@@ -14,8 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from psfleet.platform.logs import FIRST_NONFINITE
-from psfleet.settings.kinds import local_path
+from psfleet.core.base.logs import FIRST_NONFINITE
+from psfleet.core.base.settings.kinds import local_path
 from psfleet_launch.job.job_folder import REPORT, is_claimed
 from psfleet_launch.observability.job_figures import logged
 from psfleet_launch.observability.job_history import (

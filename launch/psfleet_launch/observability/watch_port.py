@@ -14,8 +14,8 @@ from threading import Thread, current_thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from psfleet.errors import ConfigError
-from psfleet.observability.exposition import encode
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.observability.exposition import encode
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
 from psfleet_launch.observability.job_history import JobHistory, read_history
@@ -86,7 +86,7 @@ class WatchPort:
 
     def _certificate(self) -> ssl.SSLContext:
         """A certificate of its own; who looks can check it with `watch-ca.pem` beside the logs."""
-        from psfleet.wire.connections.certificates import make_credentials
+        from psfleet.core.net.connections.certificates import make_credentials
 
         own = make_credentials(self.job.folder / "watch")["server"]
         (self.job.logs / "watch-ca.pem").write_bytes((own / "ca.pem").read_bytes())

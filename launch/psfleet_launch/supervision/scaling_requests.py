@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psfleet.errors import FrameError
-from psfleet.formats import (
+from psfleet.core.base.errors import FrameError
+from psfleet.core.base.json_documents import (
     SCALE_PROMISED,
     SCALE_READY,
     Scaled,
@@ -28,7 +28,7 @@ from psfleet.formats import (
     write_scaled,
     write_unscaled,
 )
-from psfleet.settings.kinds import ServerCount
+from psfleet.core.base.settings.kinds import ServerCount
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import Event, ProcessExited, ServerReady
 

@@ -1,17 +1,17 @@
 """Programs under their newer names."""
 
-from psfleet.execution.executor import Executor
-from psfleet.execution.inference import load_inference, save_inference
-from psfleet.fluid.static import nn
-from psfleet.layers.inputs import data
-from psfleet.program.backward import append_backward, gradients
-from psfleet.program.program import (
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.execution.inference import load_inference, save_inference
+from psfleet.core.graph.program.backward import append_backward, gradients
+from psfleet.core.graph.program.program import (
     Program,
     default_main_program,
     default_startup_program,
     program_guard,
 )
-from psfleet.program.variable import Variable
+from psfleet.core.graph.program.variable import Variable
+from psfleet.fluid.static import nn
+from psfleet.layers.inputs import data
 
 __all__ = [
     "Executor",

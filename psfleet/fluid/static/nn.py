@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from psfleet import layers
-from psfleet.entry import Entry
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.schema.entry import Entry
+from psfleet.core.graph.program.variable import Variable
 from psfleet.layers import batch_norm
-from psfleet.program.variable import Variable
-from psfleet.validation.annotations import checked
 
 __all__ = ["batch_norm", "embedding", "fc"]
 

@@ -8,8 +8,15 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import numpy as np
 from typing_extensions import dataclass_transform
 
-from psfleet.errors import ConfigError, UsageError
-from psfleet.validation.annotations import Must, NonNegative, NonNegativeInt, Range, check, checked
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import (
+    Must,
+    NonNegative,
+    NonNegativeInt,
+    Range,
+    check,
+    checked,
+)
 
 S = TypeVar("S", bound="LRScheduler")
 Epoch = Annotated[int, Range(-1)]

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
-from psfleet.errors import ConfigError
-from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler, schedule
-from psfleet.validation.annotations import (
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import (
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -17,6 +16,7 @@ from psfleet.validation.annotations import (
     Range,
     checked,
 )
+from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler, schedule
 
 BelowOne = Annotated[float, Range(0, 1, high_open=True)]
 InsideOne = Annotated[float, Range(0, 1, low_open=True, high_open=True)]

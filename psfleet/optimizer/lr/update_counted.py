@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from psfleet.core.base.validation.annotations import NonNegative, Positive, checked
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.lr.schedules import (
     NoamDecay,
@@ -13,7 +14,6 @@ from psfleet.optimizer.lr.schedules import (
     inverse_time,
     natural_exp,
 )
-from psfleet.validation.annotations import NonNegative, Positive, checked
 
 
 class PerUpdateSchedule(LRScheduler):
@@ -53,10 +53,14 @@ class PerUpdateSchedule(LRScheduler):
         Args:
             program: None: the one that is being built.
         """
-        from psfleet.program import names
-        from psfleet.program.ops.manipulate import PerRun
-        from psfleet.program.program import default_main_program, in_eager_mode, program_guard
-        from psfleet.program.variable import apply, to_variable
+        from psfleet.core.graph.program import names
+        from psfleet.core.graph.program.ops.manipulate import PerRun
+        from psfleet.core.graph.program.program import (
+            default_main_program,
+            in_eager_mode,
+            program_guard,
+        )
+        from psfleet.core.graph.program.variable import apply, to_variable
 
         if program is None and in_eager_mode():
             return to_variable([self.last_lr])

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.consistency import ConsistencyMode
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     DeadlineExceeded,
     Gap,
     ProtocolError,
@@ -20,9 +19,10 @@ from psfleet.errors import (
     ShapeError,
     UsageError,
 )
-from psfleet.shard.events import Call, SendError
-from psfleet.shard.membership_view import Position
-from psfleet.wire.membership_messages import combined_changes, read_change
+from psfleet.core.engine.consistency import ConsistencyMode
+from psfleet.core.engine.shard.events import Call, SendError
+from psfleet.core.engine.shard.membership_view import Position
+from psfleet.core.net.membership_messages import combined_changes, read_change
 
 Array = NDArray[Any]
 
@@ -33,7 +33,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "switch": combined_changes,
 }
 SWITCH = "switch"
-"""A reduction to which each worker brings what psfleet.wire.membership_messages.write_change makes."""
+"""A reduction to which each worker brings what psfleet.core.net.membership_messages.write_change makes."""
 DTYPES = ("float32", "float64", "int32", "int64")
 _KEPT_RESULTS = 64 << 20  # bytes of results for those who come later
 

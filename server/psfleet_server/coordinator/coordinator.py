@@ -8,11 +8,11 @@ shell (psfleet_server.engine.view_changes) sends what is `due` to the servers an
 import copy
 from collections.abc import Callable, Mapping
 
-from psfleet.datasets.round_plan import Range, RoundPlan
-from psfleet.errors import Fenced, Gap, NoRoom, NotReady, PsfleetError
-from psfleet.shard.events import Call, SendError
-from psfleet.shard.membership_view import PrepareView, ViewReport
-from psfleet.shard.recent_events import RecentEvents, remembers_calls
+from psfleet.core.base.errors import Fenced, Gap, NoRoom, NotReady, PsfleetError
+from psfleet.core.engine.round_plan import Range, RoundPlan
+from psfleet.core.engine.shard.events import Call, SendError
+from psfleet.core.engine.shard.membership_view import PrepareView, ViewReport
+from psfleet.core.engine.shard.recent_events import RecentEvents, remembers_calls
 from psfleet_server.coordinator.barriers import (
     Arrival,
     CollectiveCompleted,

@@ -6,8 +6,8 @@ writes and reads them.
 
 from dataclasses import dataclass
 
-from psfleet.shard.events import Call, SendError
-from psfleet.shard.membership_view import InstallView, PrepareView
+from psfleet.core.engine.shard.events import Call, SendError
+from psfleet.core.engine.shard.membership_view import InstallView, PrepareView
 from psfleet_server.coordinator.barriers import (
     CollectiveCompleted,
     CollectiveReply,

@@ -1,6 +1,6 @@
 """Data dispatch: round plans in sync mode, leases otherwise.
 
-Sync: a dataset's plan says which samples are whose in which round (psfleet.datasets.round_plan).
+Sync: a dataset's plan says which samples are whose in which round (psfleet.core.engine.round_plan).
 Otherwise a worker asks for one lease after another; what a dead worker has not used of its leases
 goes back to the pool. A dataset has ended when its pool is empty and every lease is said to be used
 up. When the fleet changes between rounds and leases, the unused part of a dataset is distributed again.
@@ -9,9 +9,17 @@ up. When the fleet changes between rounds and leases, the unused part of a datas
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from psfleet.datasets.round_plan import LOOKAHEAD, MOST, PlanEntry, Range, RoundPlan, length, part
-from psfleet.errors import Gap, UsageError
-from psfleet.shard.membership_view import Position, ViewReport
+from psfleet.core.base.errors import Gap, UsageError
+from psfleet.core.engine.round_plan import (
+    LOOKAHEAD,
+    MOST,
+    PlanEntry,
+    Range,
+    RoundPlan,
+    length,
+    part,
+)
+from psfleet.core.engine.shard.membership_view import Position, ViewReport
 
 _STEPS = 4  # batches of a lease
 

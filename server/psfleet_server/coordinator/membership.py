@@ -5,10 +5,16 @@ See docs/protocol.md. Pure: the reports come in, the next roster comes out.
 
 from dataclasses import dataclass, field
 
-from psfleet.consistency import find_mode
-from psfleet.datasets.round_plan import LOOKAHEAD
-from psfleet.errors import ConfigError, Fenced
-from psfleet.shard.membership_view import Incarnation, InstallView, SeatView, ViewReport, member
+from psfleet.core.base.errors import ConfigError, Fenced
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.round_plan import LOOKAHEAD
+from psfleet.core.engine.shard.membership_view import (
+    Incarnation,
+    InstallView,
+    SeatView,
+    ViewReport,
+    member,
+)
 
 _MOST_SEATS = 1 << 16
 

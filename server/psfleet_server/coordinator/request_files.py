@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from psfleet.errors import ConfigError, FrameError, rows_move
-from psfleet.formats import (
+from psfleet.core.base.errors import ConfigError, FrameError, rows_move
+from psfleet.core.base.json_documents import (
     REQUEST,
     SCALE_READY,
     read_request,
@@ -16,8 +16,8 @@ from psfleet.formats import (
     write_reply,
     write_scale,
 )
-from psfleet.platform.logs import log_of
-from psfleet.strategy import Settings
+from psfleet.core.base.logs import log_of
+from psfleet.core.runtime.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeRequest
 from psfleet_server.coordinator.coordinator_messages import Decision, TermStarted
 

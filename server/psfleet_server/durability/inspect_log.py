@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psfleet.checkpoint import save_fleet
-from psfleet.errors import LogError, PsfleetError
-from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
+from psfleet.core.base.errors import LogError, PsfleetError
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.dense import DenseTable
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import chained, files_of, read_header
 from psfleet_server.durability.records import name_of

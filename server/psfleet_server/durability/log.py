@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.chaos.audit import DiskFullFault
-from psfleet.errors import FrameError, LogError, NoRoom
-from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.files import reason, regular, replace
-from psfleet.platform.logs import log_of
-from psfleet.wire.body import flat, parse
-from psfleet.wire.frame import Part
-from psfleet.wire.v1.log_pb2 import LogAfter, LogHeader
+from psfleet.core.base.errors import FrameError, LogError, NoRoom
+from psfleet.core.base.faults import NO_CRASH, CrashFaults
+from psfleet.core.base.files import reason, regular, replace
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.net.body import flat, parse
+from psfleet.core.net.frame import Part
+from psfleet.core.net.v1.log_pb2 import LogAfter, LogHeader
+from psfleet.core.runtime.chaos.audit import DiskFullFault
 from psfleet_server.durability.log_place import PACE, LogDisk, PageCacheEvictor
 from psfleet_server.durability.records import name_of
 
 if TYPE_CHECKING:
-    from psfleet.observability.spans import Tracing
+    from psfleet.core.base.observability.spans import Tracing
 
 _log = log_of(__name__)
 

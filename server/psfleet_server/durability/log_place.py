@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from psfleet.errors import LogError, NoRoom
-from psfleet.formats import read_scaled
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.environment import Environment
+from psfleet.core.base.errors import LogError, NoRoom
+from psfleet.core.base.json_documents import read_scaled
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.threads import ServiceThread
 
 
 def decided(environment: Environment) -> tuple[Environment, int]:

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from psfleet.errors import Fenced, ProtocolError
-from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.platform.logs import log_of
-from psfleet.wire.body import flat
-from psfleet.wire.frame import Part
+from psfleet.core.base.errors import Fenced, ProtocolError
+from psfleet.core.base.faults import NO_CRASH, CrashFaults
+from psfleet.core.base.logs import log_of
+from psfleet.core.net.body import flat
+from psfleet.core.net.frame import Part
 
 if TYPE_CHECKING:
-    from psfleet.observability.spans import Tracing
+    from psfleet.core.base.observability.spans import Tracing
 
 _log = log_of(__name__)
 

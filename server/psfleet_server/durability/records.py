@@ -11,9 +11,9 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from psfleet.errors import FrameError, LogError
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import (
+from psfleet.core.base.errors import FrameError, LogError
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import (
     CloseRound,
     CreateTable,
     Evict,
@@ -27,19 +27,19 @@ from psfleet.shard.events import (
     Tick,
     WriteState,
 )
-from psfleet.shard.membership_view import InstallView
-from psfleet.shard.shard_state import ShardState
-from psfleet.wire import segments
-from psfleet.wire.body import described, dtype_of, pack, read_alone, read_arrays, unpack
-from psfleet.wire.frame import Part
-from psfleet.wire.membership_messages import INSTALL, MODE
-from psfleet.wire.message_converter import Converter, MessageCodec, codec_of
-from psfleet.wire.server_state import ServerState, write_state
-from psfleet.wire.table_messages import CLOCK, read_spec, write_spec
-from psfleet.wire.v1 import log_pb2, shard_pb2, state_pb2
-from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.v1.log_pb2 import DecisionRecord
-from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK, read_push, write_push
+from psfleet.core.engine.shard.membership_view import InstallView
+from psfleet.core.engine.shard.shard_state import ShardState
+from psfleet.core.net import segments
+from psfleet.core.net.body import described, dtype_of, pack, read_alone, read_arrays, unpack
+from psfleet.core.net.frame import Part
+from psfleet.core.net.membership_messages import INSTALL, MODE
+from psfleet.core.net.message_converter import Converter, MessageCodec, codec_of
+from psfleet.core.net.server_state import ServerState, write_state
+from psfleet.core.net.table_messages import CLOCK, read_spec, write_spec
+from psfleet.core.net.v1 import log_pb2, shard_pb2, state_pb2
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.core.net.v1.log_pb2 import DecisionRecord
+from psfleet.core.net.worker_requests import JOIN, LEAVE, SHRINK, read_push, write_push
 from psfleet_server.coordinator.barriers import Array, CollectiveCompleted, CollectiveState
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import (

@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, load_shard
-from psfleet.errors import CheckpointError, LogError, UsageError
-from psfleet.faults import CrashFaults
-from psfleet.formats import reading
-from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import is_whole, own_place
-from psfleet.schema.table import BLOCK
-from psfleet.settings.environment import Environment
-from psfleet.settings.kinds import shown_url, url_of
-from psfleet.shard.event_shortcuts import replay
-from psfleet.shard.events import MakeCut, Record
-from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import ShardState
-from psfleet.wire.body import read_alone
-from psfleet.wire.frame import Part
-from psfleet.wire.server_state import ServerState, read_state
-from psfleet.wire.v1.log_pb2 import DecisionRecord, LogHeader
+from psfleet.core.base.errors import CheckpointError, LogError, UsageError
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.json_documents import reading
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.object_store import is_whole, own_place
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import shown_url, url_of
+from psfleet.core.engine.schema.table import BLOCK
+from psfleet.core.engine.shard.event_shortcuts import replay
+from psfleet.core.engine.shard.events import MakeCut, Record
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_state import ShardState
+from psfleet.core.net.body import read_alone
+from psfleet.core.net.frame import Part
+from psfleet.core.net.server_state import ServerState, read_state
+from psfleet.core.net.v1.log_pb2 import DecisionRecord, LogHeader
 from psfleet_server.coordinator.barriers import CollectiveState, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.platform.files import reason
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.shard.events import FrozenShard
-from psfleet.wire.server_state import ServerState
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.base.faults import NO_CRASH, CrashFaults
+from psfleet.core.base.files import reason
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.events import FrozenShard
+from psfleet.core.net.server_state import ServerState
 
 _LEAST = 0.0005  # seconds of a rest: threads that wait for the interpreter or a table come first
 

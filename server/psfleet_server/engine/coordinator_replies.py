@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from psfleet.shard.events import SendError
-from psfleet.wire.membership_messages import mode_fields
-from psfleet.wire.v1 import coordinator_pb2
+from psfleet.core.engine.shard.events import SendError
+from psfleet.core.net.membership_messages import mode_fields
+from psfleet.core.net.v1 import coordinator_pb2
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
 from psfleet_server.rpc.replies import DeferredReply

@@ -1,6 +1,7 @@
 """Requests of followers to one shard: changes of its tables as of one moment, and rows for a first copy.
 
-psfleet.shard.follower_changes keeps which rows have changed, and how long a silent follower is remembered.
+psfleet.core.engine.shard.follower_changes keeps which rows have changed, and how long a silent follower is
+remembered.
 """
 
 import time
@@ -10,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import UsageError
-from psfleet.kernels.hash_index import SEGMENT_COUNT
-from psfleet.kernels.id_routing import VIRTUAL_SHARDS, owned_by
-from psfleet.schema.table import TableSpec
-from psfleet.shard.shard import Shard
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_data import TableChanges
-from psfleet.wire.table_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
-from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest, FollowedPush, RowsRequest
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
+from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, owned_by
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.row_data import TableChanges
+from psfleet.core.net.table_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
+from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, FollowedPush, RowsRequest
 from psfleet_server.rpc.replies import DeferredReply
 
 Ids = NDArray[np.int64]

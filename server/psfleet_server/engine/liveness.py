@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from psfleet.errors import NoRoom, NotReady, PsfleetError
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.shard.events import Tick
-from psfleet.shard.shard_state import TickTimer
-from psfleet.tables.sparse import SparseTable
-from psfleet.wire.connections.access import Access
-from psfleet.wire.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
+from psfleet.core.base.errors import NoRoom, NotReady, PsfleetError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.events import Tick
+from psfleet.core.engine.shard.shard_state import TickTimer
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import Peer
 

@@ -1,7 +1,7 @@
 """Limit on the part of a server's memory that its tables may take."""
 
-from psfleet.errors import ConfigError
-from psfleet.platform.memory import resident
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.memory import resident
 
 _OTHERS = 96 << 20  # for calls under way and for the compiler of kernels, at least
 _PART = 8  # ... and this part of the whole

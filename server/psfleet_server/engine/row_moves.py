@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from psfleet.errors import ProtocolError
-from psfleet.faults import CrashFaults
-from psfleet.platform.logs import log_of
-from psfleet.schema.table import TableSpec
-from psfleet.shard.events import Record, RestorePart
-from psfleet.shard.rescaled_rows import Dealt, DealtShard, dealt
-from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import ShardState
-from psfleet.shard.shard_tables import DeltaBases
-from psfleet.tables.row_data import ROW_IDS
-from psfleet.wire.connections.access import Access
-from psfleet.wire.frame import Part
-from psfleet.wire.server_state import read_state
-from psfleet.wire.v1 import scaling_pb2
+from psfleet.core.base.errors import ProtocolError
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.logs import log_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import Record, RestorePart
+from psfleet.core.engine.shard.rescaled_rows import Dealt, DealtShard, dealt
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_state import ShardState
+from psfleet.core.engine.shard.shard_tables import DeltaBases
+from psfleet.core.engine.tables.row_data import ROW_IDS
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.frame import Part
+from psfleet.core.net.server_state import read_state
+from psfleet.core.net.v1 import scaling_pb2
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.durability.records import RecordKind, decode, encode

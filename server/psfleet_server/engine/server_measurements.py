@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.logs import log_of
-from psfleet.shard.membership_view import InstallView
-from psfleet.tables.dense import DenseTable
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.engine.shard.membership_view import InstallView
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.net.v1 import shard_pb2
 
 _log = log_of(__name__)
 

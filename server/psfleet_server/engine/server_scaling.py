@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from psfleet.errors import PsfleetError, ServerUnavailable, UsageError
-from psfleet.faults import CrashFaults
-from psfleet.formats import Scaled, read_scaled, write_promise
-from psfleet.platform.files import reason
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.wire.connections.access import Access
-from psfleet.wire.server_state import write_state
-from psfleet.wire.v1 import scaling_pb2
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable, UsageError
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.files import reason
+from psfleet.core.base.json_documents import Scaled, read_scaled, write_promise
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.server_state import write_state
+from psfleet.core.net.v1 import scaling_pb2
 from psfleet_server.coordinator.request_files import ScaleRequest, Scaling
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import server_state

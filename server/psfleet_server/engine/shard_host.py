@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from psfleet.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
-from psfleet.faults import CrashFaults
-from psfleet.platform.memory import resident
-from psfleet.runtime.interface import Read
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.shard.events import (
+from psfleet.core.base.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
+from psfleet.core.base.faults import CrashFaults
+from psfleet.core.base.memory import resident
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.shard.events import (
     Call,
     Event,
     Expire,
@@ -26,12 +26,12 @@ from psfleet.shard.events import (
     SendValues,
     WriteSnapshot,
 )
-from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
-from psfleet.shard.shard import Shard
-from psfleet.wire.membership_messages import write_mode
-from psfleet.wire.v1 import frame_pb2, shard_pb2
-from psfleet.wire.v1.follower_pb2 import ChangesRequest
-from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNSPECIFIED, Header
+from psfleet.core.engine.shard.membership_view import InstallView, PrepareView, ViewReport
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.membership_messages import write_mode
+from psfleet.core.net.v1 import frame_pb2, shard_pb2
+from psfleet.core.net.v1.follower_pb2 import ChangesRequest
+from psfleet.core.net.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_HELD, OUTCOME_UNSPECIFIED, Header
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.data_dispatch import DataDispatch
@@ -60,7 +60,7 @@ from psfleet_server.rpc.replies import (
 )
 
 if TYPE_CHECKING:
-    from psfleet.observability.spans import Tracing
+    from psfleet.core.base.observability.spans import Tracing
 
 Reply = Instruction | SendChanges
 

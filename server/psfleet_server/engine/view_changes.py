@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
-from psfleet.errors import PsfleetError
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.shard.membership_view import PrepareView
-from psfleet.wire.connections.access import Access
-from psfleet.wire.membership_messages import INSTALL, read_report
-from psfleet.wire.v1 import membership_pb2
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.membership_view import PrepareView
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.membership_messages import INSTALL, read_report
+from psfleet.core.net.v1 import membership_pb2
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, PendingMessage
 from psfleet_server.coordinator.data_dispatch import TornStep, torn_words

@@ -9,10 +9,10 @@ import select
 import threading
 from dataclasses import dataclass, field
 
-from psfleet.errors import LaneLost
-from psfleet.platform.threads import ServiceThread
-from psfleet.wire.shared_memory import MemoryHandle, SharedMemory
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.core.base.errors import LaneLost
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.net.shared_memory import MemoryHandle, SharedMemory
+from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet_server.rpc.call_layout import CallLayout, CallPlan
 
 _MOST_LAYOUTS = 32

@@ -9,7 +9,7 @@ client that sends one message both are the same.
 Connections: gRPC ends a handshake that takes too long, but counts no handshakes: a client that opens
 connections faster than they time out takes all that there may be, and members find the server full. It does
 not give an accepted socket to anybody either. So a thread looks at the sockets of this process, and shuts
-down those that psfleet.http2.connection_admission names. gRPC sees that as the other end hanging up.
+down those that psfleet.core.net.http2.connection_admission names. gRPC sees that as the other end hanging up.
 
 Which connection has proved itself is known from its calls (`proved`), or from its age: gRPC has ended all
 that did not complete a handshake in time, and over TLS only members can.
@@ -29,21 +29,21 @@ from urllib.parse import unquote
 
 import grpc
 
-from psfleet.errors import AccessDenied, FrameError, LimitExceeded
-from psfleet.http2.calls import InboundMessages
-from psfleet.http2.connection_admission import (
+from psfleet.core.base.errors import AccessDenied, FrameError, LimitExceeded
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.net.connections import channel
+from psfleet.core.net.connections.access import TOKEN_KEY, Access, is_tcp
+from psfleet.core.net.connections.channel import HANDSHAKE
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.http2.calls import InboundMessages
+from psfleet.core.net.http2.connection_admission import (
     UnauthenticatedConnection,
     closing_notice,
     network_of,
     room,
     surplus,
 )
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.wire.connections import channel
-from psfleet.wire.connections.access import TOKEN_KEY, Access, is_tcp
-from psfleet.wire.connections.channel import HANDSHAKE
-from psfleet.wire.connections.credentials import Credentials
 from psfleet_server.rpc.replies import RateLimitedLog
 
 _READS = frozenset(

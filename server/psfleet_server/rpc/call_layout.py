@@ -14,20 +14,20 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import FrameError, PsfleetError
-from psfleet.kernels.initial_values import address_of, floats_at
-from psfleet.platform.memory import content_address
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.kinds import Format
-from psfleet.shard.shard_tables import ShardTables, Table
-from psfleet.tables.dense import DenseTable
-from psfleet.tables.row_update import PlacedRows
-from psfleet.wire import frame, segments
-from psfleet.wire.frame import ALIGNMENT, read_header
-from psfleet.wire.segments import ELEMENTS, TensorRequest
-from psfleet.wire.shared_memory import SharedMemory
-from psfleet.wire.v1.frame_pb2 import PRECISION_FLOAT32, Header, Outcome
-from psfleet.wire.value_formats import CompressedValues
+from psfleet.core.base.errors import FrameError, PsfleetError
+from psfleet.core.base.memory import content_address
+from psfleet.core.base.settings.kinds import Format
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.kernels.initial_values import address_of, floats_at
+from psfleet.core.engine.shard.shard_tables import ShardTables, Table
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.row_update import PlacedRows
+from psfleet.core.net import frame, segments
+from psfleet.core.net.frame import ALIGNMENT, read_header
+from psfleet.core.net.segments import ELEMENTS, TensorRequest
+from psfleet.core.net.shared_memory import SharedMemory
+from psfleet.core.net.v1.frame_pb2 import PRECISION_FLOAT32, Header, Outcome
+from psfleet.core.net.value_formats import CompressedValues
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

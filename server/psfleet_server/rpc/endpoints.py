@@ -17,16 +17,16 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from psfleet.errors import ConfigError, ServerUnavailable
-from psfleet.http2.calls import Behavior, InboundMessages, IncomingCall
-from psfleet.http2.http2_server import Http2Server
-from psfleet.http2.server_connection import ServerSettings
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.files import LONGEST_PATH
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import HANDSHAKE, await_connection, error_of, open_channel
-from psfleet.wire.connections.tls_sockets import accepts
+from psfleet.core.base.errors import ConfigError, ServerUnavailable
+from psfleet.core.base.files import LONGEST_PATH
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.net.connections.access import Access, is_tcp
+from psfleet.core.net.connections.channel import HANDSHAKE, await_connection, error_of, open_channel
+from psfleet.core.net.connections.tls_sockets import accepts
+from psfleet.core.net.http2.calls import Behavior, InboundMessages, IncomingCall
+from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.server_connection import ServerSettings
 from psfleet_server.rpc.call_admission import BACKLOG
 from psfleet_server.rpc.replies import DeferredReply, RateLimitedLog, as_psfleet_error
 

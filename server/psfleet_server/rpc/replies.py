@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     Fenced,
     FrameError,
     LaneLost,
@@ -30,15 +30,15 @@ from psfleet.errors import (
     ProtocolError,
     PsfleetError,
 )
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.shard.events import SendError
-from psfleet.shard.recent_events import RecentEvents
-from psfleet.wire.connections import channel
-from psfleet.wire.connections.channel import GRACE
-from psfleet.wire.frame import next_field
-from psfleet.wire.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.events import SendError
+from psfleet.core.engine.shard.recent_events import RecentEvents
+from psfleet.core.net.connections import channel
+from psfleet.core.net.connections.channel import GRACE
+from psfleet.core.net.frame import next_field
+from psfleet.core.net.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
 from psfleet_server.rpc.call_layout import PullResponse
 
 _log = log_of(__name__)
@@ -148,7 +148,8 @@ LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
 class CallContext(Protocol):
-    """Methods of a call that its reply uses: a grpc.ServicerContext, or an IncomingCall of psfleet.http2."""
+    """Methods of a call that its reply uses: a grpc.ServicerContext, or an IncomingCall of
+    psfleet.core.net.http2."""
 
     def time_remaining(self) -> float: ...
     def add_callback(self, callback: Callable[[], None], /) -> bool: ...

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.datasets.round_plan import RoundPlan
-from psfleet.errors import FrameError, ShapeError
-from psfleet.platform.logs import FIRST_NONFINITE
-from psfleet.schema.table import MAX_AXES
-from psfleet.shard.membership_view import PrepareView
-from psfleet.wire.membership_messages import INSTALL, PLAN_ENTRY, write_report
-from psfleet.wire.message_converter import write_pairs
-from psfleet.wire.v1 import coordinator_pb2, membership_pb2
+from psfleet.core.base.errors import FrameError, ShapeError
+from psfleet.core.base.logs import FIRST_NONFINITE
+from psfleet.core.engine.round_plan import RoundPlan
+from psfleet.core.engine.schema.table import MAX_AXES
+from psfleet.core.engine.shard.membership_view import PrepareView
+from psfleet.core.net.membership_messages import INSTALL, PLAN_ENTRY, write_report
+from psfleet.core.net.message_converter import write_pairs
+from psfleet.core.net.v1 import coordinator_pb2, membership_pb2
 from psfleet_server.coordinator.barriers import DTYPES, Arrival, ModeRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from psfleet.consistency import NO_MODE
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.wire import frame
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.engine.consistency import NO_MODE
+from psfleet.core.net import frame
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import MeasuredMethod
 from psfleet_server.rpc.replies import DeferredReply, immediate, parkable, prompt

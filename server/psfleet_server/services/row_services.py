@@ -7,15 +7,15 @@ from typing import Any
 import grpc
 import numpy as np
 
-from psfleet.errors import ProtocolError
-from psfleet.platform.threads import ServiceThread
-from psfleet.shard.events import CreateTable, FrozenShard, Record, RestorePart
-from psfleet.tables.row_snapshot import FrozenTable
-from psfleet.wire.body import parse, write_record
-from psfleet.wire.connections import channel
-from psfleet.wire.v1 import scaling_pb2
-from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
-from psfleet.wire.v1.replica_pb2 import FollowReply, FollowRequest
+from psfleet.core.base.errors import ProtocolError
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.events import CreateTable, FrozenShard, Record, RestorePart
+from psfleet.core.engine.tables.row_snapshot import FrozenTable
+from psfleet.core.net.body import parse, write_record
+from psfleet.core.net.connections import channel
+from psfleet.core.net.v1 import scaling_pb2
+from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsRequest
+from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import Snapshot
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     CheckpointError,
     ConfigError,
     FrameError,
@@ -21,26 +21,26 @@ from psfleet.errors import (
     NotReady,
     UnknownTable,
 )
-from psfleet.kernels.dedup import first_repeat
-from psfleet.kernels.generate import static_kernels
-from psfleet.kernels.initial_values import address_of
-from psfleet.observability.exposition import LatencyHistogram
-from psfleet.platform.logs import log_of
-from psfleet.platform.memory import content_address
-from psfleet.runtime.interface import Gradient, missing_table
-from psfleet.schema.table import TableSpec, key_of
-from psfleet.shard.event_shortcuts import is_plain, may_be_plain, take
-from psfleet.shard.events import CreateTable, PartState, Pull, Push, WriteState
-from psfleet.shard.table_placement import dense_range
-from psfleet.tables.dense import DenseTable
-from psfleet.wire import frame, segments
-from psfleet.wire.membership_messages import mode_fields
-from psfleet.wire.segments import TensorRequest
-from psfleet.wire.shared_memory import MemoryHandle
-from psfleet.wire.table_messages import read_spec, write_evictions, write_spec
-from psfleet.wire.v1 import shard_pb2
-from psfleet.wire.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_UNSPECIFIED, Header
-from psfleet.wire.worker_requests import JOIN, LEAVE, SHRINK, read_push
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.memory import content_address
+from psfleet.core.base.observability.exposition import LatencyHistogram
+from psfleet.core.engine.interface import Gradient, missing_table
+from psfleet.core.engine.kernels.dedup import first_repeat
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.schema.table import TableSpec, key_of
+from psfleet.core.engine.shard.event_shortcuts import is_plain, may_be_plain, take
+from psfleet.core.engine.shard.events import CreateTable, PartState, Pull, Push, WriteState
+from psfleet.core.engine.shard.table_placement import dense_range
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.net import frame, segments
+from psfleet.core.net.membership_messages import mode_fields
+from psfleet.core.net.segments import TensorRequest
+from psfleet.core.net.shared_memory import MemoryHandle
+from psfleet.core.net.table_messages import read_spec, write_evictions, write_spec
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.core.net.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_UNSPECIFIED, Header
+from psfleet.core.net.worker_requests import JOIN, LEAVE, SHRINK, read_push
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.call_layout import (
     CallLayout,

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from psfleet.errors import CheckpointError, FrameError, PsfleetError
-from psfleet.shard.events import BeginCut, EndCut, MarkCut
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.membership_messages import write_mode
-from psfleet.wire.v1 import snapshot_pb2
+from psfleet.core.base.errors import CheckpointError, FrameError, PsfleetError
+from psfleet.core.engine.shard.events import BeginCut, EndCut, MarkCut
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.net.membership_messages import write_mode
+from psfleet.core.net.v1 import snapshot_pb2
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import DeferredReply, encoded, immediate, parkable, parsed
 from psfleet_server.snapshots.snapshot_events import (

@@ -14,9 +14,9 @@ whatever clock the caller uses.
 from collections import deque
 from typing import Any
 
-from psfleet.consistency import find_mode
-from psfleet.errors import CheckpointError, DeadlineExceeded
-from psfleet.shard.events import SendError
+from psfleet.core.base.errors import CheckpointError, DeadlineExceeded
+from psfleet.core.engine.consistency import find_mode
+from psfleet.core.engine.shard.events import SendError
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,
     AwaitParts,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from psfleet.checkpoint import CutPosition
-from psfleet.errors import CheckpointError
-from psfleet.shard.events import Call, SendError
-from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.core.base.errors import CheckpointError
+from psfleet.core.engine.shard.events import Call, SendError
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 
 
 @dataclass(frozen=True)

@@ -24,24 +24,24 @@ from psfleet.checkpoint import (
     merged_specs,
     read_manifest,
 )
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.faults import NO_CRASH, CrashFaults
-from psfleet.platform.logs import log_of
-from psfleet.platform.object_store import (
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.base.faults import NO_CRASH, CrashFaults
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.object_store import (
     base_of,
     is_whole,
     own_place,
     own_snapshots,
     remove_snapshot,
 )
-from psfleet.platform.threads import ServiceThread
-from psfleet.runtime.worker_state import redealt
-from psfleet.settings.kinds import local_path, place_or_url, shown_url, url_of
-from psfleet.shard.events import SendError
-from psfleet.shard.snapshot_cuts import PendingCut
-from psfleet.wire.connections.access import Access
-from psfleet.wire.membership_messages import read_mode
-from psfleet.wire.v1 import snapshot_pb2
+from psfleet.core.base.settings.kinds import local_path, place_or_url, shown_url, url_of
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.shard.events import SendError
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.worker_state import redealt
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.membership_messages import read_mode
+from psfleet.core.net.v1 import snapshot_pb2
 from psfleet_server.durability.recovery import check_restart, workers_of
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import Peer

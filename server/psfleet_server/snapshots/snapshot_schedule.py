@@ -4,9 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.kinds import SnapshotInterval
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.base.settings.kinds import SnapshotInterval
+from psfleet.core.base.threads import ServiceThread
 from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.shard.events import Call
-from psfleet.shard.snapshot_cuts import PendingCut
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.engine.shard.events import Call
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet_server.snapshots.snapshot_events import (
     MembersChanged,
     ReleaseWorker,

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from psfleet import fleet
-from psfleet.chaos.audit import ChaosSettings
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.strategy import DistributedStrategy
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.runtime.chaos.audit import ChaosSettings
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import DistributedStrategy
 
 SAMPLES = 200
 UNTIL = float(os.environ.get("SOAK_UNTIL", "inf"))

@@ -10,7 +10,7 @@ import numpy as np
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
-from psfleet.runtime.process_runtime import active
+from psfleet.core.runtime.process_runtime import active
 
 STEPS, BATCH = 13, 32
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import psfleet as ps
 from psfleet import fleet, layers, optimizer
-from psfleet.runtime.process_runtime import active
+from psfleet.core.runtime.process_runtime import active
 
 STEPS, BATCH = 12, 48
 

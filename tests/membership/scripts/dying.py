@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from psfleet import fleet
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import InitializerSpec, TableSpec
-from psfleet.strategy import DistributedStrategy
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import DistributedStrategy
 
 SAMPLES, EPOCHS = 60, 2
 WEIGHTS = TableSpec("weights", "dense", (300,), make_rule("adam", {}))

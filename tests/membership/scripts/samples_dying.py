@@ -40,7 +40,7 @@ def feature_set(worker: int) -> FeatureSet:
 def opened(place: str, features: FeatureSet) -> Any:
     """The source."""
     if place.startswith("kafka://"):
-        from psfleet.datasets.kafka import KafkaTopic
+        from psfleet.data.kafka import KafkaTopic
 
         ends = {0: ROWS // 2, 1: ROWS - ROWS // 2}
         servers = place.removeprefix("kafka://")
@@ -49,8 +49,8 @@ def opened(place: str, features: FeatureSet) -> Any:
         )
     if place.startswith(GROWS):
         return growing(place.removeprefix(GROWS), features)
-    from psfleet.datasets.event_time import EventTimeSequence
-    from psfleet.datasets.parquet import ParquetFiles
+    from psfleet.data.event_time import EventTimeSequence
+    from psfleet.data.parquet import ParquetFiles
 
     if place.startswith("time:"):
         folder = place.removeprefix("time:")
@@ -59,7 +59,7 @@ def opened(place: str, features: FeatureSet) -> Any:
     if place.startswith("batches:"):
         import pyarrow.dataset
 
-        from psfleet.datasets.record_batches import RecordBatches
+        from psfleet.data.record_batches import RecordBatches
 
         rows = pyarrow.dataset.dataset(place.removeprefix("batches:"))
         return RecordBatches(rows.to_batches, features, ["label"], bad_rows="skip")
@@ -71,7 +71,7 @@ def growing(servers: str, features: FeatureSet) -> Any:
 
     The broker of the tests cannot add some; all are there.
     """
-    from psfleet.datasets import kafka, kafka_partition
+    from psfleet.data import kafka, kafka_partition
 
     asked = itertools.count(1 + fleet.worker_index())
     kafka._SECTION = 4

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from psfleet import fleet, optimizer
-from psfleet.execution.executor import Executor
-from psfleet.settings.environment import read_environment
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.graph.execution.executor import Executor
 from tests.pipeline.conftest import build_model, make_feed
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from psfleet import fleet, layers, optimizer
-from psfleet.entry import ShowClickEntry
-from psfleet.execution.executor import Executor
-from psfleet.runtime.process_runtime import active
-from psfleet.schema.table import key_of
-from psfleet.settings.environment import read_environment
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.engine.schema.entry import ShowClickEntry
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.runtime.process_runtime import active
 
 SAMPLES, BATCH, EPOCHS = 24, 4, 2
 

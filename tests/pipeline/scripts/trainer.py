@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from psfleet import clip, fleet, optimizer
-from psfleet.execution.executor import Executor
+from psfleet.core.graph.execution.executor import Executor
 from tests.pipeline.conftest import build_model, make_feed
 
 seen: list[Any] = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psfleet.shard.membership_view import InstallView, PrepareView, ViewReport
+from psfleet.core.engine.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from psfleet.datasets.round_plan import PlanEntry, RoundPlan
-from psfleet.kernels.dedup import merge_pushes
-from psfleet.kernels.id_routing import owned_by
-from psfleet.runtime.interface import Read
-from psfleet.shard.events import CloseRound, Join, Push
-from psfleet.shard.membership_view import InstallView, SeatView
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.kernels.dedup import merge_pushes
+from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.round_plan import PlanEntry, RoundPlan
+from psfleet.core.engine.shard.events import CloseRound, Join, Push
+from psfleet.core.engine.shard.membership_view import InstallView, SeatView
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet_server.coordinator.data_dispatch import TornStep
 from tests.protocol.fleet.calls import Published, Taken
 from tests.protocol.fleet.job import (

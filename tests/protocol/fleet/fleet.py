@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from psfleet.shard.shard import Shard
+from psfleet.core.engine.shard.shard import Shard
 from psfleet_server.coordinator.barriers import ModeRequest
 from tests.protocol.fleet.calls import Promote, Published, Release, Silent
 from tests.protocol.fleet.checks import check, check_cuts, check_snapshot

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from psfleet.errors import PsfleetError
-from psfleet.shard.follower_changes import ChangeLog
-from psfleet.wire.table_messages import read_reply
-from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsReply, RowsRequest
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.engine.shard.follower_changes import ChangeLog
+from psfleet.core.net.table_messages import read_reply
+from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsReply, RowsRequest
 from psfleet_server.engine.follower_requests import Followers, SendChanges
 from tests.protocol.fleet.calls import Request, Response
 from tests.protocol.fleet.follower import Changes, checksum, content_of

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.runtime.interface import FollowedCut, Read
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.engine.interface import FollowedCut, Read
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.v1.follower_pb2 import ChangesReply
 from psfleet.serving.following import (
     AskChanges,
     AskRows,
@@ -20,9 +23,6 @@ from psfleet.serving.following import (
     WeightCopy,
 )
 from psfleet.serving.row_source import ServedRows
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
-from psfleet.wire.v1.follower_pb2 import ChangesReply
 from tests.protocol.fleet.calls import Published, Request, Response, Taken
 from tests.protocol.fleet.job import COUNTS, FEW, IDS, ROWS, Job, Rows, count_ids
 from tests.protocol.fleet.pushes import Pushes

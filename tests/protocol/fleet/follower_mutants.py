@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from psfleet.core.engine.shard.follower_changes import ChangeLog
+from psfleet.core.net.table_messages import NO_IDS
+from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest
 from psfleet.serving import following
 from psfleet.serving.following import AskChanges, Filling, Following, WeightCopy
 from psfleet.serving.row_source import ServedRows
-from psfleet.shard.follower_changes import ChangeLog
-from psfleet.wire.table_messages import NO_IDS
-from psfleet.wire.v1.follower_pb2 import ChangesReply, ChangesRequest
 from psfleet_server.engine.follower_requests import Followers
 from psfleet_server.snapshots.snapshot_under_way import SnapshotUnderWay
 from tests.protocol.fleet.calls import Response

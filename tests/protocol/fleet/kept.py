@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from psfleet.settings.environment import Environment
-from psfleet.shard.shard import Shard
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.shard.shard import Shard
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability import log_place
 from psfleet_server.durability.log import ServerLog, chained

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from psfleet.settings.environment import Environment
-from psfleet.wire.server_state import read_state
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.net.server_state import read_state
 from psfleet_server.coordinator.request_files import Scaling
 from psfleet_server.durability import log_place
 from psfleet_server.durability.recovery import Journal

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psfleet.errors import PsfleetError
-from psfleet.wire.v1 import scaling_pb2
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.net.v1 import scaling_pb2
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.request_files import ScaleRequestFile, Scaling

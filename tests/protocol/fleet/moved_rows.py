@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.runtime.interface import Read
-from psfleet.shard.shard import Shard
+from psfleet.core.engine.interface import Read
+from psfleet.core.engine.shard.shard import Shard
 from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of
 from tests.protocol.fleet.job import COUNTS, Job, Phase
 from tests.protocol.fleet.pushes import Pushes

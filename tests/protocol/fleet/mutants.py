@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from psfleet.shard.events import Leave, Push
-from psfleet.shard.membership_view import PrepareView
-from psfleet.shard.rounds import Rounds
-from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import SspClock
-from psfleet.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.shard.workers import Workers
+from psfleet.core.engine.shard.events import Leave, Push
+from psfleet.core.engine.shard.membership_view import PrepareView
+from psfleet.core.engine.shard.rounds import Rounds
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_state import SspClock
+from psfleet.core.engine.shard.snapshot_cuts import CutState, PendingCut
+from psfleet.core.engine.shard.workers import Workers
 from psfleet_server.coordinator import coordinator
 from psfleet_server.coordinator.barriers import CollectiveCompleted, CollectiveState
 from psfleet_server.coordinator.coordinator import Coordinator

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from psfleet.kernels.initial_values import address_of
-from psfleet.shard.event_shortcuts import is_plain, may_be_plain, take
-from psfleet.shard.events import Pull, Push
-from psfleet.shard.shard import Shard
-from psfleet.tables.sparse import SparseTable
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.shard.event_shortcuts import is_plain, may_be_plain, take
+from psfleet.core.engine.shard.events import Pull, Push
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.sparse import SparseTable
 
 
 class PlacedUpdates:

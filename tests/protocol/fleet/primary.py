@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from psfleet.errors import PsfleetError
-from psfleet.shard.shard import Shard
-from psfleet.shard.shard_state import ShardState
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_state import ShardState
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.records import RecordKind, encode
 from psfleet_server.durability.recovery import copied

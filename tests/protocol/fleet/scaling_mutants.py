@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from psfleet.errors import PsfleetError
-from psfleet.shard.rescaled_rows import DealtShard
-from psfleet.shard.shard import Shard
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.engine.shard.rescaled_rows import DealtShard
+from psfleet.core.engine.shard.shard import Shard
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import Scaling
 from psfleet_server.engine.row_moves import RowMoves

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from psfleet.checkpoint import CutPosition
-from psfleet.errors import CheckpointError, PsfleetError
-from psfleet.shard.events import (
+from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.engine.shard.events import (
     BeginCut,
     Event,
     FrozenShard,
@@ -26,9 +26,9 @@ from psfleet.shard.events import (
     SendValues,
     WriteSnapshot,
 )
-from psfleet.shard.membership_view import InstallView, PrepareView
-from psfleet.shard.shard import Shard
-from psfleet.wire.v1.follower_pb2 import ChangesRequest, RowsRequest
+from psfleet.core.engine.shard.membership_view import InstallView, PrepareView
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision, Heartbeat, Outcome

@@ -4,8 +4,8 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from psfleet.errors import DeadlineExceeded, PsfleetError
-from psfleet.shard.events import BeginCut, EndCut, SendError
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
+from psfleet.core.engine.shard.events import BeginCut, EndCut, SendError
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
 from psfleet_server.snapshots.snapshot_events import (
     AnnounceSnapshot,

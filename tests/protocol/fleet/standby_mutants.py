@@ -2,8 +2,8 @@
 
 import pytest
 
-from psfleet.shard.follower_changes import ChangeLog
-from psfleet.wire.frame import Part
+from psfleet.core.engine.shard.follower_changes import ChangeLog
+from psfleet.core.net.frame import Part
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 from tests.protocol.fleet.mutants import without

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
-from psfleet.errors import PsfleetError, ServerUnavailable
-from psfleet.faults import CrashFaults
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.base.faults import CrashFaults
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine import row_moves, server_scaling
 from psfleet_server.rpc.endpoints import Peer

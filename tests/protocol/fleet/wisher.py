@@ -1,6 +1,6 @@
 """A worker whose mode is wished for from outside, in the midst of the fleet's dataset."""
 
-from psfleet.datasets.round_plan import Range, RoundPlan, length, part
+from psfleet.core.engine.round_plan import Range, RoundPlan, length, part
 from psfleet_worker.session.instructions import DataReply, RequestData
 from tests.protocol.fleet.asked import Script
 from tests.protocol.fleet.calls import AskServers

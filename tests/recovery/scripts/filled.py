@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from psfleet import fleet
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import TableSpec
-from psfleet.strategy import DistributedStrategy
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import DistributedStrategy
 from tests.trainings import zero_rows
 
 SAMPLES, EPOCHS = 160, 2

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.settings.environment import read_environment
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.engine.interface import Gradient, Read
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import zero_rows
 

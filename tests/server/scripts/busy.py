@@ -9,15 +9,15 @@ import grpc
 import numpy as np
 
 from psfleet import fleet
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import read_environment
-from psfleet.strategy import DistributedStrategy
-from psfleet.wire.connections.access import Access
-from psfleet.wire.connections.channel import open_channel
-from psfleet.wire.v1.metrics_pb2 import CollectRequest
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.v1.metrics_pb2 import CollectRequest
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import DistributedStrategy
 
 WEIGHTS = TableSpec("weights", "dense", (250_000,), make_rule("sgd", {}))
 

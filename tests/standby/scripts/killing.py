@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from psfleet import fleet
-from psfleet.rules import make_rule
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.process_runtime import current
-from psfleet.schema.table import TableSpec
-from psfleet.settings.environment import read_environment
-from psfleet.strategy import DistributedStrategy
+from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.strategy import DistributedStrategy
 
 STEPS = 30
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))

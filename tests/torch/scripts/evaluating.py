@@ -17,8 +17,8 @@ from torch import nn
 import psfleet
 import psfleet.torch as pst
 from psfleet import fleet, layers, metrics, optimizer
-from psfleet.prediction import CutEvaluation
-from psfleet.runtime.process_runtime import active
+from psfleet.core.runtime.process_runtime import active
+from psfleet.serving.prediction import CutEvaluation
 
 STEPS, HALF, ROWS = 6, 3, 40
 torch.set_num_threads(1)

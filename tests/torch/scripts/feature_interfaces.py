@@ -13,12 +13,12 @@ import torch
 import psfleet
 import psfleet.torch as pst
 from psfleet import fleet, initializer, layers
-from psfleet.execution.executor import Executor
+from psfleet.core.engine.schema.table import key_of
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.process_runtime import active
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table, feed
 from psfleet.optimizer import SGD, Adagrad, Adam
-from psfleet.program.program import Program, program_guard
-from psfleet.runtime.process_runtime import active
-from psfleet.schema.table import key_of
 
 STEPS, SAMPLES = 4, 6
 torch.set_num_threads(1)

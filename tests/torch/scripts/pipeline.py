@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import psfleet.torch as pst
 from psfleet import fleet
-from psfleet.runtime.process_runtime import active
+from psfleet.core.runtime.process_runtime import active
 
 ROWS = 40
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import psfleet.torch as pst
 from psfleet import fleet
-from psfleet.datasets.parquet import ParquetFiles
+from psfleet.data.parquet import ParquetFiles
 
 torch.set_num_threads(1)
 FEATURES = feature_set("torch")

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from psfleet.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
-from psfleet.http2.http2_client import ClientConnection, Http2Client
-from psfleet.platform.threads import deferred, wait_for
-from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import GRACE, HANDSHAKE, KEY, error_named
-from psfleet.wire.connections.tls_sockets import connects
-from psfleet.wire.frame import MAX_MESSAGE
-from psfleet.wire.v1 import shard_pb2
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.core.base.threads import deferred, wait_for
+from psfleet.core.net.connections.access import Access, is_tcp
+from psfleet.core.net.connections.channel import GRACE, HANDSHAKE, KEY, error_named
+from psfleet.core.net.connections.tls_sockets import connects
+from psfleet.core.net.frame import MAX_MESSAGE
+from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
+from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
+from psfleet.core.net.v1 import shard_pb2
 
 if TYPE_CHECKING:
     from psfleet_worker.connection.server_client import ServerClient
@@ -277,7 +277,7 @@ class Call:
 
 
 def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """Wait as `wait_all` does; the caller defers interrupts (psfleet.platform.threads)."""
+    """Wait as `wait_all` does; the caller defers interrupts (psfleet.core.base.threads)."""
     if not all(map(_has_ended, calls)) and not _settled(calls):
         _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
         if not all(map(_has_ended, calls)):

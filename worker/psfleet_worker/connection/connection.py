@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from psfleet.consistency import NO_MODE, ConsistencyMode
-from psfleet.errors import (
+from psfleet.core.base.errors import (
     ConfigError,
     DeadlineExceeded,
     Fenced,
@@ -22,17 +21,18 @@ from psfleet.errors import (
     PsfleetError,
     ServerUnavailable,
 )
-from psfleet.platform.logs import log_of
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.environment import Environment
-from psfleet.shard.events import Correction, Join, Leave
-from psfleet.wire.connections.access import Access
-from psfleet.wire.membership_messages import read_mode_fields
-from psfleet.wire.shared_memory import MemoryHandle
-from psfleet.wire.v1 import coordinator_pb2, shard_pb2
-from psfleet.wire.v1.frame_pb2 import Header
-from psfleet.wire.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
-from psfleet.wire.worker_requests import JOIN, LEAVE
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.consistency import NO_MODE, ConsistencyMode
+from psfleet.core.engine.shard.events import Correction, Join, Leave
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.membership_messages import read_mode_fields
+from psfleet.core.net.shared_memory import MemoryHandle
+from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.core.net.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
+from psfleet.core.net.worker_requests import JOIN, LEAVE
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.server_client import Send, ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.errors import FrameError
-from psfleet.kernels.initial_values import address_of, copy_over
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Format
-from psfleet.wire import frame, segments
-from psfleet.wire.gradient_compressor import value_format
-from psfleet.wire.v1.frame_pb2 import Content, Header, Segment
-from psfleet.wire.value_formats import CompressedValues
-from psfleet.wire.worker_requests import write_withdrawal
+from psfleet.core.base.errors import FrameError
+from psfleet.core.base.settings.kinds import Format
+from psfleet.core.engine.kernels.initial_values import address_of, copy_over
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net import frame, segments
+from psfleet.core.net.gradient_compressor import value_format
+from psfleet.core.net.v1.frame_pb2 import Content, Header, Segment
+from psfleet.core.net.value_formats import CompressedValues
+from psfleet.core.net.worker_requests import write_withdrawal
 from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.tensor_memory import BLOCK, LaneMemory, LentArray, PlacedSegment
 

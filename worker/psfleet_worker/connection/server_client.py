@@ -18,19 +18,25 @@ from typing import Any
 
 import grpc
 
-from psfleet.errors import AccessDenied, NoRoom, PsfleetError, ServerUnavailable, UsageError
-from psfleet.platform.threads import ServiceThread
-from psfleet.wire.connections.access import Access, is_tcp
-from psfleet.wire.connections.channel import (
+from psfleet.core.base.errors import (
+    AccessDenied,
+    NoRoom,
+    PsfleetError,
+    ServerUnavailable,
+    UsageError,
+)
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.net.connections.access import Access, is_tcp
+from psfleet.core.net.connections.channel import (
     GRACE,
     RelocatingChannel,
     await_connection,
     error_of,
     open_channel,
 )
-from psfleet.wire.connections.tls_sockets import closes_at_once
-from psfleet.wire.membership_messages import read_mode
-from psfleet.wire.worker_requests import write_withdrawal
+from psfleet.core.net.connections.tls_sockets import closes_at_once
+from psfleet.core.net.membership_messages import read_mode
+from psfleet.core.net.worker_requests import write_withdrawal
 from psfleet_worker.connection.call import PATHS, Call, TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
@@ -70,7 +76,7 @@ class ServerClient:
     Args:
         endpoint: Endpoint at which it listens.
         changed: Notified when a call ends; the same for all servers that are waited for together.
-        meddle: Wraps the function that makes one attempt, for tests (psfleet.faults).
+        meddle: Wraps the function that makes one attempt, for tests (psfleet.core.base.faults).
         transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
@@ -313,7 +319,7 @@ class ServerClient:
         """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""
         if not is_tcp(self.endpoint):
             return
-        from psfleet.wire.connections.tls_sockets import why_refused
+        from psfleet.core.net.connections.tls_sockets import why_refused
 
         if why := why_refused(self._location(), self._access):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.initial_values import address_of
-from psfleet.wire.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.net.shared_memory import BlockAllocator, MemoryHandle, SharedMemory
 
 if TYPE_CHECKING:
     from psfleet_worker.connection.server_client import ServerClient

@@ -9,8 +9,8 @@ Pure: the programs of a dataset yield its steps, and between them what is to be 
 
 from collections.abc import Iterator
 
-from psfleet.datasets.round_plan import Range, RoundPlan, length, part
-from psfleet.errors import UsageError
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.round_plan import Range, RoundPlan, length, part
 from psfleet_worker.session.instructions import (
     DataReply,
     FlushPushes,

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-from psfleet.consistency import NO_MODE, ConsistencyMode
-from psfleet.datasets.round_plan import Range, RoundPlan
-from psfleet.platform.memory import value_class
-from psfleet.shard.events import Join, Leave, MarkCut
+from psfleet.core.base.memory import value_class
+from psfleet.core.engine.consistency import NO_MODE, ConsistencyMode
+from psfleet.core.engine.round_plan import Range, RoundPlan
+from psfleet.core.engine.shard.events import Join, Leave, MarkCut
 
 T = TypeVar("T")
 Ranges = tuple[Range, ...]

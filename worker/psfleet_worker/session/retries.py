@@ -5,8 +5,15 @@ Pure: errors and times come in, decisions come out.
 
 from dataclasses import dataclass
 
-from psfleet.errors import LaneLost, Later, NoRoom, NotReady, PsfleetError, ServerUnavailable
-from psfleet.settings.environment import Environment
+from psfleet.core.base.errors import (
+    LaneLost,
+    Later,
+    NoRoom,
+    NotReady,
+    PsfleetError,
+    ServerUnavailable,
+)
+from psfleet.core.base.settings.environment import Environment
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _MOMENT = 0.002  # seconds before a push is sent again that came too early

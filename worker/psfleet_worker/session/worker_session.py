@@ -17,11 +17,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from psfleet.consistency import ConsistencyMode
-from psfleet.errors import ConfigError, DeadlineExceeded
-from psfleet.runtime.worker_state import ScriptProgress
-from psfleet.shard.events import Join, Leave, MarkCut
-from psfleet.wire.membership_messages import read_change, write_change
+from psfleet.core.base.errors import ConfigError, DeadlineExceeded
+from psfleet.core.engine.consistency import ConsistencyMode
+from psfleet.core.engine.shard.events import Join, Leave, MarkCut
+from psfleet.core.engine.worker_state import ScriptProgress
+from psfleet.core.net.membership_messages import read_change, write_change
 from psfleet_worker.session.instructions import (
     AwaitMarking,
     AwaitPushes,

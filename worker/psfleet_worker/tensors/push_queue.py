@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import PsfleetError, UsageError
-from psfleet.platform.threads import ServiceThread, deferred
-from psfleet.schema.table import TableSpec
+from psfleet.core.base.errors import PsfleetError, UsageError
+from psfleet.core.base.threads import ServiceThread, deferred
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.connection.call import replies_of, wait_all
 from psfleet_worker.connection.request import ServerRequest, Values
 from psfleet_worker.connection.server_client import ServerClient
@@ -35,7 +35,7 @@ LINGER = 0.005
 
 
 class FleetPull:
-    """Implements psfleet.runtime.interface.PendingPull.
+    """Implements psfleet.core.engine.interface.PendingPull.
 
     Args:
         requests: One per server; those that are called have begun.

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.kernels.dedup import RecentBatches, UniqueIds
-from psfleet.kernels.initial_values import address_of, copy_over
-from psfleet.kernels.number_formats import encode
-from psfleet.platform.memory import value_class
-from psfleet.runtime.interface import Gradient, Read
-from psfleet.runtime.validation import CheckedGradient, check_ids
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import Format
-from psfleet.shard.table_placement import dense_range, servers_of, split_elements
-from psfleet.wire import segments
-from psfleet.wire.gradient_compressor import GradientCompressor
-from psfleet.wire.v1.frame_pb2 import Content, Segment
-from psfleet.wire.value_formats import FORMATS, CompressedValues
+from psfleet.core.base.memory import value_class
+from psfleet.core.base.settings.kinds import Format
+from psfleet.core.engine.gradient_checks import CheckedGradient, check_ids
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.kernels.dedup import RecentBatches, UniqueIds
+from psfleet.core.engine.kernels.initial_values import address_of, copy_over
+from psfleet.core.engine.kernels.number_formats import encode
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.table_placement import dense_range, servers_of, split_elements
+from psfleet.core.net import segments
+from psfleet.core.net.gradient_compressor import GradientCompressor
+from psfleet.core.net.v1.frame_pb2 import Content, Segment
+from psfleet.core.net.value_formats import FORMATS, CompressedValues
 from psfleet_worker.connection.request import ServerRequest, Values
 from psfleet_worker.connection.tensor_memory import LEND_FROM, LentArray
 
@@ -145,7 +145,7 @@ SPLIT_READS: dict[str, type[DenseRead] | type[SparseRead]] = {
 
 @value_class
 class _GradientPart:
-    """One table's gradient, as psfleet.runtime.validation.check_gradients gives it."""
+    """One table's gradient, as psfleet.core.engine.gradient_checks.check_gradients gives it."""
 
     spec: TableSpec
     gradient: Gradient

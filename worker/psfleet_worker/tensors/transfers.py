@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import PsfleetError
-from psfleet.platform.threads import deferred
-from psfleet.runtime.interface import CompletedPull, Gradient, PendingPull, Read
-from psfleet.runtime.validation import (
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.threads import deferred
+from psfleet.core.engine.gradient_checks import (
     NonFiniteCheck,
     SkippedGradients,
     check_gradients,
     without_values,
 )
-from psfleet.schema.table import TableSpec
-from psfleet.strategy import WireSettings
-from psfleet.wire.gradient_compressor import GradientCompressor
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.core.engine.interface import CompletedPull, Gradient, PendingPull, Read
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.gradient_compressor import GradientCompressor
+from psfleet.core.net.v1.frame_pb2 import Header
+from psfleet.core.runtime.strategy import WireSettings
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.session.instructions import (

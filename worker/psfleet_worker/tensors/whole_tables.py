@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.errors import UnknownTable
-from psfleet.runtime.evictions import EvictedIds
-from psfleet.runtime.interface import TableState
-from psfleet.runtime.validation import check_ids, check_spec_value
-from psfleet.schema.table import TableSpec
-from psfleet.settings.kinds import place_or_url
-from psfleet.shard.table_placement import dense_ranges, located_as, owned_rows, placed
-from psfleet.wire import frame, segments
-from psfleet.wire.segments import OutgoingSegment, PartState
-from psfleet.wire.table_messages import read_evictions, read_spec, write_spec
-from psfleet.wire.v1 import shard_pb2
-from psfleet.wire.v1.frame_pb2 import Header
+from psfleet.core.base.errors import UnknownTable
+from psfleet.core.base.settings.kinds import place_or_url
+from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.gradient_checks import check_ids, check_spec_value
+from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.table_placement import dense_ranges, located_as, owned_rows, placed
+from psfleet.core.net import frame, segments
+from psfleet.core.net.segments import OutgoingSegment, PartState
+from psfleet.core.net.table_messages import read_evictions, read_spec, write_spec
+from psfleet.core.net.v1 import shard_pb2
+from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.server_client import ServerClient
 

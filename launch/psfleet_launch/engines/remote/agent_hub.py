@@ -18,13 +18,13 @@ from urllib.parse import unquote
 
 import grpc
 
-from psfleet.errors import ConfigError
-from psfleet.platform.threads import ServiceThread
-from psfleet.settings.declared_settings import ServerLimits
-from psfleet.wire.connections.access import TOKEN_KEY, Access
-from psfleet.wire.connections.channel import server_options
-from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet.wire.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.net.connections.access import TOKEN_KEY, Access
+from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.v1 import agent_pb2 as pb
+from psfleet.core.net.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
 
 QUIET = 0.5
 """Seconds without a message after which a machine is asked."""

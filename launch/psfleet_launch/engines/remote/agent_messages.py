@@ -11,13 +11,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from psfleet.errors import ConfigError
-from psfleet.formats import DONE, REQUEST, SCALE, SCALE_PROMISED, SCALE_READY, SCALED, Format, exact
-from psfleet.platform.files import let_appear
-from psfleet.settings.declaration import settings_of
-from psfleet.settings.declared_settings import UserSettings
-from psfleet.wire.connections.credentials import FILES
-from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.files import let_appear
+from psfleet.core.base.json_documents import (
+    DONE,
+    REQUEST,
+    SCALE,
+    SCALE_PROMISED,
+    SCALE_READY,
+    SCALED,
+    Format,
+    exact,
+)
+from psfleet.core.base.settings.declaration import settings_of
+from psfleet.core.base.settings.declared_settings import UserSettings
+from psfleet.core.net.connections.credentials import FILES
+from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import (

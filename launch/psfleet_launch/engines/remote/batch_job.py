@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from psfleet.errors import ConfigError
-from psfleet.platform.threads import handled
-from psfleet.settings.declaration import setting
-from psfleet.settings.kinds import SECONDS
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import setting
+from psfleet.core.base.settings.kinds import SECONDS
+from psfleet.core.base.threads import handled
 from psfleet_launch.job.job_folder import is_claimed
 from psfleet_launch.job.job_request import Launch, Resources
 

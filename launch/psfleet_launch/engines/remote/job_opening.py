@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from psfleet.errors import ConfigError
-from psfleet.settings.kinds import url_of
-from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.kinds import url_of
+from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.engines.remote.agent_messages import secrets_of, user_variables, write_request
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.job.guard import MARKER

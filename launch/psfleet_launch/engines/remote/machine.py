@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from psfleet.errors import ConfigError
-from psfleet.wire.v1 import agent_pb2 as pb
-from psfleet.wire.v1.agent_pb2 import Hello
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.net.v1 import agent_pb2 as pb
+from psfleet.core.net.v1.agent_pb2 import Hello
 from psfleet_launch.engines.remote.agent_messages import versions
 from psfleet_launch.job.job_request import Resources
 
@@ -101,7 +101,7 @@ def own_address() -> str:
 
 def why_unreachable(endpoint: str) -> str:
     """Why this machine cannot connect to an endpoint on another one; empty: it can."""
-    from psfleet.wire.connections.tls_sockets import connected  # loads gRPC
+    from psfleet.core.net.connections.tls_sockets import connected  # loads gRPC
 
     try:
         connected(endpoint, _CONNECT).close()

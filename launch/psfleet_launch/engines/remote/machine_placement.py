@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job.job_plan import Job, Member, needed
 from psfleet_launch.job.job_request import BOUNDLESS, Resources
 from psfleet_launch.supervision.job_events import ServerReady

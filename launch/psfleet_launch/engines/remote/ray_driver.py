@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from psfleet.errors import ConfigError
+from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job.guard import MARKER
 
 FAILED = "failed: "

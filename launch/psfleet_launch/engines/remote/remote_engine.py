@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from psfleet.errors import ConfigError
-from psfleet.formats import write_relocations
-from psfleet.platform.threads import Waker, handled
-from psfleet.wire.connections.credentials import Credentials
-from psfleet.wire.v1 import agent_pb2 as pb
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.json_documents import write_relocations
+from psfleet.core.base.threads import Waker, handled
+from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.agent_messages import (
     LauncherFiles,
@@ -110,7 +110,7 @@ class RemoteEngine(Engine):
 
     def control_credentials(self) -> tuple[Path, bytes]:
         """Return the launcher's credentials for the calls of agents, and the invitation of agents."""
-        from psfleet.wire.connections.certificates import make_credentials  # loads cryptography
+        from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
         folders = make_credentials(self.job.folder / "agents")
         return folders["server"], invitation(folders["worker"])
@@ -149,7 +149,7 @@ class RemoteEngine(Engine):
     # -- start -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        from psfleet.wire.connections.access import Access  # these load gRPC
+        from psfleet.core.net.connections.access import Access  # these load gRPC
         from psfleet_launch.engines.remote.agent_hub import AgentHub
 
         names = self.machines()

@@ -1,5 +1,0 @@
-"""`python -m psfleet`: the command psfleet."""
-
-import runpy
-
-runpy.run_module("psfleet_launch.commands.psfleet_cli", run_name="__main__")

@@ -1,7 +1,0 @@
-"""Plain tables: push and pull from a script, embedded or on a cluster."""
-
-from psfleet.client.client import Client
-from psfleet.client.client_tables import DenseTable, RowsAhead, SparseTable
-from psfleet.client.process_client import connect
-
-__all__ = ["Client", "DenseTable", "RowsAhead", "SparseTable", "connect"]

@@ -1,0 +1,120 @@
+"""Logging of this process: the standard `logging`, with one handler on standard error for all of psfleet.
+
+A module logs with `_log = log_of(__name__)`; `extra={"round": 7}` adds those of FIELDS that apply. State
+machines do not log: the code around them does.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from datetime import datetime
+from typing import Any
+
+from typing_extensions import override
+
+from psfleet.core.base.settings.declaration import from_variable
+from psfleet.core.base.settings.declared_settings import UserSettings
+from psfleet.core.base.settings.kinds import ROOT, parse_levels
+
+FIRST_NONFINITE = "first NaN or infinity: "
+"""Begins the line in which server 0 names worker, step, table and id of the job's first one."""
+
+FIELDS = ("step", "round", "snapshot", "view", "worker", "incarnation", "table", "seconds", "bytes")
+"""Attributes of a record that say what it is about, as keys of a JSON line; text shows the first three."""
+
+_SHOWN = FIELDS[:3]
+
+
+def log_of(module: str) -> logging.Logger:
+    """Return a module's logger: `psfleet_server.engine.liveness` logs as `psfleet.server.engine.liveness`."""
+    return logging.getLogger(module.replace("psfleet_", "psfleet.", 1))
+
+
+def set_up_logs(role: str | None = None, rank: int = 0) -> None:
+    """Apply PSFLEET_LOG and PSFLEET_LOG_FORMAT to this process. What is set up later counts.
+
+    Args:
+        role: Role of this process in its fleet; its lines begin with time, level, role and rank; None: it
+            trains alone, and its lines are plain sentences.
+        rank: Rank within the role.
+
+    Raises:
+        ConfigError: A variable says something else.
+    """
+    levels = parse_levels(from_variable(UserSettings, "log_levels", os.environ))
+    process = f"{role}.{rank}" if role else ""
+    is_json = from_variable(UserSettings, "log_format", os.environ) == "json"
+    for name in _levelled:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    _levelled[:] = levels
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    _HANDLER.setFormatter(_JsonFormatter(process) if is_json else _TextFormatter(process))
+
+
+class _TextFormatter(logging.Formatter):
+    """Lines for people; an error's traceback follows its line."""
+
+    default_msec_format = "%s.%03d"
+
+    def __init__(self, process: str) -> None:
+        begin = f"%(asctime)s %(levelname)s {process} " if process else ""
+        super().__init__(f"{begin}%(message)s")
+        self._has_fields = bool(process)
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = " ".join(
+            f"{name}={value}" for name, value in _fields(record).items() if name in _SHOWN
+        )
+        return super().formatMessage(record) + (
+            f" [{fields}]" if fields and self._has_fields else ""
+        )
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object for each record."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created).astimezone()
+        line = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._process,
+            "pid": record.process,
+            "text": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to what is standard error now. On a full disk, or closed, it loses lines and nothing fails."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
+
+
+_HANDLER = _StderrHandler()
+_HANDLER.setFormatter(_TextFormatter(""))
+_levelled = [ROOT]
+_ROOT = logging.getLogger(ROOT)
+_ROOT.addHandler(_HANDLER)
+_ROOT.propagate = False  # else a script's own handlers would write each line again
+_ROOT.setLevel(logging.INFO)

@@ -1,0 +1,42 @@
+"""Switch of push tracing. The tracer is loaded only if this process traces."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from psfleet.core.base.errors import not_installed
+from psfleet.core.base.settings.environment import Environment
+
+if TYPE_CHECKING:
+    from psfleet.core.base.observability.spans import Tracing
+
+
+_NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+
+
+def check_tracing(url: str) -> None:
+    """Check that OpenTelemetry is installed, without loading it.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        is_missing = any(importlib.util.find_spec(name) is None for name in _NEEDED)
+    except ModuleNotFoundError:  # not even what holds them
+        is_missing = True
+    if is_missing:
+        raise not_installed(f"--trace {url} needs", "OpenTelemetry", "trace")
+
+
+def open_tracing(environment: Environment) -> "Tracing | None":
+    """Return the tracing of this process; None: it does not trace.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    if not environment.trace:
+        return None
+    check_tracing(environment.trace)
+    from psfleet.core.base.observability.spans import Tracing
+
+    seat = environment.seat
+    return Tracing(environment.trace, environment.job, environment.role or "worker", seat.rank)

@@ -1,0 +1,250 @@
+"""The one place that reads psfleet's variables: which role this process has in which fleet.
+
+The variables are declared in psfleet/core/base/settings/declared_settings.py and listed in docs/settings.md.
+Names of the reference framework are accepted as synonyms; where both are set, PSFLEET_* wins. A launched job
+gets them from the launcher, which passes on only the UserSettings of its own environment.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import check, from_variable, from_variables
+from psfleet.core.base.settings.declared_settings import (
+    FleetSettings,
+    JobSettings,
+    ProcessSettings,
+    StageSettings,
+    UserSettings,
+)
+
+
+@dataclass(frozen=True)
+class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, FleetSettings):
+    """Settings of this process in its environment. `role` None: no fleet, train embedded."""
+
+    def __post_init__(self) -> None:
+        if self.role is None:
+            return
+        check(self, attrgetter("env"))
+        if self.tls and self.insecure:
+            raise ConfigError(
+                f"PSFLEET_TLS is {self.tls!r} and PSFLEET_INSECURE is 1; unset one of them"
+            )
+        if not self.servers:
+            raise ConfigError(
+                f"PSFLEET_ROLE is {self.role!r} but PSFLEET_SERVERS is empty; "
+                "list the servers' endpoints, separated by commas"
+            )
+        if self.role == "server" and self.keeps_log and not self.log_folder:
+            raise ConfigError(
+                f"PSFLEET_DURABILITY is {self.durability!r} but PSFLEET_LOG_FOLDER is "
+                "empty; name the folder for the servers' logs"
+            )
+        if self.role == "worker":
+            self._check_stages()
+        seats = len(self.servers) if self.role == "server" else self.workers
+        if not 0 <= self.rank < seats:
+            raise ConfigError(
+                f"PSFLEET_RANK is {self.rank}, but the fleet has {self.role}s 0 to {seats - 1}"
+            )
+
+    @property
+    def keeps_log(self) -> bool:
+        """True if servers can be started again, each by itself."""
+        return self.durability in ("log", "log+fsync")
+
+    @property
+    def snapshot_folder(self) -> str:
+        """Folder in which server 0 keeps the job's snapshots; empty: nowhere."""
+        beside = os.path.join(self.log_folder, "snapshots") if self.log_folder else ""
+        return self.snapshots or beside
+
+    @property
+    def snapshot_place(self) -> str:
+        """Folder or URL in which the job keeps its snapshots; empty: nowhere."""
+        return self.snapshot_store or self.snapshot_folder
+
+    @property
+    def event_folder(self) -> str:
+        """Folder to which this process writes TensorBoard's event files; empty: nowhere."""
+        if not self.tensorboard:
+            return ""
+        name = f"{self.role or 'worker'}.{self.seat.rank}"
+        return os.path.join(self.tensorboard, self.job, name)
+
+    def _check_stages(self) -> None:
+        if not 0 <= self.stage < self.stages:
+            raise ConfigError(
+                f"PSFLEET_STAGE is {self.stage}, but the worker has stages 0 to {self.stages - 1}"
+            )
+        copies = self.stage_copies or (1,) * self.stages
+        if len(copies) != self.stages or min(copies) < 1:
+            raise ConfigError(
+                f"PSFLEET_STAGE_COPIES is {copies}; it must name at least 1 for each of "
+                f"{self.stages} stages"
+            )
+        if not 0 <= self.copy < copies[self.stage]:
+            raise ConfigError(
+                f"PSFLEET_COPY is {self.copy}, but stage {self.stage} has "
+                f"{copies[self.stage]} copies"
+            )
+        if sum(copies) > 1 and len(self.stage_endpoints) != sum(copies):
+            raise ConfigError(
+                f"PSFLEET_STAGE_ENDPOINTS names {len(self.stage_endpoints)} endpoints "
+                f"for {sum(copies)} processes; name one for each"
+            )
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Seconds between two signs of life of a process."""
+        return min(1.0, self.dead_after / 5) if self.dead_after else 1.0
+
+    @property
+    def seat(self) -> "Environment":
+        """This process as the servers see it: each process of each worker has a seat of its own."""
+        copies = self.stage_copies or (1,) * self.stages
+        own = sum(copies[: self.stage]) + self.copy
+        return dataclasses.replace(
+            self,
+            rank=self.rank * sum(copies) + own,
+            stage=0,
+            copy=0,
+            stages=1,
+            workers=self.workers * sum(copies),
+            stage_copies=(),
+            stage_endpoints=(),
+        )
+
+
+def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
+    """Return the role and the fleet that `variables` describe.
+
+    Raises:
+        ConfigError: A value is missing, of the wrong kind or out of range.
+    """
+    role = from_variable(FleetSettings, "role", variables)
+    if role is None:
+        _check_no_servers(variables)
+        return Environment(
+            strategy=from_variable(UserSettings, "strategy", variables),
+            rules=from_variable(JobSettings, "rules", variables),
+            tensorboard=from_variable(JobSettings, "tensorboard", variables),
+        )
+    other = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
+    values = from_variables(Environment, {**variables, other: ""})
+    for endpoint in values.get("servers", ()):
+        check_endpoint(endpoint)
+    if values.get("servers"):
+        _check_workers(variables, values)
+        if "rank" not in values:
+            values["rank"] = _own_rank(variables, role, values)
+    return Environment(**values)
+
+
+def reader_environment(
+    servers: Sequence[str], variables: Mapping[str, str] = os.environ
+) -> Environment:
+    """Return the settings of a process outside the fleet of these servers: credentials, user settings.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    groups = (UserSettings, JobSettings, ProcessSettings)
+    values = {name: value for g in groups for name, value in from_variables(g, variables).items()}
+    return Environment(**values, servers=tuple(servers))
+
+
+def _check_no_servers(variables: Mapping[str, str]) -> None:
+    """Refuse an environment that names servers but no role: it is half of a cluster's."""
+    for name in ("PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"):
+        if variables.get(name):
+            raise ConfigError(
+                f"{name} is {variables[name]!r} but PSFLEET_ROLE is not set; set it to worker (or "
+                f"server), or unset {name} to train in this process alone"
+            )
+
+
+def check_alone(variables: Mapping[str, str] = os.environ) -> None:
+    """Refuse to train alone where the environment names a fleet, which `fleet.init()` would join.
+
+    Raises:
+        ConfigError: It names one.
+    """
+    here = read_environment(variables)
+    if here.role is not None:
+        count = here.workers if here.role == "worker" else len(here.servers)
+        raise ConfigError(
+            f"PSFLEET_ROLE says that this process is {here.role} {here.rank} of {count}, but the script "
+            "has not called fleet.init() and would train alone; call it before anything else of "
+            "psfleet, or unset PSFLEET_ROLE"
+        )
+
+
+@functools.cache
+def plan_file() -> str:
+    """Return the path at which to write the plan of the first training step; empty: this process trains."""
+    return str(from_variable(UserSettings, "plan", os.environ))
+
+
+def on_nan() -> str:
+    """Return the handling of a loss or a gradient that is not finite: say, stop, skip or ignore.
+
+    Raises:
+        ConfigError: PSFLEET_ON_NAN is something else.
+    """
+    return str(from_variable(UserSettings, "on_nan", os.environ) or "say")
+
+
+def threads() -> int:
+    """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets); 1 if unset."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return max(int(text), 1) if text.isdecimal() else 1
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Refuse what is neither `unix:/path` nor `host:port`."""
+    if endpoint.startswith("unix:/"):
+        return
+    host, colon, port = endpoint.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 65536):
+        raise ConfigError(f"endpoint {endpoint!r} is neither unix:/path nor host:port")
+
+
+def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Refuse the reference's variables without the number of workers, as it does."""
+    if "workers" not in values and not variables.get("PSFLEET_ROLE"):
+        raise ConfigError(
+            f"TRAINING_ROLE is {variables.get('TRAINING_ROLE')!r} and PADDLE_TRAINERS_NUM is not set; set it "
+            "to the number of workers"
+        )
+
+
+def _own_rank(variables: Mapping[str, str], role: str, values: Mapping[str, Any]) -> int:
+    """Return the rank that no variable says: it follows from the address, or there is one such process.
+
+    Raises:
+        ConfigError: It does not. Two processes that guess would both be the first.
+    """
+    servers = values["servers"]
+    own = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"
+    if (
+        role == "server" and own in servers
+    ):  # the reference tells a server its address, not its index
+        return int(servers.index(own))
+    count = len(servers) if role == "server" else values.get("workers", 1)
+    if not variables.get("PSFLEET_ROLE"):
+        by_address = f"POD_IP:PADDLE_PORT (now {own!r}) to one of PADDLE_PSERVERS_IP_PORT_LIST"
+        missing = by_address if role == "server" else "PADDLE_TRAINER_ID"
+    elif count > 1:
+        missing = f"PSFLEET_RANK, from 0 to {count - 1}"
+    else:
+        return 0
+    raise ConfigError(
+        f"this process is one of {count} {role}(s) and nothing says which; set {missing}"
+    )

@@ -1,0 +1,351 @@
+"""Kinds of settings: how a value is written in a flag or a variable, and what it is in a file; choices."""
+
+import importlib
+import logging
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from psfleet.core.base.errors import ConfigError
+
+Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
+"""Names of the consistency modes, written by tools/generate_stubs.py."""
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Device = Literal["cpu", "cuda", "disk"]
+"""Memory that holds a table. The kinds, and their names: psfleet/core/engine/tables/memory_choice.py."""
+DEVICE_PLACES: dict[Device, str] = {
+    "cpu": "in host memory",
+    "cuda": "in the memory of an NVIDIA GPU",
+    "disk": "in files of --server-disk",
+}
+"""Name of each in texts of settings."""
+Format = Literal["float32", "bfloat16", "int8"]
+RowForm = Literal["float32", "bfloat16", "int8", "int4"]
+"""Form in which rows are kept for prediction; the last two have a scale for each row."""
+ArrayFormat = Literal["npz", "safetensors", "torch"]
+"""Kind of the file of arrays of an exported model."""
+ExportFormat = Literal[ArrayFormat, "onnx", "faiss"]
+"""Likewise, or safetensors with a graph or an index beside it."""
+
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class SnapshotInterval:
+    """A time or a number of rounds; exactly one of them is not 0.
+
+    Attributes:
+        seconds: Interval in time.
+        rounds: Interval in training: rounds in sync mode, else pushes of a worker.
+    """
+
+    seconds: float = 0.0
+    rounds: int = 0
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> "SnapshotInterval":
+        """Parse a text; `name`: of the setting, for messages.
+
+        Raises:
+            ConfigError: It says nothing, or none of these.
+        """
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|rounds?)", text.strip())
+        number = float(match[1]) if match else 0.0
+        if match is None or not number or (match[2][0] == "r" and not number.is_integer()):
+            raise ConfigError(f"{name} is {text!r}; it must be like 60s, 5min, 2h or 1000 rounds")
+        unit = _SECONDS.get(match[2])
+        return cls(rounds=int(number)) if unit is None else cls(number * unit)
+
+
+class ServerCount(int):
+    """The number of servers with which a job starts, or the fewest that it may have.
+
+    Attributes:
+        most: The most that it may have; the launcher chooses between them.
+    """
+
+    most: int
+
+    def __new__(cls, fewest: int, most: int = 0) -> "ServerCount":
+        """A number of servers; 0: at most as many as it starts with."""
+        instance = super().__new__(cls, fewest)
+        instance.most = most or fewest
+        return instance
+
+    def __str__(self) -> str:
+        return f"{int(self)}..{self.most}" if self.most > self else f"{int(self)}"
+
+
+def _servers(text: str) -> ServerCount:
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
+    if match is None:
+        raise ValueError
+    fewest = int(match[1])
+    instance = ServerCount(fewest, int(match[2] or fewest))
+    if not instance <= instance.most <= MOST_SERVERS:
+        raise ValueError
+    return instance
+
+
+MOST_SERVERS = 1024
+"""Servers of a job; more would have less than a virtual shard each."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
+_USER = re.compile(r"(://)[^/@]*@")
+
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """Return a path that is a URL, with two slashes; None: it is one of this machine, as is a file: URL."""
+    text = os.fspath(path)
+    match = _URL.match(text) if isinstance(text, str) else None
+    if match is None or match[1].lower() == "file":
+        return None
+    return f"{match[1]}://{text[match.end() :]}"
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without credentials and settings, for messages."""
+    return _USER.sub(r"\1", url).partition("?")[0]
+
+
+def place_or_url(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a folder, or its URL, for another process."""
+    return url_of(path) or str(local_path(path).absolute())
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file or folder that is read or written on this machine.
+
+    Raises:
+        ConfigError: It is a URL, which would become a local folder named by its scheme.
+    """
+    text = os.fspath(path)
+    if (url := url_of(path)) is not None:
+        raise ConfigError(
+            f"{shown_url(url)!r} is a URL, and only local and mounted file systems are read and written "
+            f"here; name a folder and copy between the two, or name it {'./' + text!r} if it is one here"
+        )
+    if isinstance(text, str) and (match := _URL.match(text)):
+        return Path("/" + text[match.end() :])
+    return Path(text)
+
+
+ROOT = "psfleet"
+"""The logger above all others of psfleet."""
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL,  # which says why a process ends
+}
+
+
+def parse_levels(text: str) -> dict[str, int]:
+    """Return the level of each logger; what has no name is that of all of psfleet, info if nothing is said.
+
+    Raises:
+        ValueError: A level is unknown, or a name is none of psfleet's.
+    """
+    levels = {ROOT: logging.INFO}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, level = part.rpartition("=")
+        if level not in LEVELS or (equals and f"{name}.".split(".")[0] != ROOT):
+            raise ValueError(part)
+        levels[name or ROOT] = LEVELS[level]
+    return levels
+
+
+_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class SettingKind:
+    """Kind of a setting's values.
+
+    Attributes:
+        wanted: Requirement of a value, for the sentence "it must be ...".
+        parse: The value that a text means. Raises ValueError if it means none.
+        fits: Function that tells whether a value of a file (TOML or JSON) can be taken.
+        text: The value as a variable says it; empty: the variable is not set.
+        written: Requirement of a text; empty: as `wanted`.
+        choices: All values, if they are few.
+        has_unit: A file may give a text, which is parsed, in place of a number.
+    """
+
+    wanted: str
+    parse: Callable[[str], Any]
+    fits: Callable[[Any], bool]
+    text: Callable[[Any], str] = str
+    written: str = ""
+    choices: tuple[str, ...] = ()
+    is_number: bool = False
+    has_unit: bool = False
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?([KMGT]?)(?:I?B)?", text.strip().upper())
+    if match is None:
+        raise ValueError
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?(s|min|h)?", text.strip())
+    if match is None:
+        raise ValueError
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def _interval(text: str) -> str:
+    try:
+        SnapshotInterval.parse(text, "")
+    except ConfigError:
+        raise ValueError from None
+    return text
+
+
+def _levels(text: str) -> str:
+    parse_levels(text)
+    return text
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise ValueError
+    return text.rstrip("/")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError
+    return text == "1"
+
+
+_PLAIN: dict[Any, SettingKind] = {
+    str: SettingKind("a text", str, lambda value: isinstance(value, str)),
+    int: SettingKind("a whole number", int, _is_whole, is_number=True),
+    float: SettingKind("a number", float, _is_number, is_number=True),
+    bool: SettingKind(
+        "true or false",
+        _switch,
+        lambda value: isinstance(value, bool),
+        lambda value: "1" if value else "",
+        written="1 or nothing",
+    ),
+    Path: SettingKind("a path", local_path, lambda value: False, has_unit=True),
+}
+SECONDS = SettingKind(
+    "like 30s or 5min", _seconds, _is_number, lambda value: f"{value:.12g}s", has_unit=True
+)
+BYTES = SettingKind(
+    "a number and K, M, G or T, as in 8G",
+    _bytes,
+    lambda value: _is_whole(value) and value >= 0,
+    has_unit=True,
+)
+URL = SettingKind("like http://127.0.0.1:4318", _url, lambda value: False, has_unit=True)
+FOLDER = SettingKind(
+    "a path", lambda text: str(local_path(text)), lambda value: False, has_unit=True
+)
+FOLDER_OR_URL = SettingKind(
+    "a path or URL",
+    lambda text: url_of(text) or str(local_path(text)),
+    lambda value: False,
+    has_unit=True,
+)
+SERVERS = SettingKind(
+    f"a number from 1 to {MOST_SERVERS}, or the fewest and the most, as in 2..8; to train without a "
+    "cluster run the script by itself",
+    _servers,
+    _is_whole,
+    has_unit=True,
+)
+INTERVAL = SettingKind(
+    "like 60s, 5min, 2h or 1000 rounds", _interval, lambda value: False, has_unit=True
+)
+
+LOG_LEVELS = SettingKind(
+    "debug, info, warning, error or off, for single loggers like warning,psfleet.server=debug",
+    _levels,
+    lambda value: False,
+    has_unit=True,
+)
+
+
+def kind_of(annotation: Any) -> SettingKind:
+    """Return the kind for a field with this annotation; None in a union stands for "not given"."""
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return kind_of(next(one for one in inner if one is not types.NoneType))
+    if origin is Literal:
+        return one_of(*(one for one in inner if one is not None))
+    assert origin is tuple, f"no setting is a {annotation}"
+    return _list_of(kind_of(inner[0]))
+
+
+def one_of(*choices: str) -> SettingKind:
+    """Return the kind of a setting that is one of a few texts."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    requirement = f"{', '.join(choices[:-1])} or {choices[-1]}"
+    return SettingKind(requirement, parse, lambda value: value in choices, choices=choices)
+
+
+def _list_of(item: SettingKind) -> SettingKind:
+    def parse(text: str) -> tuple[Any, ...]:
+        return tuple(item.parse(part.strip()) for part in text.split(",") if part.strip())
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(item.fits, value))
+
+    plural = item.wanted.removeprefix("a ") + "s"
+    return SettingKind(
+        "a list", parse, fits, lambda value: ",".join(map(str, value)), written=plural
+    )
+
+
+def find_object(reference: str, what: str, advice: str) -> Any:
+    """Return the object that MODULE:NAME names. The module, which may lie in the present folder, is imported.
+
+    Args:
+        reference: The name.
+        what: Kind of the object, for the error.
+        advice: Alternatives, for the error.
+
+    Raises:
+        ConfigError: It cannot be imported; the error quotes `reference`.
+    """
+    module, _, name = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the end: a file of the user must not stand for a library
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise ConfigError(
+            f"the {what} {reference!r} cannot be imported ({type(error).__name__}: {error}); {advice}"
+        ) from error

@@ -1,0 +1,234 @@
+"""Kinds of annotations, and the values that each allows: see psfleet.core.base.validation.annotations."""
+
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, MappingView, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number. An end without a bound is open."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'above' if self.low_open else 'of at least'} {self.low:g}"
+        if self.low == -math.inf:
+            return f"{'below' if self.high_open else 'of at most'} {self.high:g}"
+        ends = "(" if self.low_open else "[", ")" if self.high_open else "]"
+        return f"in {ends[0]}{self.low:g}, {self.high:g}{ends[1]}"
+
+
+@dataclass(frozen=True)
+class Must:
+    """A condition on a value.
+
+    Attributes:
+        hold: Function that tells whether the value is right.
+        wanted: Requirement, as in "it must be ...".
+    """
+
+    hold: Callable[[Any], bool]
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requirement of an annotation.
+
+    Attributes:
+        wanted: In words.
+        take: The value in the annotation's own type. Raises TypeError or ValueError, without a text.
+    """
+
+    wanted: str
+    take: Callable[[Any], Any]
+
+
+@functools.cache
+def kind_of(annotation: Any) -> Kind:
+    """Return the requirement of an annotation."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    if isinstance(annotation, TypeVar) and annotation.__bound__ is not None:
+        return kind_of(annotation.__bound__)
+    if origin is Annotated:
+        return functools.reduce(_narrowed, inner[1:], kind_of(inner[0]))
+    if origin in (Union, types.UnionType):
+        return _either([kind_of(choice) for choice in inner])
+    if origin is Literal:
+        return _literal(inner)
+    if (origin or annotation) is Callable:
+        return Kind("a function", _only(callable))
+    if origin is tuple:
+        return _tuple(inner) if Ellipsis not in inner else _row(inner[0])
+    if origin is np.ndarray:
+        return ANYTHING  # who takes arrays reads what is like one, and checks it
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return Kind("a dict", _only(lambda value: isinstance(value, Mapping)))
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return _list(inner[0], as_list=issubclass(origin, Sequence))
+    cls = origin or annotation
+    if isinstance(cls, type) and not getattr(cls, "_is_protocol", False):
+        article = "an" if cls.__name__[0] in "AEIOL" else "a"
+        home = cls.__module__.partition(".")[0]
+        of = "" if home in ("psfleet", "builtins", "os", "numpy") else f" of {home}"
+        return Kind(f"{article} {cls.__name__}{of}", _instance(cls))
+    return ANYTHING
+
+
+def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    def take(value: Any) -> Any:
+        if not right(value):
+            raise TypeError
+        return value
+
+    return take
+
+
+def _instance(kind: Any) -> Callable[[Any], Any]:
+    """Take instances of a class, and what its `from_argument` makes one of."""
+    if not hasattr(kind, "from_argument"):
+        return _only(lambda value: isinstance(value, kind))
+    return lambda value: value if isinstance(value, kind) else kind.from_argument(value)
+
+
+def _number(value: Any) -> int | float:
+    """A finite number, also of an array or a variable that holds it alone."""
+    content = getattr(value, "value", value)
+    if isinstance(content, np.ndarray | np.generic) and content.size == 1:
+        value = content.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError
+    return value
+
+
+def _whole(value: Any) -> int:
+    number = _number(value)
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError
+    return bool(value)
+
+
+ANYTHING = Kind("anything", lambda value: value)
+_NONE = Kind("None", _only(lambda value: value is None))
+_PLAIN: dict[Any, Kind] = {
+    Any: ANYTHING,
+    object: ANYTHING,
+    None: _NONE,
+    types.NoneType: _NONE,
+    bool: Kind("True or False", _truth),
+    int: Kind("a whole number", _whole),
+    float: Kind("a finite number", _number),
+    str: Kind("a text", _only(lambda value: isinstance(value, str))),
+}
+
+
+def _narrowed(kind: Kind, limit: Any) -> Kind:
+    """The kind within a Range, or under a Must."""
+
+    def take(value: Any) -> Any:
+        taken = kind.take(value)
+        if not (taken in limit if isinstance(limit, Range) else limit.hold(taken)):
+            raise TypeError if kind is ANYTHING else ValueError
+        return taken
+
+    if isinstance(limit, Range):
+        return Kind(f"{kind.wanted} {limit}", take)
+    return Kind(limit.wanted, take) if isinstance(limit, Must) else kind
+
+
+def _either(choices: Sequence[Kind]) -> Kind:
+    has_none = _NONE in choices
+
+    def take(value: Any) -> Any:
+        if value is None and has_none:
+            return None
+        out_of_range = False
+        for choice in choices:
+            try:
+                return choice.take(value)
+            except TypeError:
+                continue
+            except ValueError:
+                out_of_range = True
+        raise ValueError if out_of_range else TypeError
+
+    if ANYTHING in choices:
+        return ANYTHING
+    words = [choice.wanted for choice in choices]
+    return Kind(f"{', '.join(words[:-1])} or {words[-1]}", take)
+
+
+def _literal(choices: tuple[Any, ...]) -> Kind:
+    def take(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise TypeError
+        if value not in choices:
+            raise ValueError
+        return value
+
+    words = [repr(choice) for choice in choices]
+    return Kind(f"{', '.join(words[:-1])} or {words[-1]}", take)
+
+
+def _list(entry: Any, as_list: bool) -> Kind:
+    """A list; `as_list`: with a length, so its entries are checked too and an array is one."""
+    inner = kind_of(entry)
+    takes_all = inner is ANYTHING
+    classes: Any = (Sequence, np.ndarray, MappingView) if as_list else Iterable
+
+    def take(value: Any) -> Any:
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, classes):
+            raise TypeError
+        if isinstance(value, np.ndarray) and value.ndim != 1:
+            raise TypeError
+        if takes_all and not isinstance(value, MappingView):
+            return value
+        return [inner.take(item) for item in value] if as_list else value
+
+    whose = "" if takes_all else f", each {inner.wanted}"
+    return Kind(f"a list{'' if as_list else ' or another iterable'}{whose}", take)
+
+
+def _row(entry: Any) -> Kind:
+    """A tuple of any length."""
+    kind = _list(entry, as_list=True)
+    return Kind(kind.wanted, lambda value: tuple(kind.take(value)))
+
+
+def _tuple(entries: tuple[Any, ...]) -> Kind:
+    inner = [kind_of(entry) for entry in entries]
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, list | tuple | np.ndarray) or len(value) != len(inner):
+            raise TypeError
+        return tuple(kind.take(item) for kind, item in zip(inner, value, strict=True))
+
+    return Kind(f"{len(inner)} values: {', '.join(kind.wanted for kind in inner)}", take)

@@ -1,0 +1,381 @@
+"""Handles of plain tables: what a script pulls from and pushes to, also several of them in one call.
+
+Of several tables every part is checked before anything is sent."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.gradient_checks import as_float32, as_ids
+from psfleet.core.engine.interface import (
+    Gradient,
+    PendingPull,
+    PendingPush,
+    PooledIds,
+    Read,
+    Runtime,
+    as_asked,
+    read_of,
+)
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.graph.parameters.gradients import PooledGradient, gradient_of
+from psfleet.core.graph.parameters.parameter import as_numbers
+from psfleet.core.graph.parameters.parameter_client import write_weights
+from psfleet.data.feature_sets.feature_lookup import FeatureLookup
+from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.optimizer.optimizer import Optimizer
+
+Floats = NDArray[np.float32]
+T = TypeVar("T", bound="ClientTable")
+
+
+@checked
+class ClientTable:
+    """Part of a table that a call for several tables uses.
+
+    It is no abstract class: whether a table is one of those takes 2 us, for each table of each call.
+
+    Attributes:
+        spec: The table's definition.
+        optimizer: Gives the learning rate of each push; None: the table is only read.
+    """
+
+    def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer | None) -> None:
+        self._runtime = runtime
+        self.spec = spec
+        self.optimizer = optimizer
+
+    def _rate(self) -> float:
+        """Return the learning rate of a push.
+
+        Raises:
+            UsageError: The table is only read.
+        """
+        if self.optimizer is None:
+            self._refuse("pushed to")
+        return self.optimizer.get_lr()
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"table {self.spec.name!r} was opened without an optimizer, so it can be read and not {what}; "
+            f"give {self.spec.kind}_table() its optimizer"
+        )
+
+    def _write(self, values: Any, ids: NDArray[np.int64] | None = None) -> None:
+        """Set weights; see `write` of the tables."""
+        if self.optimizer is None:
+            self._refuse("written to")
+        write_weights(self._runtime, self.spec, values, ids)
+
+    def _read(self, ids: Any) -> Read:
+        """Return the table's part of a pull.
+
+        Raises:
+            UsageError: `ids` cannot be one.
+        """
+        raise NotImplementedError
+
+    def _gradient(self, part: Any) -> Gradient:
+        """Return the table's part of a push.
+
+        Raises:
+            UsageError: `part` cannot be one.
+        """
+        raise NotImplementedError
+
+
+class TablesAhead(Generic[T]):
+    """Values of several tables on their way, see `Client.pull_ahead`."""
+
+    def __init__(self, ids: Mapping[T, Any], reads: Sequence[Read], pull: PendingPull) -> None:
+        self._asked = dict(ids)
+        self._reads = reads
+        self._awaited = pull
+
+    def wait(self) -> dict[T, Floats]:
+        """Return the values by table, as `Client.pull` returns them."""
+        return by_table(self._asked, self._reads, self._awaited.wait())
+
+
+def by_table(
+    ids: Mapping[T, Any], reads: Sequence[Read], values: Sequence[Floats]
+) -> dict[T, Floats]:
+    """Return the values with the tables as keys, in the order of the call.
+
+    Args:
+        ids: See `Client.pull`.
+        reads: Result of `reads_of`.
+        values: The values of each read.
+    """
+    return {
+        table: as_asked(part, read, value)
+        for (table, part), read, value in zip(ids.items(), reads, values, strict=True)
+    }
+
+
+def reads_of(runtime: Runtime, ids: Mapping[T, Any]) -> list[Read]:
+    """Return the reads for which `Client.pull` asks the runtime.
+
+    Raises:
+        UsageError: One of the parts cannot be meant; the error names its table.
+    """
+    return [table._read(part) for table, part in _parts(runtime, ids, "pull")]
+
+
+def gradients_of(runtime: Runtime, gradients: Mapping[T, Any]) -> list[Gradient]:
+    """Return the gradients that `Client.push` gives to the runtime.
+
+    Raises:
+        UsageError: One of the parts cannot be meant; the error names its table.
+    """
+    return [table._gradient(part) for table, part in _parts(runtime, gradients, "push")]
+
+
+def _parts(runtime: Runtime, parts: Mapping[T, Any], call: str) -> Sequence[tuple[T, Any]]:
+    for table in parts:
+        if not isinstance(table, ClientTable):
+            raise UsageError(
+                f"a key of this {call} is {table!r}; it must be a table, "
+                "as sparse_table() and dense_table() return it"
+            )
+        if table._runtime is not runtime:
+            raise UsageError(
+                f"table {table.spec.name!r} belongs to another client; {call} it with that one"
+            )
+    return list(parts.items())
+
+
+@checked
+class RowsAhead:
+    """Rows on their way, see `SparseTable.pull_ahead`."""
+
+    def __init__(self, pull: PendingPull) -> None:
+        self._awaited = pull
+
+    def wait(self) -> Floats:
+        """Return the rows: float32 [*ids.shape, dim]."""
+        return self._awaited.wait()[0]
+
+
+@checked
+class SparseTable(ClientTable):
+    """Rows by id. Made by `Client.sparse_table`."""
+
+    def pull(self, ids: ArrayLike) -> Floats:
+        """Return the current rows: float32 [*ids.shape, dim].
+
+        Args:
+            ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
+                gets its deterministic first value and no row is made for it.
+        """
+        return self._runtime.pull([self._read(ids)])[0]
+
+    def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
+        """Begin to pull the rows of a batch to come, while this one is worked on.
+
+        Async mode: the next push overtakes it, so its rows lack the gradients of exactly one batch. Ask
+        for rows before the push whose turn it is; that push then travels with the next question. Ask
+        before you look at the rows that were asked for last: the servers are at work meanwhile. In the
+        other modes and embedded it is a plain pull, made at once.
+        """
+        return RowsAhead(self._runtime.pull_ahead([self._read(ids)]))
+
+    def push(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> PendingPush:
+        """Send gradients, to be applied with the optimizer's current learning rate.
+
+        Args:
+            ids: int64 of any shape; the gradients of repeated ids are summed in order.
+            grads: float32 [*ids.shape, dim], as `pull` gives rows.
+            shows: float32 [*ids.shape], of a table with a ShowClickEntry: how often each id was shown;
+                None: once.
+            clicks: float32 [*ids.shape], likewise: how often it was clicked; None: never.
+
+        Returns:
+            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+
+        Raises:
+            IdError, ShapeError: These are no ids, or no gradients for them; nothing was sent.
+        """
+        return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
+
+    def write(self, ids: ArrayLike, rows: ArrayLike) -> None:
+        """Set rows, such as ones that were trained elsewhere; their optimizer state begins anew.
+
+        It takes effect at once, beside pushes and rounds: where several workers train, let one of them write
+        between two barriers. Rows of other ids stay as they are.
+
+        Args:
+            ids: int64 of any shape, no id twice.
+            rows: float32 [*ids.shape, dim], as `pull` gives them.
+
+        Raises:
+            IdError, ShapeError: These are no ids, or no rows for them. Nothing was written.
+            UsageError: The table was opened without an optimizer, or has no room for the rows.
+        """
+        where = f"table {self.spec.name!r}"
+        keys, values = as_ids(ids, where), as_numbers(rows, f"the rows for {where}")
+        if values.shape != (*keys.shape, self.spec.dim):
+            raise ShapeError(
+                f"the rows for {where} are {values.shape}; they must be {(*keys.shape, self.spec.dim)}"
+            )
+        self._write(values.reshape(-1, self.spec.dim), keys.reshape(-1))
+
+    def evictions(self, position: Sequence[int] = ()) -> EvictionReader:
+        """Return a reader of the ids whose rows go from the table, see `psfleet.fleet.evictions`."""
+        return EvictionReader(self._runtime, self.spec, position)
+
+    def _read(self, ids: Any) -> Read:
+        if isinstance(ids, PooledIds):
+            return read_of(self.spec.key, ids, self._runtime.pools)
+        return Read(self.spec.key, as_ids(ids, self.spec.label))
+
+    def _gradient(self, part: Any) -> Gradient:
+        """Make the gradient of the arguments of `push`, or of a PooledGradient."""
+        if isinstance(part, PooledGradient):
+            gradient = gradient_of(self.spec.key, part, self._rate())
+            return gradient if self._runtime.pools else gradient.spread()
+        if not isinstance(part, tuple) or not 2 <= len(part) <= 4:
+            raise ShapeError(
+                f"table {self.spec.name!r} is sparse; its part of a push is a tuple (ids, grads) or "
+                f"(ids, grads, shows, clicks), not {_described(part)}"
+            )
+        return self._rows_gradient(*part)
+
+    def _rows_gradient(
+        self,
+        ids: ArrayLike,
+        grads: ArrayLike,
+        shows: ArrayLike | None = None,
+        clicks: ArrayLike | None = None,
+    ) -> Gradient:
+        keys = as_ids(ids, self.spec.label)
+        values = _as_gradient(grads, self.spec)
+        shape = keys.shape
+        if len(shape) > 1 and values.shape == (*shape, self.spec.dim):
+            keys, values = keys.reshape(-1), values.reshape(-1, self.spec.dim)
+        if shows is not None or clicks is not None:
+            values = self._with_scores(values, shape, shows, clicks)
+        return Gradient(self.spec.key, values, keys, self._rate())
+
+    def _with_scores(
+        self,
+        grads: Floats,
+        shape: tuple[int, ...],
+        shows: ArrayLike | None,
+        clicks: ArrayLike | None,
+    ) -> Floats:
+        if not self.spec.pushed_scores:
+            raise UsageError(
+                f"table {self.spec.name!r} counts no shows and clicks; make it with a ShowClickEntry"
+            )
+        columns = [
+            self._column(1 if shows is None else shows, "shows", shape),
+            self._column(0 if clicks is None else clicks, "clicks", shape),
+        ]
+        return np.concatenate([grads, *columns], axis=1)
+
+    def _column(self, numbers: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
+        """Return one number for each id, below each other."""
+        array = as_numbers(numbers, f"the {what} for table {self.spec.name!r}")
+        try:
+            return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
+        except ValueError:
+            raise ShapeError(
+                f"the {what} for table {self.spec.name!r} are {array.shape}, the ids {shape}; "
+                "give one number for each id"
+            ) from None
+
+
+@checked
+class DenseTable(ClientTable):
+    """One array. Made by `Client.dense_table`."""
+
+    def pull(self) -> Floats:
+        """Return the current value: float32 of the table's shape."""
+        return self._runtime.pull([self._read(None)])[0]
+
+    def push(self, grad: ArrayLike) -> PendingPush:
+        """Send a gradient of the table's shape; see SparseTable.push."""
+        return self._runtime.push([self._gradient(grad)])
+
+    def write(self, value: ArrayLike) -> None:
+        """Set the whole array; its optimizer state stays. See `SparseTable.write`."""
+        where = f"table {self.spec.name!r}"
+        values = as_numbers(value, f"the value of {where}")
+        if values.shape != self.spec.shape:
+            raise ShapeError(
+                f"the value of {where} is {values.shape}; it must be {self.spec.shape}"
+            )
+        self._write(values)
+
+    def _read(self, ids: Any) -> Read:
+        if ids is not None:
+            raise ShapeError(
+                f"table {self.spec.name!r} is dense and is pulled whole; "
+                f"give None for it, not {_described(ids)}"
+            )
+        return Read(self.spec.key)
+
+    def _gradient(self, part: Any) -> Gradient:
+        values = _as_gradient(part, self.spec)
+        return Gradient(self.spec.key, values, None, self._rate())
+
+
+class ClientFeatures:
+    """The tables of a feature set. Made by `Client.features`.
+
+        features = ps.features(feature_set)
+        batch = features.batch({"user": users, "friends": Jagged(ids, lengths)})
+        pooled = ps.pull({**batch.pooled, bias: None})  # one call to each server
+        values = batch.values(pooled)                   # float32 arrays by feature
+        ...
+        ps.push({**batch.pooled_gradients(gradients), bias: slope})
+
+    A script that wants the rows pulls `batch.ids`; `batch.pool` and `batch.gradients` go with that.
+
+    Attributes:
+        features: The set.
+        tables: By name.
+    """
+
+    def __init__(self, features: FeatureSet, tables: Mapping[str, SparseTable]) -> None:
+        self.features = features
+        self.tables = dict(tables)
+
+    def batch(self, batch: Any) -> FeatureLookup[SparseTable]:
+        """Return the ids of a batch by table, which pool the rows and spread the gradients.
+
+        Args:
+            batch: By feature its ids: a `Jagged`, an array [n] or [n, k], a list of lists, a mapping with
+                `values` and `lengths`; for a Number its values. Or a KeyedJaggedTensor of TorchRec. A
+                feature that is missing has no ids.
+
+        Raises:
+            UsageError: The batch does not fit the set; the error names the feature.
+        """
+        return FeatureLookup(self.features, batch, self.tables)
+
+
+def _as_gradient(value: Any, spec: TableSpec) -> Floats:
+    if type(value) is np.ndarray and value.dtype == np.float32:
+        return value
+    return as_float32(as_numbers(value, f"the gradient for table {spec.name!r}"))
+
+
+def _described(value: Any) -> str:
+    """Describe a value in a few words for a message."""
+    what = type(value).__name__
+    if isinstance(value, tuple | list):
+        return f"a {what} of {len(value)}"
+    return f"{value!r:.60} ({what})"

@@ -1,0 +1,141 @@
+"""The client of this process: in a cluster, embedded, on a checkpoint, or beside a running job."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.json_documents import environment_of
+from psfleet.core.base.logs import set_up_logs
+from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.client.client import Client
+from psfleet.core.engine.interface import Runtime, load_runtime
+from psfleet.core.graph.execution.model_files import folder_of
+from psfleet.core.runtime.modes.switch import check_mode, check_wire
+from psfleet.core.runtime.modes.switch import connect as connect_cluster
+from psfleet.core.runtime.process_runtime import Parts, current
+from psfleet.core.runtime.strategy import WireSettings, resolve
+
+
+@checked
+def connect(
+    environment: Environment | None = None,
+    mode: Mode | str | None = None,
+    tls: str | None = None,
+    insecure: bool | None = None,
+    wire: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    job: str | os.PathLike[str] | Sequence[str] | None = None,
+    follow: str | os.PathLike[str] | Sequence[str] | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
+) -> Client:
+    """Connect to the cluster that the environment names, or to an embedded fleet where it names none.
+
+    A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
+    client shares what is there, tables included.
+
+    Args:
+        environment: Instead of the process's own; the client then has a seat for itself.
+        mode: Consistency mode, unless the launcher has decided; see docs/strategies.md. In
+            sync mode each push of every worker makes a round; push the tables of a step together. None: that
+            of `fleet.init()`, else async.
+        tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
+        insecure: Use TCP in the clear, without credentials.
+        wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
+        checkpoint: The folder of a snapshot, whose tables are then read in this process, without servers; all
+            that would change them is refused. It goes with no other argument.
+        job: A running job, whose tables are then read while it trains, without a seat in it: the folder of
+            its logs ("psfleet-logs/NAME"), or the endpoints of all its servers in their order, as a list or
+            with commas between them. All that would change tables is refused. It goes with `tls`, `insecure`
+            and `wire` only; see docs/prediction.md.
+        follow: A running job likewise, whose weights are copied to this process and kept up to date. It goes
+            with `tls`, `insecure` and `snapshot` only; see docs/serving.md.
+        snapshot: With `follow` a snapshot of the job with which the copy begins, its folder or URL, or a
+            folder of its snapshots; None: the newest one in the job's folder, if there is one.
+
+    Raises:
+        CheckpointError: The checkpoint is missing or damaged.
+        ServerUnavailable: A server of the job does not answer.
+        ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
+            another mode.
+    """
+    access = {"tls": tls, "insecure": insecure}
+    if follow is not None:
+        return _of_follower(follow, access, snapshot, environment, mode, wire, checkpoint, job)
+    if snapshot is not None:
+        raise ConfigError(
+            f"connect() got snapshot={snapshot!r} without follow; name the job that is followed, or read the "
+            "snapshot with checkpoint"
+        )
+    if job is not None:
+        return _of_job(job, access, wire, environment, mode, checkpoint)
+    if checkpoint is not None:
+        return _of_checkpoint(checkpoint, environment, mode, tls, insecure, wire)
+    here = environment or read_environment()
+    overrides: dict[str, Any] = {name: value for name, value in access.items() if value is not None}
+    here = dataclasses.replace(here, **overrides)
+    if here.role == "server":
+        raise ConfigError("this process is a server (PSFLEET_ROLE); connect() is for workers")
+    parts: dict[str, dict[str, Any]] = {}
+    if mode is not None:
+        parts["consistency"] = {"mode": mode}
+    if wire is not None:
+        parts["wire"] = {"push": wire, "pull": wire}
+    settings = resolve({"consistency": {"mode": "async"}, **parts}, here.strategy)
+    if environment is None:
+        set_up_logs(here.role, here.rank)
+
+    def make(_: Parts) -> Runtime:
+        if here.role is None:
+            return load_runtime("embedded", wire=settings.wire)
+        return connect_cluster(here.seat, settings.consistency, settings.wire)
+
+    if environment is not None:
+        return Client(make(parts))
+    client = Client(current().hold(make, parts), current().let_go)
+    try:
+        if mode is not None:
+            check_mode(client.runtime, settings.consistency.mode, "psfleet.connect")
+        if wire is not None:
+            check_wire(client.runtime, settings.wire or WireSettings(), "psfleet.connect")
+    except ConfigError:
+        client.close()
+        raise
+    return client
+
+
+def _of_job(job: Any, access: Mapping[str, Any], wire: str | None, *others: object) -> Client:
+    if any(other is not None for other in others):
+        raise ConfigError(
+            f"connect() got job={job!r} and an environment, a mode or a checkpoint; the tables of a running "
+            "job are read as they are, so leave the others out"
+        )
+    here = environment_of(job, **access)
+    parts = {} if wire is None else {"wire": {"pull": wire}}
+    form = resolve(parts, "").wire
+    return Client(load_runtime("reader", here, wire=form))
+
+
+def _of_follower(job: Any, access: Mapping[str, Any], snapshot: Any, *others: object) -> Client:
+    if any(other is not None for other in others):
+        raise ConfigError(
+            f"connect() got follow={job!r} and other settings than tls, insecure and snapshot; the weights "
+            "are read as they are, so leave the others out"
+        )
+    from psfleet.serving.follower import Follower, FollowerRuntime  # loads what predicts
+
+    return Client(FollowerRuntime(Follower(job, snapshot=os.fspath(snapshot or ""), **access)))
+
+
+def _of_checkpoint(folder: Any, *others: object) -> Client:
+    if any(other is not None for other in others):
+        raise ConfigError(
+            f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
+            "process, so leave the others out"
+        )
+    from psfleet.core.runtime.embedded_runtime import FrozenRuntime  # loads the embedded runtime
+
+    return Client(FrozenRuntime(folder_of(folder, "connect")))

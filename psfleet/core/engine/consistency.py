@@ -1,0 +1,324 @@
+"""Definition of a consistency mode (name, number, settings, parts in servers and workers), and psfleet's own.
+
+A mode names all by name and is one small class that declares what it does.
+"""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Self, TypeVar
+
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import check, setting
+from psfleet.core.base.settings.kinds import one_of
+
+_SSP_CLOCK = "psfleet.core.engine.shard.shard_state:SspClock"
+_number = partial(setting, most=2**31 - 1)
+at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
+"""A field that is a setting and a number from 0 on; arguments as for `setting`."""
+at_least_1: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
+"""Likewise, from 1 on."""
+
+
+@dataclass(frozen=True)
+class ModeGuide:
+    """A row of the table of modes in docs/strategies.md.
+
+    Attributes:
+        push: Handling of a push.
+        pull: Condition that a pull waits for.
+        promise: Guarantees of the mode.
+        price: Guarantees that it lacks.
+    """
+
+    push: str = ""
+    pull: str = ""
+    promise: str = ""
+    price: str = ""
+
+
+@dataclass(frozen=True)
+class ConsistencyMode:
+    """Consistency mode: when pushes take effect, what pulls wait for, and the worker's own part.
+
+    A mode is a subclass: a frozen dataclass under `@register`. Its fields are its
+    settings, each with a default; its class attributes are the properties below. Servers, workers and
+    tools ask for these, and none of them compares names. The first line of its docstring describes it in
+    protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode.
+
+    This class itself is the mode of a fleet that no worker has joined.
+
+    Attributes:
+        name: In strategies, flags and messages: lower-case letters, digits and hyphens.
+        number: On the wire and in files. Those from 1000 on are for modes outside psfleet.
+        has_rounds: Servers hold a push until those of all workers are there, then apply their mean; a pull
+            waits for that. Data comes from a round plan, and the same script gives the same bits. Otherwise
+            a push takes effect when it arrives, and workers lease their data.
+        has_clocks: A pull waits while its worker is more than `staleness` pushes ahead of another. The mode
+            has that setting, which servers know; its gate is psfleet.core.engine.shard.shard_state:SspClock.
+        gate: `module:class` of another rule for what pulls wait for: a
+            psfleet.core.engine.shard.shard_state.PullGate. Empty: nothing, without rounds or clocks.
+        server_settings: Those settings that servers know, whole numbers. All workers must agree on them.
+        adds_deltas: A push brings what is to be added to the weights, and each worker has its own optimizer
+            state. Otherwise a push brings gradients for the table's rule.
+        merges_pushes: A push leaves the worker later than its steps, with the gradients of several.
+        runtime: `module:class` of what a worker puts before its cluster: the class takes a Runtime and the
+            ConsistencySettings, and has a method `release`. Empty: nothing.
+        conflicts: Part of a strategy -> why it cannot be on in this mode.
+        main_setting: Setting behind the number in `psfleet mode JOB ssp:4`; empty: it takes none.
+        a_sync: Name in the reference's `a_sync_configs` -> setting. The first name asks for the mode.
+        a_sync_off: Values of that name which do not; the first is its default.
+        guide: For docs/strategies.md.
+    """
+
+    name: ClassVar[str] = ""
+    number: ClassVar[int] = 0
+    has_rounds: ClassVar[bool] = False
+    has_clocks: ClassVar[bool] = False
+    gate: ClassVar[str] = ""
+    server_settings: ClassVar[tuple[str, ...]] = ()
+    adds_deltas: ClassVar[bool] = False
+    merges_pushes: ClassVar[bool] = False
+    runtime: ClassVar[str] = ""
+    conflicts: ClassVar[Mapping[str, str]] = {}
+    main_setting: ClassVar[str] = ""
+    a_sync: ClassVar[Mapping[str, str]] = {}
+    a_sync_off: ClassVar[tuple[int, ...]] = ()
+    guide: ClassVar[ModeGuide] = ModeGuide()
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"consistency {one.name}")
+
+    @cached_property
+    def pulls_wait(self) -> bool:
+        """True if a pull may wait for other workers. Then a worker at a collective rests."""
+        return self.has_rounds or bool(self.pull_gate)
+
+    @cached_property
+    def pull_gate(self) -> str:
+        """The rule for what pulls wait for, as in `gate`."""
+        return self.gate or (_SSP_CLOCK if self.has_clocks else "")
+
+    @cached_property
+    def agreed_settings(self) -> dict[str, int]:
+        """The settings that servers know, in the order in which they travel."""
+        clocks = ("staleness",) if self.has_clocks else ()
+        names = dict.fromkeys((*clocks, *self.server_settings))
+        return {name: getattr(self, name) for name in names}
+
+    def agreed(self, *values: int) -> Self:
+        """The mode as servers know it: with their settings, and the others as they are by default.
+
+        Args:
+            values: Values of the first settings that servers know; of the rest the mode keeps its
+                own.
+        """
+        own = self.agreed_settings
+        return type(self)(**(own | dict(zip(own, values, strict=False))))
+
+    @cached_property
+    def corrects_late(self) -> bool:
+        """True if servers correct stale gradients, see psfleet.core.engine.shard.updates."""
+        return not self.has_rounds and not self.adds_deltas
+
+    @cached_property
+    def reads_ahead(self) -> bool:
+        """True if a worker's pull may overtake its push."""
+        return not self.pulls_wait and not self.runtime
+
+
+MODES: dict[str, ConsistencyMode] = {}
+"""Every mode with its default settings, by name, in the order of the numbers."""
+
+NO_MODE = ConsistencyMode()
+"""The mode of a fleet that no worker has joined."""
+
+M = TypeVar("M", bound=ConsistencyMode)
+_NAME = re.compile("[a-z][a-z0-9-]*")
+
+
+def register(mode: type[M]) -> type[M]:
+    """Make a mode known; a decorator above `@dataclass`. A class that is defined again replaces itself.
+
+    Raises:
+        ConfigError: The name or number is none, or another mode has it.
+    """
+    if not _NAME.fullmatch(mode.name) or not 0 < mode.number < 2**31:
+        raise ConfigError(
+            f"the mode {mode.__name__} has the name {mode.name!r} and the number {mode.number}; a name has "
+            "lower-case letters, digits and hyphens, and a number is at least 1 and below 2^31"
+        )
+    one = mode()
+    for name, value in one.agreed_settings.items():
+        if type(value) is not int:
+            raise ConfigError(
+                f"servers know the setting {name!r} of the mode {_place(mode)}, whose default is {value!r}; "
+                "what they know are whole numbers"
+            )
+    for other in MODES.values():
+        same = {other.name, other.number} & {mode.name, mode.number}
+        if same and _place(type(other)) != _place(mode):
+            raise ConfigError(
+                f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
+                f"{other.name!r} is {_place(type(other))} with the number {other.number}; give it others"
+            )
+    modes: list[ConsistencyMode] = [*_others(mode), one]
+    modes.sort(key=lambda one: one.number)
+    MODES.clear()
+    MODES.update({one.name: one for one in modes})
+    return mode
+
+
+def _others(mode: type[ConsistencyMode]) -> list[ConsistencyMode]:
+    return [other for other in MODES.values() if _place(type(other)) != _place(mode)]
+
+
+def find_mode(name: str | None) -> ConsistencyMode:
+    """The mode of this name, with its default settings; None or empty: NO_MODE.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not name:
+        return NO_MODE
+    if name not in MODES:
+        raise ConfigError(
+            f"mode is {name!r}; it must be {listed()}, or name the module that defines it: "
+            "psfleet-launch --rules MODULE, or PSFLEET_RULES"
+        )
+    return MODES[name]
+
+
+def find_part(place: str) -> Any:
+    """Return the object that a declaration names as `module:class`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def listed() -> str:
+    """The names of all modes, for messages."""
+    return one_of(*MODES).wanted
+
+
+def _place(mode: type[ConsistencyMode]) -> str:
+    return f"{mode.__module__}.{mode.__qualname__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatePushMode(ConsistencyMode):
+    """A mode in which gradients may be stale when servers apply them."""
+
+    staleness_damping: float = at_least_0(
+        0.0,
+        "p of the learning rate / (1 + staleness)^p at which a server applies a push; staleness counts "
+        "the others' pushes since the worker's last pull",
+    )
+    delay_compensation: float = at_least_0(
+        0.0,
+        "c of g + c * g * g * (w - w0), by which a server corrects a gradient g that was taken at the "
+        "weights w0 and meets the weights w",
+    )
+
+
+@register
+@dataclass(frozen=True)
+class AsyncMode(LatePushMode):
+    """Each push is applied when it arrives."""
+
+    name = "async"
+    number = 2
+    guide = ModeGuide(
+        "is applied when it arrives",
+        "is answered at once",
+        "each push counts once; a worker sees its own pushes",
+        "any bound on how far workers are apart; the same bits twice",
+    )
+
+
+@register
+@dataclass(frozen=True)
+class SyncMode(ConsistencyMode):
+    """Bulk synchronous rounds: one push of every worker, averaged in worker order."""
+
+    name = "sync"
+    number = 1
+    has_rounds = True
+    guide = ModeGuide(
+        "is held; the mean of all workers' pushes is one update",
+        "waits for the round",
+        "the same bits for any number of servers, order and faults",
+        "that a fast worker never waits",
+    )
+
+
+@register
+@dataclass(frozen=True)
+class SspMode(LatePushMode):
+    """Async, but a pull waits while its worker is too far ahead of another."""
+
+    staleness: int = at_least_0(2, "pushes a worker may be ahead of another", names="--staleness")
+    name = "ssp"
+    number = 3
+    has_clocks = True
+    main_setting = "staleness"
+    a_sync: ClassVar = {"staleness": "staleness"}
+    guide = ModeGuide(
+        "as in async",
+        "waits while this worker is more than `staleness` pushes ahead of the slowest",
+        "that bound, at every answer of every server",
+        "the same bits twice",
+    )
+
+
+@register
+@dataclass(frozen=True)
+class GeoMode(ConsistencyMode):
+    """Async, but a push brings what is to be added to the weights."""
+
+    k_steps: int = at_least_1(10, "steps between two exchanges", names="--k-steps")
+    copied_rows: int = at_least_1(
+        1 << 20, "rows of a sparse table that a worker keeps copies of, at most"
+    )
+    name = "geo"
+    number = 4
+    adds_deltas = True
+    runtime = "psfleet.core.runtime.modes.geo:GeoRuntime"
+    conflicts: ClassVar = {
+        "dgc": "one sends the largest gradients of each step, the other none",
+        "amp": "in geo mode gradients do not travel; leave amp out",
+        "wire": "what travels in geo mode is added to the weights as it is; leave wire out",
+        "pipeline": "stages have different parameters, and geo counts them as workers of one model",
+    }
+    main_setting = "k_steps"
+    a_sync: ClassVar = {"k_steps": "k_steps"}
+    a_sync_off = (0, -1)
+    guide = ModeGuide(
+        "updates the worker's local copies; every `k_steps`-th sends the changes",
+        "mostly read from the copies",
+        "every change is added once",
+        "unsent changes of a worker that dies are lost; each worker has its own optimizer state",
+    )
+
+
+@register
+@dataclass(frozen=True)
+class HalfAsyncMode(LatePushMode):
+    """Async, but workers merge gradients before they push."""
+
+    max_merge: int = at_least_1(8, "gradients that are summed to one push, at most")
+    queue_size: int = at_least_1(16, "gradients that may wait before the worker does")
+    name = "half-async"
+    number = 5
+    merges_pushes = True
+    runtime = "psfleet.core.runtime.modes.half_async:HalfAsyncRuntime"
+    main_setting = "max_merge"
+    a_sync: ClassVar = {"max_merge_var_num": "max_merge", "send_queue_size": "queue_size"}
+    a_sync_off = (1,)
+    guide = ModeGuide(
+        "waits in a queue; up to `max_merge` are summed into one",
+        "is answered at once, without queued pushes",
+        "each gradient is in one push, once; at most `queue_size` wait",
+        "that a worker sees its own last gradients",
+    )

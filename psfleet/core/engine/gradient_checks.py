@@ -1,0 +1,340 @@
+"""Checks of both runtimes before anything leaves the trainer: ids, gradients, first values; and a loss or a
+gradient that is no finite number, which is noticed before it is pushed, and said once."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.observability.exposition import NormHistogram
+from psfleet.core.base.settings.environment import on_nan
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.schema.table import TableSpec
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+CheckedGradient = tuple[TableSpec, Gradient, Floats, Ids | None]
+
+_EMPTY = np.zeros(0, np.float32)
+_FLOAT32 = np.dtype(np.float32)
+_INT64 = np.dtype(np.int64)  # to compare a dtype with a type takes six times as long
+
+
+def as_float32(gradient: Any) -> Floats:
+    """Return the gradient as contiguous float32; more becomes infinite (see NonFiniteCheck)."""
+    if getattr(gradient, "dtype", None) == _FLOAT32:  # needs no context, which takes a microsecond
+        return np.asarray(gradient, np.float32, order="C")
+    with np.errstate(over="ignore"):
+        return np.asarray(gradient, np.float32, order="C")
+
+
+def as_ids(ids: Any, owner: str) -> Ids:
+    """Return the ids as int64, in any shape.
+
+    Raises:
+        IdError: They are not whole numbers, or unsigned ones beyond int64.
+    """
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError) as error:
+        raise IdError(f"{owner}: ids cannot be read as an array: {error}") from None
+    if array.dtype == _INT64:
+        return array
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind in "iu":
+        if array.dtype == np.uint64 and int(array.max()) >= 2**63:
+            raise IdError(
+                f"{owner}: id {int(array.max())} is beyond int64; view the array as int64"
+            )
+        return array.astype(np.int64)
+    if array.dtype.kind == "f":
+        bad = array[~(np.isfinite(array) & (array == np.floor(array)))]
+        if bad.size:
+            raise IdError(
+                f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
+            )
+    if array.dtype.kind == "U":
+        raise IdError(
+            f"{owner}: ids are texts, such as {str(array.flat[0])!r}; hash them: psfleet.features.hashed(ids)"
+        )
+    raise IdError(f"{owner}: ids have dtype {array.dtype}; convert them to int64")
+
+
+def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
+    """Return the ids of a pull from a sparse table, or of a push to it, as int64 in any shape."""
+    if ids is None:
+        raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
+    if type(ids) is np.ndarray and ids.dtype == _INT64:
+        return ids
+    return as_ids(ids, spec.label)
+
+
+def check_gradients(
+    spec_of: Callable[[int], TableSpec], gradients: Sequence[Gradient]
+) -> list[CheckedGradient]:
+    """Return the parts of one push: each with its table's definition, and its values and ids as they leave.
+
+    Values are contiguous, dense ones flat, sparse ones [n, push_width]. In a table that counts shows and
+    clicks a gradient without them counts one show and no click.
+
+    Args:
+        spec_of: Gives the definition of a table.
+        gradients: At most one per table.
+
+    Raises:
+        UsageError: A table is named twice, or a gradient does not fit its table.
+    """
+    tables: set[int] = set()
+    parts = []
+    for gradient in gradients:
+        spec = spec_of(gradient.table)
+        if spec.key in tables:
+            raise UsageError(f"a push names {spec.label} twice; sum its gradients first")
+        tables.add(spec.key)
+        parts.append(_checked(spec, gradient))
+    return parts
+
+
+def _checked(spec: TableSpec, gradient: Gradient) -> CheckedGradient:
+    values = gradient.values
+    if (
+        values.__class__ is not np.ndarray
+        or values.dtype != _FLOAT32
+        or not values.flags.c_contiguous
+    ):
+        values = as_float32(values)
+    if gradient.precision != "float32" or gradient.scale != 1.0:
+        _check_precision(spec, gradient)
+    if spec.kind == "dense":
+        if gradient.ids is not None:
+            ids = as_ids(gradient.ids, spec.label)
+            check_elements(spec, values, ids, spec.size)
+            return spec, gradient, values, ids
+        if values.shape != spec.shape:
+            raise ShapeError(
+                f"table {spec.name!r} has shape {spec.shape}, the gradient has {values.shape}"
+            )
+        return spec, gradient, values.reshape(-1), None
+    if gradient.ids is None:
+        raise ShapeError(f"table {spec.name!r} is sparse; a gradient for it needs ids")
+    ids = check_ids(spec, gradient.ids)
+    if gradient.bags is not None:
+        _check_bags(spec, gradient.bags, values, ids)
+        if not spec.pushed_scores:
+            return spec, gradient, values, ids
+        gradient = gradient.spread()
+        values = gradient.values
+    if spec.pushed_scores and values.shape == (ids.size, spec.dim):
+        counts = np.broadcast_to(np.array([1, 0], np.float32), (ids.size, spec.pushed_scores))
+        values = np.concatenate([values, counts], axis=1)
+    if ids.ndim != 1 or values.shape != (len(ids), spec.push_width):
+        raise ShapeError(
+            f"table {spec.name!r} has rows of {spec.dim}; the gradient has "
+            f"{values.shape} for ids {ids.shape}, it must be [n, {spec.dim}] for [n]"
+        )
+    return spec, gradient, values, ids
+
+
+def _check_bags(spec: TableSpec, bags: Sequence[RowBags], values: Floats, ids: Ids) -> None:
+    """Refuse gradients that are not one for each bag, and ids that are not those of the bags."""
+    shape, rows = (sum(map(len, bags)), spec.dim), sum(part.rows for part in bags)
+    if values.shape != shape or ids.shape != (rows,):
+        raise ShapeError(
+            f"table {spec.name!r}: the gradient has {values.shape} for {shape[0]} bags of {rows} ids and "
+            f"ids {ids.shape}; it must be {shape} for [{rows}]"
+        )
+
+
+def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
+    if gradient.precision not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(
+            f"table {spec.name!r}: precision is {gradient.precision!r}; it must be "
+            "float32, bfloat16 or float16"
+        )
+    if spec.kind == "sparse" and spec.pushed_scores and gradient.precision != "float32":
+        raise ConfigError(
+            f"table {spec.name!r} counts shows and clicks, which {gradient.precision} would round; "
+            "send its gradients as float32 (without amp)"
+        )
+    if not 2.0**-126 <= gradient.scale < 2.0**127:
+        raise ConfigError(
+            f"table {spec.name!r}: scale is {gradient.scale!r}; it must be a number "
+            "between 2^-126 and 2^127"
+        )
+
+
+def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) -> None:
+    """Refuse positions that are not ascending ones of an array of `count` values, one for each value."""
+    if positions.ndim != 1 or values.shape != positions.shape:
+        raise ShapeError(
+            f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "
+            f"{positions.shape}, both must be [k]"
+        )
+    if not positions.size:
+        return
+    if (descents := np.flatnonzero(np.diff(positions) <= 0)).size:
+        raise IdError(
+            f"table {spec.name!r}: position {positions[descents[0] + 1]} comes after "
+            f"{positions[descents[0]]}; positions of a dense gradient must ascend"
+        )
+    low, high = int(positions[0]), int(positions[-1])
+    if low < 0 or high >= count:
+        raise IdError(
+            f"table {spec.name!r} has positions 0 to {count - 1} here; "
+            f"{low if low < 0 else high} is not one of them"
+        )
+
+
+def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
+    """Return a dense table's first value, flattened; nothing for a sparse table."""
+    if spec.kind == "sparse":
+        if value is not None:
+            raise ShapeError(f"table {spec.name!r} is sparse; its rows start from the initializer")
+        return _EMPTY
+    if value is None or value.shape != spec.shape:
+        raise ShapeError(
+            f"table {spec.name!r} has shape {spec.shape}; "
+            f"its first value has {None if value is None else value.shape}"
+        )
+    return np.ascontiguousarray(value, np.float32).reshape(-1)
+
+
+_log = log_of(__name__)
+
+_SHORT = 1024  # values whose squares are summed before a BLAS has begun
+_LARGEST = float(np.finfo(np.float32).max)
+
+NamedValues = tuple[str, Floats, Ids | None]
+"""Name of a table, contiguous values, and whose rows or elements they are; None: those of the whole table."""
+
+
+class SkippedGradients(Exception):
+    """Signal that a step is to be pushed without its gradients; the code that lays out the push does so."""
+
+
+class NonFiniteCheck:
+    """Looks at what one worker pushes, as PSFLEET_ON_NAN says: say, stop, skip or ignore.
+
+    Args:
+        worker: Its index.
+
+    Attributes:
+        found: Steps in which something was not finite.
+        first: The first of them in a sentence, and its time in seconds since the epoch; None: there is none.
+        norms: By table the norms of its gradients, of finite steps that were looked at whole.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._policy = on_nan()
+        self._looks = self._policy != "ignore"
+        self.found = 0
+        self.first: tuple[str, float] | None = None
+        self._last = 0  # step of the last one
+        self.norms: dict[str, NormHistogram] = {}
+        self._step = 0
+        self._squares: dict[str, float] = {}  # by table of the present step
+
+    def look(
+        self, step: int, loss: float | None, gradients: Iterable[NamedValues], is_step: bool = True
+    ) -> None:
+        """Look at one push, or a part of it.
+
+        Args:
+            step: Its number, from 1.
+            loss: Loss of the step, if it is known.
+            gradients: The gradients to push.
+            is_step: It is a step by itself, not the sum of some that were looked at.
+
+        Raises:
+            UsageError: Something is not finite, and the policy is stop; the push must not be made.
+            SkippedGradients: Likewise, and the policy is skip.
+        """
+        if not self._looks:
+            return None
+        if step != self._step:
+            for name, square in self._squares.items():
+                if (norms := self.norms.get(name)) is None:
+                    norms = self.norms[name] = NormHistogram()
+                if square < math.inf:
+                    norms.counts[int(square * norms.UNIT).bit_length()] += 1
+                    norms.total += square**0.5
+                else:  # finite numbers whose squares overflow
+                    norms.counts[-1] += 1
+            self._step, self._squares = step, {}
+        if loss is not None and not math.isfinite(loss):
+            return self._tell(step, f"the loss is {loss}", is_step)
+        for name, values, ids in gradients:
+            if not self._is_finite(name, values):
+                what = f"the gradient for table {name!r} {_first(values, ids)}"
+                return self._tell(step, what, is_step)
+        return None
+
+    def _is_finite(self, name: str, values: Floats) -> bool:
+        """Look in one pass, without memory of its own; and again where squares overflow."""
+        square = _squares(values)
+        self._squares[name] = self._squares.get(name, 0.0) + square
+        return square < math.inf or bool(np.isfinite(values).all())
+
+    def _tell(self, step: int, what: str, is_step: bool) -> None:
+        sentence = f"worker {self._worker}, step {step}: {what}"
+        is_first = self.first is None
+        if is_first:
+            self.first = sentence, time.time()
+        if is_step and step != self._last:  # a push may come in parts
+            self.found += 1
+            self._last = step
+        self._squares = {}
+        if self._policy == "stop":
+            raise UsageError(f"{sentence}; it was not pushed (PSFLEET_ON_NAN is stop)")
+        if self._policy == "skip":
+            if is_first:
+                _log.warning(
+                    f"psfleet: {sentence}; the gradients of this step are left out, and so are those of "
+                    "later ones like it (PSFLEET_ON_NAN is skip)"
+                )
+            raise SkippedGradients
+        if is_first:
+            _log.warning(
+                f"psfleet: {sentence}, and is pushed as it is; look at the data and the learning rate, or "
+                "clip (PSFLEET_ON_NAN=stop ends the script there, skip leaves such steps out, ignore "
+                "leaves this line out)"
+            )
+
+
+def _squares(values: Floats) -> float:
+    """Return the sum of the squares; infinite or NaN if a value is, or if they overflow float32."""
+    if values.size > _SHORT:
+        flat = values.reshape(-1)
+        return float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
+    total: float = static_kernels("arrays", "summed").summed(address_of(values), values.size)
+    return total if total <= _LARGEST else math.inf
+
+
+def _first(values: Floats, ids: Ids | None) -> str:
+    """Say `has nan for id 17` of rows, `has nan at element 17` of a dense gradient."""
+    rows = values.reshape(len(values), -1)
+    row, column = np.argwhere(~np.isfinite(rows))[0]
+    if ids is not None and values.ndim > 1:
+        return f"has {rows[row, column]} for id {ids[row]}"
+    element = ids[row] if ids is not None else row * rows.shape[1] + column
+    return f"has {rows[row, column]} at element {element}"
+
+
+def without_values(gradient: Gradient) -> Gradient:
+    """Return the gradient of the same table that changes nothing by itself: no rows, or no elements."""
+    is_dense = gradient.ids is None or gradient.values.ndim == 1
+    shape = (0,) if is_dense else (0, gradient.values.shape[1])
+    return dataclasses.replace(
+        gradient, values=np.zeros(shape, np.float32), ids=np.zeros(0, np.int64), bags=None
+    )

@@ -1,0 +1,169 @@
+"""Updates on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1)."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.kernels.cache import load_text
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
+from psfleet.core.engine.kernels.device.cuda_text import CudaSource
+from psfleet.core.engine.kernels.rule_source import CHUNK, LANES
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.table import DecaySpec
+
+# numba.cuda is untyped, and absent from some installations: it is imported when first used.
+
+
+Floats = NDArray[np.float32]
+
+_HERE = Path(__file__).parent
+_HELPERS = (  # kernels contain their functions
+    "cuda_arithmetic.py",
+    "cuda_index.py",
+    "cuda_rows.py",
+    "../hashing.py",
+    "../row_rounding.py",
+)
+
+
+@cache
+def cuda_kernels(
+    rule: Rule, l1: bool, l2: bool, dim: int, push_scores: int = 0, row_scores: int = 0
+) -> tuple[CudaSource, ModuleType]:
+    """The CUDA kernels of a rule; dim 0: for dense arrays. See CudaUpdate."""
+    text = CudaSource(rule, l1, l2, dim, push_scores, row_scores)
+    return text, load_kernels(f"cuda_{rule.name}_{dim}", text.module())
+
+
+@cache
+def table_kernels(name: str) -> ModuleType:
+    """The kernels of `<name>.py`, which no rule has a part in."""
+    return load_kernels(name, (_HERE / f"{name}.py").read_text())
+
+
+def load_kernels(stem: str, text: str) -> ModuleType:
+    """The module with this text. What it compiles is kept on disk, for the next process as well."""
+    helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
+    digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
+    cached_text = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
+    return load_text(stem, f"{cached_text}\n# Compiled with helpers {digest}.\n")
+
+
+class CudaUpdate:
+    """A rule's update of weights and state, with its working memory on the device. Not thread-safe.
+
+    Args:
+        rule, decay: The table's rule and decay.
+        queue: That the updates join.
+        dim: Width of the sparse table's rows; 0: of dense arrays.
+        push_scores: So many values follow each gradient.
+        row_scores: So many follow each row.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        decay: DecaySpec,
+        queue: DeviceQueue,
+        dim: int = 0,
+        push_scores: int = 0,
+        row_scores: int = 0,
+    ) -> None:
+        self._rule = rule
+        self._dim = dim
+        self._text, self._kernels = cuda_kernels(
+            rule, bool(decay.l1), bool(decay.l2), dim, push_scores, row_scores
+        )
+        self._queue = queue
+        self._buffers = DeviceBuffers(queue)
+
+    def dense(
+        self, values: Sequence[Any], gradient: Any, width: int, scalars: Floats, step: int
+    ) -> None:
+        """Update dense arrays in place.
+
+        Args:
+            values: Weights [n], then the slots: [n], or one value for each unit. Float32, flat.
+            gradient: float32 [n].
+            width: Number of weights of a unit.
+            scalars: Scalars of psfleet.core.engine.kernels.rule_source.scalars_of.
+            step: Number of updates that the table has had, this one included.
+        """
+        turns, turn = self._rule.turns, self._turn(step)
+        arrays = [*values[: len(values) - turns], values[turn - turns]] if turns else values
+        units = len(gradient) // width if width else 0
+        self._run(units, width, turn, gradient, list(arrays), scalars)
+
+    def rows(self, table: Any, rows: Any, gradient: Any, scalars: Floats, step: int) -> None:
+        """Update rows of a sparse table in place.
+
+        Args:
+            table: float32, flat: rows of weights and state as the sparse table keeps them.
+            rows: int64 [n]: the numbers of the rows, no row twice.
+            gradient: float32, flat: [n * (dim + push_scores)].
+            scalars, step: As for `dense`.
+        """
+        self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)
+
+    def _turn(self, step: int) -> int:
+        return (step - 1) % self._rule.turns if self._rule.turns else 0
+
+    def _run(
+        self, units: int, n: int, turn: int, gradient: Any, values: list[Any], scalars: Floats
+    ) -> None:
+        if not units * n:
+            return
+        text, kernels, h = self._text, self._kernels, tuple(scalars)
+        launch = self._queue.launch
+        extra = self._buffers.get("extra", (units, max(text.extra_width, 1)), np.float32)
+        chunks = units * math.ceil(n / CHUNK)
+        totals = self._buffers.get("totals", (max(text.sums, 1), chunks), np.float64)
+        if text.sums:
+            sums = self._buffers.get("sums", (text.sums, chunks, LANES), np.float32)
+            launch(kernels.lanes, chunks * LANES, units, n, turn, gradient, *values, sums, h)
+            launch(kernels.fold, text.sums * chunks, chunks, sums, totals)
+        if text.extra_width:
+            launch(kernels.combine, units, units, n, turn, *values, totals, extra, h)
+        launch(kernels.update, units * n, units, n, turn, gradient, *values, extra, h)
+
+
+def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
+    """The PTX of each kernel for compute capability 9.0, with both weight decays; dim 0: dense arrays."""
+    _, kernels = cuda_kernels(rule, True, True, dim)
+    signatures = _signatures(rule, dim).items()
+    return {name: ptx_of(getattr(kernels, name), signature) for name, signature in signatures}
+
+
+def ptx_of(kernel: Any, signature: Any) -> str:
+    """Return the PTX of a kernel, the assembly of NVIDIA's devices."""
+    from numba import cuda
+
+    text, _ = cuda.compile(  # type: ignore[attr-defined]
+        kernel.py_func, signature, device=False, cc=(9, 0), output="ptx", abi="numba"
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def _signatures(rule: Rule, dim: int) -> dict[str, Any]:
+    from numba import float32, float64, int64, types, void
+
+    flat, sums, totals = float32[::1], float32[:, :, ::1], float64[:, ::1]
+    extra = float32[:, ::1]
+    text, _ = cuda_kernels(rule, True, True, dim)
+    values = [int64[::1], flat] if dim else [flat] * len(text.arguments)
+    h = types.UniTuple(float32, len(rule.scalars(0.1, 1)) + 2)  # type: ignore[no-untyped-call]
+    signatures = {"update": void(int64, int64, int64, flat, *values, extra, h)}
+    if text.sums:
+        signatures["lanes"] = void(int64, int64, int64, flat, *values, sums, h)
+        signatures["fold"] = void(int64, sums, totals)
+    if text.extra_width:
+        signatures["combine"] = void(int64, int64, int64, *values, totals, extra, h)
+    return signatures

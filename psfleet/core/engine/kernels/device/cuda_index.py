@@ -1,0 +1,232 @@
+"""The index of a sparse table on a CUDA device: kernels that find, add and forget ids.
+
+Open addressing. Entry p is keys[p], the hash of an id (uint64; 0: free), slots[p], the number of its row
+(uint32; 0: none yet, DEAD: removed), and stamps[p], the low half of the step of its last push (uint32). An
+entry stays with its hash until the index is rebuilt. Entry 0 is that of the id whose hash is 0.
+
+A segment, chosen by the top bits of the hash, is a power of two of entries: bases[s] (int64) is the first,
+masks[s] (uint64) their number less one. A thread adds an id by claiming the first free entry of its chain
+with compare-and-swap. No batch names an id twice, so two threads never claim an entry for the same id.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
+
+from numba import cuda, float32, float64, int64, uint32, uint64
+
+from psfleet.core.engine.kernels.device.cuda_arithmetic import (
+    device_function,
+    mix,
+    rounded_double_product,
+    unmix,
+)
+
+DEAD = 0xFFFFFFFF
+OLDEST = 1 << 31  # an age; what is older counts as this old
+NONE = uint64(0)
+SEGMENT = uint64(56)  # bits below those that choose the segment
+
+
+@device_function
+def entry_of(keys, bases, masks, hash_):
+    """The entry of the hash, or the free one that ends its chain."""
+    entry = int64(0)
+    if hash_ != NONE:
+        segment = int64(hash_ >> SEGMENT)
+        place = int64(hash_ & masks[segment])
+        while keys[bases[segment] + place] != NONE and keys[bases[segment] + place] != hash_:
+            place = int64(uint64(place + 1) & masks[segment])
+        entry = bases[segment] + place
+    return entry
+
+
+@device_function
+def claimed(keys, bases, masks, hash_):
+    """The entry of the hash, its own from now on."""
+    entry = int64(0)
+    if hash_ != NONE:
+        segment = int64(hash_ >> SEGMENT)
+        place = int64(hash_ & masks[segment])
+        there = cuda.atomic.cas(keys, bases[segment] + place, NONE, hash_)
+        while there != NONE and there != hash_:
+            place = int64(uint64(place + 1) & masks[segment])
+            there = cuda.atomic.cas(keys, bases[segment] + place, NONE, hash_)
+        entry = bases[segment] + place
+    return entry
+
+
+@device_function
+def age_of(step, stamp):
+    """Return the age of a stamp, as psfleet.core.engine.kernels.hash_index.age_of does."""
+    age = (int64(step) - int64(stamp)) & 0xFFFFFFFF
+    return int64(0) if age >= 3 << 30 else age
+
+
+@cuda.jit
+def find(
+    keys,
+    slots,
+    stamps,
+    bases,
+    masks,
+    ids,
+    n,
+    now,
+    step,
+    steps,
+    many,
+    touches,
+    row_slots,
+    last_steps,
+    new,
+):
+    """Write each id's slot and the step of its last push; both 0 for an unknown one.
+
+    now: the table's step. steps: at which the rows are pushed, if `touches`; `step` for all unless `many`.
+    new: int64 [segments]: the unknown ids are added to these.
+    """
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        hash_ = mix(ids[i])
+        entry = entry_of(keys, bases, masks, hash_)
+        slot = int64(slots[entry])
+        if slot == 0 or slot == DEAD:
+            row_slots[i] = 0
+            last_steps[i] = 0
+            cuda.atomic.add(new, int64(hash_ >> SEGMENT), 1)
+        else:
+            row_slots[i] = slot
+            last_steps[i] = now - age_of(now, stamps[entry])
+            if touches:
+                stamps[entry] = uint32((steps[i] if many else step) & 0xFFFFFFFF)
+
+
+@cuda.jit
+def add(
+    keys,
+    slots,
+    stamps,
+    bases,
+    masks,
+    ids,
+    n,
+    step,
+    steps,
+    many,
+    free,
+    free_count,
+    unused,
+    row_slots,
+    fresh,
+    counter,
+):
+    """Give a slot to each id that `find` has not found: one of the `free_count` last ones, then unused ones.
+
+    fresh: uint8 [n]: which ids these are. counter: int64 [1], 0.
+    """
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        fresh[i] = 0
+        if row_slots[i] == 0:
+            entry = claimed(keys, bases, masks, mix(ids[i]))
+            number = int64(cuda.atomic.add(counter, 0, 1))
+            slot = unused + number - free_count
+            if number < free_count:
+                slot = int64(free[free_count - 1 - number])
+            slots[entry] = uint32(slot)
+            stamps[entry] = uint32((steps[i] if many else step) & 0xFFFFFFFF)
+            row_slots[i] = slot
+            fresh[i] = 1
+
+
+@cuda.jit
+def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter):
+    """Remove ids, also if one is named twice; their slots go behind the `free_count` ones.
+
+    counter: int64 [1], 0; then how many there were.
+    """
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        hash_ = mix(ids[i])
+        entry = entry_of(keys, bases, masks, hash_)
+        if slots[entry] != 0:
+            slot = cuda.atomic.exch(slots, entry, uint32(DEAD))
+            if slot != 0 and slot != DEAD:
+                free[free_count + int64(cuda.atomic.add(counter, 0, 1))] = slot
+
+
+@cuda.jit
+def rebuild(keys, slots, stamps, bases, masks, entries, new_keys, new_slots, new_stamps):
+    """Move all rows to entries that are all free, whose segments bases and masks describe."""
+    for old in range(cuda.grid(1), entries, cuda.gridsize(1)):
+        if slots[old] != 0 and slots[old] != DEAD:
+            entry = claimed(new_keys, bases, masks, keys[old])
+            new_slots[entry] = slots[old]
+            new_stamps[entry] = stamps[old]
+
+
+@cuda.jit
+def count_entries(keys, slots, entries, live):
+    """Count the rows of each segment: live, int64 [segments], 0 at first."""
+    for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
+        if slots[entry] != 0 and slots[entry] != DEAD:
+            cuda.atomic.add(live, int64(keys[entry] >> SEGMENT), 1)
+
+
+@cuda.jit
+def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slots, ages, count):
+    """Write hash, slot and age of the rows of entries first to last - 1 of such an age.
+
+    count: int64 [1], 0; then how many there are.
+    """
+    for entry in range(first + cuda.grid(1), last, cuda.gridsize(1)):
+        slot = int64(slots[entry])
+        if slot != 0 and slot != DEAD:
+            age = age_of(step, stamps[entry])
+            if least <= age and age <= most:
+                place = int64(cuda.atomic.add(count, 0, 1))
+                hashes[place] = keys[entry]
+                out_slots[place] = slot
+                ages[place] = age
+
+
+@cuda.jit
+def histogram(slots, stamps, entries, step, shift, bins, counts):
+    """Count the rows of each age >> shift; the last bin takes what is older."""
+    for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
+        if slots[entry] != 0 and slots[entry] != DEAD:
+            cuda.atomic.add(counts, min(age_of(step, stamps[entry]) >> shift, bins - 1), 1)
+
+
+@cuda.jit
+def restamp(stamps, entries, old, new):
+    """The step goes from `old` to `new`: rows keep the step at which they were pushed."""
+    for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
+        push_step = old - age_of(old, stamps[entry])
+        stamp = new - min(max(new - push_step, 0), OLDEST)
+        stamps[entry] = uint32(stamp & 0xFFFFFFFF)
+
+
+@cuda.jit
+def decay(
+    keys, slots, entries, rows, stride, place, factor, worth, click_worth, least, hashes, count
+):
+    """Decay as in sources/index.py; list the hashes of the rows worth less than `least`, and count them."""
+    for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
+        slot = int64(slots[entry])
+        if slot != 0 and slot != DEAD:
+            at = slot * stride + place
+            shows = float32(rounded_double_product(float64(rows[at]), factor))
+            clicks = float32(rounded_double_product(float64(rows[at + 1]), factor))
+            rows[at] = shows
+            rows[at + 1] = clicks
+            show_worth = rounded_double_product(worth, float64(shows) - float64(clicks))
+            value = show_worth + rounded_double_product(click_worth, float64(clicks))
+            if value < least:
+                hashes[int64(cuda.atomic.add(count, 0, 1))] = keys[entry]
+
+
+@cuda.jit
+def unmarked(keys, slots, entries, marks, out, ids, count):
+    """Write the slots that have a row and no mark, and its id. count: int64 [1], 0; then how many."""
+    for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
+        slot = int64(slots[entry])
+        if slot != 0 and slot != DEAD and marks[slot] == 0:
+            place = int64(cuda.atomic.add(count, 0, 1))
+            out[place] = slot
+            ids[place] = unmix(keys[entry])

@@ -1,0 +1,186 @@
+"""The rows of a sparse table on a CUDA device: kernels that read, set and begin them, also in 16 and 8 bits.
+
+A row is `stride` float32, weights first, then state, then scores; `rows` is all of them, flat. Of packed rows
+`halves` (uint16) and `codes` (int8) are the same memory. Columns are those of
+psfleet.core.engine.kernels.row_format. `wide` has rows as float32 while a rule is at work.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
+
+from numba import cuda, float32, int64, uint16, uint32
+
+from psfleet.core.engine.kernels.device.cuda_arithmetic import (
+    bits_of,
+    code_of,
+    device_function,
+    drawn,
+    float_of,
+    mix,
+    nearest,
+    noise,
+    random_base,
+    random_bits,
+    rounded_product,
+    scale_of,
+)
+
+STEP = float32(2.0**-24)
+
+
+@device_function
+def first_value(hash_, k, low, span, stream):
+    """Value k of a new row: as `fill_row` of psfleet.core.engine.kernels.hashing, constant or uniform."""
+    fraction = rounded_product(float32(random_bits(hash_, stream, k)), STEP)
+    return low + rounded_product(fraction, span)
+
+
+@cuda.jit
+def gather(rows, stride, slots, n, out):
+    """out[i] = row slots[i]. n: values in all."""
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = place // stride
+        out[place] = rows[slots[i] * stride + place - i * stride]
+
+
+@cuda.jit
+def scatter(rows, stride, slots, n, width, values):
+    """The first `width` values of row slots[i] = values[i]. n: values in all."""
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = place // width
+        rows[slots[i] * stride + place - i * width] = values[place]
+
+
+@cuda.jit
+def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
+    """out[i] = the weights of ids[i], or its first values. n: values in all."""
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = place // dim
+        k = place - i * dim
+        if slots[i] != 0:
+            out[place] = rows[slots[i] * stride + k]
+        else:
+            out[place] = first_value(mix(ids[i]), k, low, span, stream)
+
+
+@cuda.jit
+def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
+    """Give each fresh row its first values. state: float32 [stride], what stands behind the weights."""
+    for place in range(cuda.grid(1), n * stride, cuda.gridsize(1)):
+        i = place // stride
+        k = place - i * stride
+        if fresh[i] != 0:
+            value = state[k]
+            if k < dim:
+                value = first_value(mix(ids[i]), k, low, span, stream)
+            rows[slots[i] * stride + k] = value
+
+
+@cuda.jit
+def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
+    """Add the values behind each gradient to those at `place` of its row."""
+    for one in range(cuda.grid(1), n * scores, cuda.gridsize(1)):
+        i = one // scores
+        k = one - i * scores
+        rows[slots[i] * stride + place + k] += gradients[i * (dim + scores) + dim + k]
+
+
+@cuda.jit
+def merge(codes, n, width, gradients, sums):
+    """Add gradient i to row codes[i] of `sums`. No code comes twice: one launch for each push, in order.
+
+    n: values in all.
+    """
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = place // width
+        sums[int64(codes[i]) * width + place - i * width] += gradients[place]
+
+
+@cuda.jit
+def scale(values, n, width, dim, factor):
+    """Multiply the first `dim` values of each row of `width` by `factor`. n: values in all."""
+    for place in range(cuda.grid(1), n, cuda.gridsize(1)):
+        if place % width < dim:
+            values[place] = rounded_product(values[place], factor)
+
+
+@cuda.jit
+def mark(slots, n, marks, value):
+    """marks[slots[i]] = value."""
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        marks[slots[i]] = value
+
+
+FLOAT32, BFLOAT16 = 0, 1  # other forms are int8
+MAGNITUDE = uint32(0x7FFFFFFF)
+HALF = uint32(16)  # bits
+
+
+@cuda.jit
+def widen(rows, halves, codes, stride, slots, n, form, word, count, wide, width, place):
+    """wide[i] from `place` on = a column of row slots[i], which begins at `word` of it. n: values in all."""
+    for one in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = one // count
+        k = one - i * count
+        at = slots[i] * stride + word
+        to = i * width + place + k
+        if form == FLOAT32:
+            wide[to] = rows[at + k]
+        elif form == BFLOAT16:
+            wide[to] = float_of(uint32(halves[2 * at + k]) << HALF)
+        else:
+            wide[to] = rounded_product(float32(codes[4 * at + 4 + k]), rows[at])
+
+
+@cuda.jit
+def narrow(
+    rows, halves, stride, slots, ids, n, form, word, count, wide, width, place, stream, step
+):
+    """The opposite of `widen` for columns without codes; see psfleet.core.engine.kernels.row_rounding."""
+    for one in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = one // count
+        k = one - i * count
+        at = slots[i] * stride + word
+        value = wide[i * width + place + k]
+        if form == FLOAT32:
+            rows[at + k] = value
+        else:
+            random = noise(random_base(mix(ids[i]), stream, step), place + k)
+            halves[2 * at + k] = uint16(drawn(bits_of(value), random))
+
+
+@cuda.jit
+def narrow_codes(rows, codes, stride, slots, ids, n, word, count, wide, width, place, stream, step):
+    """The same for a column of codes, whose largest magnitude says what they count. n: rows."""
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        at = slots[i] * stride + word
+        start = i * width + place
+        most = uint32(0)
+        for k in range(count):
+            most = max(most, uint32(bits_of(wide[start + k]) & MAGNITUDE))
+        scale = scale_of(most)
+        rows[at] = scale
+        base = random_base(mix(ids[i]), stream, step)
+        for k in range(count):
+            codes[4 * at + 4 + k] = code_of(bits_of(wide[start + k]), scale, noise(base, place + k))
+
+
+@cuda.jit
+def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
+    """Give each fresh row its first weights. n: values in all."""
+    for one in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = one // dim
+        k = one - i * dim
+        if fresh[i] != 0:
+            value = first_value(mix(ids[i]), k, low, span, stream)
+            halves[2 * slots[i] * stride + k] = uint16(nearest(bits_of(value)))
+
+
+@cuda.jit
+def packed_weights(halves, stride, ids, slots, n, dim, low, span, stream, out):
+    """out[i] = the weights of ids[i], or its first values. n: values in all."""
+    for one in range(cuda.grid(1), n, cuda.gridsize(1)):
+        i = one // dim
+        k = one - i * dim
+        short = uint32(halves[2 * int64(slots[i]) * stride + k])
+        if slots[i] == 0:
+            short = uint32(nearest(bits_of(first_value(mix(ids[i]), k, low, span, stream))))
+        out[one] = float_of(uint32(short << HALF))

@@ -1,0 +1,263 @@
+"""The same rules as CUDA kernels: text in which a thread updates one weight.
+
+Dense kernels take one array for the weights and one for each state slot; sparse ones take the
+table's rows as one flat array and the row numbers that the gradients belong to. `push_scores` values
+follow each gradient and `row_scores` ones each row; they are not touched here. Sums over a unit have
+the order of the CPU kernels (see rule_source), so both end with the same values.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable
+from functools import partial, reduce
+from textwrap import indent
+from typing import Any
+
+from psfleet.core.engine.kernels.rule_source import CHUNK, LANES, result_count, sum_count
+from psfleet.core.engine.rules.rule import Rule, functions_of
+
+_HEAD = """\
+import numpy as np
+from numba import cuda, float32, float64
+
+from psfleet.core.engine.kernels.device.cuda_arithmetic import first_max, first_min, math, rounded_product
+
+ZERO = np.float32(0)
+"""
+
+
+class CudaSource:
+    """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
+
+    Kernels, with `values` standing for the arrays named in `arguments`:
+        update(units, n, turn, gradient, *values, extra, h): for each weight.
+    and, for a rule with sums or slots that a unit shares, to be run before it, in this order:
+        lanes(units, n, turn, gradient, *values, sums, h): for each lane of each chunk.
+        fold(count, sums, totals): for each chunk and sum.
+        combine(units, n, *values, totals, extra, h): for each unit.
+
+    Each thread takes every so many-th of these, so any number of threads will do. `extra` holds for each
+    unit what `combine` adds to h, and the unit's own slots before the update.
+    """
+
+    def __init__(
+        self, rule: Rule, l1: bool, l2: bool, dim: int, push_scores: int = 0, row_scores: int = 0
+    ) -> None:
+        self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
+        self._push_scores, self._row_scores = push_scores, row_scores
+        self._numbers = len(rule.scalars(0.1, 1))
+        self._slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
+        combine = rule.combine()
+        self._advances = rule.advance() is not None
+        self.sums = sum_count(rule)
+        self.extras = result_count(combine, 2 + self.sums) if combine else 0
+        self._single = [i for i, slot in enumerate(self._slots) if slot.per_unit]
+        self.extra_width = self.extras + len(self._single)
+        self.arguments = (
+            ["rows", "t"] if dim else ["p", *(f"p{i}" for i in range(len(self._slots)))]
+        )
+
+    def module(self) -> str:
+        """The whole module."""
+        rule = self._rule
+        parts = [
+            _HEAD,
+            *(
+                "\n@cuda.jit(device=True, inline='always')\n" + _device_source(f)
+                for f in functions_of(rule)
+            ),
+            self._update(),
+        ]
+        if self.sums:
+            parts += [self._lanes(), self._fold()]
+        if self.extra_width:
+            parts.append(self._combine())
+        return "\n".join(parts)
+
+    @property
+    def stride(self) -> int:
+        """Sparse: float32 in a row."""
+        state = sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
+        return self._dim + state + self._row_scores
+
+    def _place(self, slot: int, unit: str, i: str) -> str:
+        """Return the text of the place of weight `i`'s slot in a unit; slot -1 is the weight itself."""
+        single = slot >= 0 and self._slots[slot].per_unit
+        if not self._dim:
+            name = "p" if slot < 0 else f"p{slot}"
+            return f"{name}[{unit}]" if single else f"{name}[{unit} * n + {i}]"
+        offset = sum(1 if s.per_unit else self._dim for s in self._slots[:slot]) + self._dim
+        offset = 0 if slot < 0 else offset
+        turn = f" + turn * {self._dim}" if self._rule.turns and slot == len(self._slots) - 1 else ""
+        return f"t[rows[{unit}] * {self.stride} + {offset}{turn}" + ("]" if single else f" + {i}]")
+
+    def _load(self, saved: bool) -> str:
+        """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
+        lines = [
+            f"w = {self._place(-1, 'unit', 'i')}",
+            f"g = gradient[unit * (n + {self._push_scores}) + i]",
+        ]
+        if self._l2:
+            lines.append(f"g = g + rounded_product(h[{self._numbers}], w)")
+        if self._l1:
+            pull = f"h[{self._numbers + self._l2}]"
+            lines.append(f"g = g + ({pull} if w > ZERO else (-{pull} if w < ZERO else ZERO))")
+        for slot in range(len(self._slots)):
+            place = self._place(slot, "unit", "i")
+            if saved and slot in self._single:
+                place = f"extra[unit, {self.extras + self._single.index(slot)}]"
+            lines.append(f"t{slot} = {place}")
+        return "\n".join(lines)
+
+    def _store_slots(self) -> list[str]:
+        stores = []
+        for slot in range(len(self._slots)):
+            guard = "if i == 0:\n    " if slot in self._single else ""
+            stores.append(f"{guard}{self._place(slot, 'unit', 'i')} = t{slot}")
+        return stores
+
+    def _slot_names(self) -> str:
+        return "".join(f"t{i}, " for i in range(len(self._slots)))
+
+    def _directed(self) -> str:
+        """A statement that leaves in g what the rule's `direction` makes of the updated slots."""
+        direction = self._rule.direction()
+        assert direction is not None
+        return f"g, = {direction.__name__}(w, {self._slot_names()}h)"
+
+    def _update(self) -> str:
+        statement = f"numbers = h[:{self._numbers}]"
+        if self.extras:
+            statement += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
+        load, names = self._load(saved=True), self._slot_names()
+        stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
+        if self._advances:
+            load += f"\n{self._directed()}"
+            names, stores = "", stores[:1]
+        return f"""
+@cuda.jit
+def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
+    for place in range(cuda.grid(1), units * n, cuda.gridsize(1)):
+        unit = place // n
+        i = place - unit * n
+{indent(load, " " * 8)}
+        {statement}
+        w, {names}= {self._rule.scalar().__name__}(w, g, {names}numbers)
+{indent(chr(10).join(stores), " " * 8)}
+"""
+
+    def _lanes(self) -> str:
+        measure, advance = self._rule.measure(), self._rule.advance()
+        assert measure is not None
+        slots, load = self._slot_names(), self._load(saved=False)
+        if advance is not None:
+            load += f"\n{slots}= {advance.__name__}(w, g, {slots}h)\n"
+            load += "\n".join([*self._store_slots(), self._directed()])
+            slots = ""
+        terms = "".join(f"a{k}, " for k in range(self.sums))
+        start = "\n".join(f"s{k} = ZERO" for k in range(self.sums))
+        add = "\n".join(f"s{k} += a{k}" for k in range(self.sums))
+        store = "\n".join(f"sums[{k}, chunk, lane] = s{k}" for k in range(self.sums))
+        return f"""
+@cuda.jit
+def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
+    chunks = (n + {CHUNK - 1}) // {CHUNK}
+    for place in range(cuda.grid(1), units * chunks * {LANES}, cuda.gridsize(1)):
+        chunk = place // {LANES}
+        lane = place - chunk * {LANES}
+        unit = chunk // chunks
+        first = (chunk - unit * chunks) * {CHUNK}
+{indent(start, " " * 8)}
+        for i in range(first + lane, min(first + {CHUNK}, n), {LANES}):
+{indent(load, " " * 12)}
+            {terms}= {measure.__name__}(w, g, {slots}h)
+{indent(add, " " * 12)}
+{indent(store, " " * 8)}
+"""
+
+    def _fold(self) -> str:
+        return f"""
+@cuda.jit
+def fold(count, sums, totals):
+    for place in range(cuda.grid(1), {self.sums} * count, cuda.gridsize(1)):
+        k = place // count
+        chunk = place - k * count
+        half = {LANES // 2}
+        while half >= 1:
+            for j in range(half):
+                sums[k, chunk, j] += sums[k, chunk, half + j]
+            half //= 2
+        totals[k, chunk] = float64(sums[k, chunk, 0])
+"""
+
+    def _combine(self) -> str:
+        combine = self._rule.combine()
+        start = "\n".join(f"s{k} = float64(0)" for k in range(self.sums))
+        add = "\n".join(f"s{k} += totals[{k}, chunk]" for k in range(self.sums))
+        values = "".join(f"float32(s{k}), " for k in range(self.sums))
+        call = ""
+        if combine is not None:
+            results = "".join(f"e{k}, " for k in range(self.extras))
+            call = f"        {results}= {combine.__name__}({values}float32(n), h)"
+        store = [f"extra[unit, {k}] = e{k}" for k in range(self.extras)]
+        store += [
+            f"extra[unit, {self.extras + k}] = {self._place(slot, 'unit', '0')}"
+            for k, slot in enumerate(self._single)
+        ]
+        return f"""
+@cuda.jit
+def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
+    for unit in range(cuda.grid(1), units, cuda.gridsize(1)):
+        chunks = (n + {CHUNK - 1}) // {CHUNK}
+{indent(start, " " * 8)}
+        for chunk in range(unit * chunks, (unit + 1) * chunks):
+{indent(add or "pass", " " * 12)}
+{call}
+{indent(chr(10).join(store), " " * 8)}
+"""
+
+
+def _device_source(function: Callable[..., Any]) -> str:
+    """The source of a rule's function with `rounded_product(a, b)` for every a * b."""
+    return ast.unparse(Rounded("rounded_product").visit(_tree(function))) + "\n"
+
+
+def _tree(function: Callable[..., Any]) -> ast.AST:
+    return ast.parse(inspect.getsource(function))
+
+
+class Rounded(ast.NodeTransformer):
+    """Writes a call of `product` for a * b and a *= b, and those of Python's own max and min.
+
+    A device's own ones of a number and NaN give the number, and of two zeros the one with the greater sign.
+
+    Args:
+        product: Name of the function that rounds a product before anything is added to it.
+    """
+
+    def __init__(self, product: str) -> None:
+        self._product = product
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        return self._call(node.left, node.right) if isinstance(node.op, ast.Mult) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not (isinstance(node.func, ast.Name) and node.func.id in ("max", "min")):
+            return node
+        return reduce(partial(_called, f"first_{node.func.id}"), node.args)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if not (isinstance(node.op, ast.Mult) and isinstance(node.target, ast.Name)):
+            return node
+        factor = ast.Name(node.target.id, ast.Load())
+        return ast.Assign([node.target], self._call(factor, node.value), lineno=node.lineno)
+
+    def _call(self, left: ast.expr, right: ast.expr) -> ast.Call:
+        return _called(self._product, left, right)
+
+
+def _called(name: str, left: ast.expr, right: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), [left, right], [])

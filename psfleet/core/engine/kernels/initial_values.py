@@ -1,0 +1,118 @@
+"""First values of rows, and copies of large arrays that do not go through the caches.
+
+An ordinary store reads the line that it is about to overwrite, and pushes others out of the caches for
+one that will not be used here again. A large array goes straight to memory instead: 0.044 CPU seconds
+per GB against 0.07 of np.copyto for arrays of 2 MB in memory, 0.024 against 0.05 from a cache (AMD
+Zen 5).
+"""
+
+import ctypes
+import math
+import platform
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.kernels.hashing import CONSTANT, NORMAL, TRUNCATED, UNIFORM
+from psfleet.core.engine.schema.table import InitializerSpec, key_of
+
+_KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated": TRUNCATED}
+
+
+def initial_rows(
+    ids: NDArray[np.int64], dim: int, initializer: InitializerSpec, seed: int, name: str
+) -> NDArray[np.float32]:
+    """The first values of rows: float32 [*ids.shape, dim].
+
+    A sparse table that inserts one of these ids gives its row the same bits.
+    """
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    out = np.empty((*ids.shape, dim), np.float32)
+    static_kernels("row_weights", "fill").fill(
+        address_of(ids),
+        ids.size,
+        dim,
+        *initializer_arguments(initializer, seed, name),
+        address_of(out),
+    )
+    return out
+
+
+def initial_array(
+    shape: tuple[int, ...], initializer: InitializerSpec, seed: int, name: str
+) -> NDArray[np.float32]:
+    """The first values of a dense array: one long row of id 0, float32 in `shape`."""
+    rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
+    return rows.reshape(shape)
+
+
+def initializer_arguments(
+    initializer: InitializerSpec, seed: int, name: str
+) -> tuple[int, float, float, np.uint64]:
+    """(kind, low, span, stream) as `filling.fill_row` takes them."""
+    uniform = initializer.kind == "uniform"
+    span = initializer.high - initializer.low if uniform else initializer.high
+    stream = (seed * 0x9E3779B97F4A7C15 + key_of(name)) % 2**64
+    return _KINDS[initializer.kind], float(initializer.low), float(span), np.uint64(stream)
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Return the address of a contiguous array. The caller keeps the array alive while a kernel runs."""
+    return _word_at(id(array) + _HEAD).value
+
+
+# An array's first field is the address of its data: NumPy's binary interface (PyArrayObject_fields). To
+# read it takes 0.1 us, to ask for `__array_interface__` 2 us, and a push asks a dozen times.
+_HEAD = object.__basicsize__
+_word_at = ctypes.c_size_t.from_address
+
+
+def _asked_for(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):  # another NumPy
+    address_of = _asked_for
+
+
+def int64s_at(address: int, count: int) -> NDArray[np.int64]:
+    """Return the numbers at an address as an array, valid for as long as they are."""
+    numbers: Any = (ctypes.c_int64 * count).from_address(address)
+    return np.frombuffer(numbers, np.int64)
+
+
+def floats_at(address: int, count: int) -> NDArray[np.float32]:
+    """Return the float32 at an address likewise."""
+    numbers: Any = (ctypes.c_float * count).from_address(address)
+    return np.frombuffer(numbers, np.float32)
+
+
+STREAM_FROM = 1 << 20
+"""Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
+
+_LINE = 64
+_KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
+
+
+def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
+    """Write `values` to `out`, arrays of one shape and dtype that do not overlap.
+
+    Args:
+        out: Contiguous.
+        values: Contiguous, else they are copied in the ordinary way.
+    """
+    if not _KNOWN or out.nbytes < STREAM_FROM or not values.flags.c_contiguous:
+        out[...] = values  # np.copyto takes 0.3 us more
+        return
+    flat, source = out.reshape(-1).view(np.uint8), values.reshape(-1).view(np.uint8)
+    head = -address_of(flat) % _LINE
+    lines = (len(flat) - head) // _LINE
+    end = head + lines * _LINE
+    flat[:head] = source[:head]
+    static_kernels("arrays", "copy_lines").copy_lines(
+        address_of(flat) + head, address_of(source) + head, lines
+    )
+    flat[end:] = source[end:]

@@ -1,0 +1,387 @@
+"""The parts of a kernel module's text that come from the rule, and their twin in plain NumPy.
+
+Slow and simple. Tests hold the generated kernels to it bit for bit.
+"""
+
+import ctypes
+import inspect
+from collections.abc import Callable
+from itertools import groupby
+from textwrap import indent
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.rules.rule import Rule, functions_of
+from psfleet.core.engine.schema.table import DecaySpec
+
+# Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
+# CHUNK values, value i goes to lane i % LANES (float32) and the lanes are folded in halves to one;
+# the chunks are added in order in float64. The lanes of two sums fit the registers of AVX-512.
+CHUNK = 4096
+LANES = 64
+
+_HEAD = """\
+import math
+
+import numpy as np
+from numba import float32, float64, int64, uint64, void
+
+from psfleet.core.engine.kernels.intrinsics import (fold, helper, inlined, kernel, load_f32, load_i64,
+                                        load_lane, load_u64, prefetch, prefetch_write, read_f32,
+                                        read_i64, store_f32, store_i64, store_lane, store_u64)
+from psfleet.core.engine.kernels.hash_index import (MARKS, NEXT_SLOT, REMOVED, ROWS, first_line, second_line)
+from psfleet.core.engine.kernels.hashing import mix
+
+ZERO = np.float32(0)
+"""
+
+
+def scalars_of(
+    rule: Rule, decay: DecaySpec, learning_rate: float, step: int, resting: bool = False
+) -> NDArray[np.float32]:
+    """The numbers h of one batch as the generated kernels read them: the rule's, then the decay's.
+
+    Args:
+        rule, decay, learning_rate, step: As for the tables.
+        resting: For the rows that the batch does not name.
+    """
+    make = rule.resting_scalars if resting else rule.scalars
+    return np.array(with_decay(make(learning_rate, step), decay), np.float32)
+
+
+def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...]:
+    """Return a rule's numbers of a batch, then the decay's."""
+    if decay.l2:
+        numbers = *numbers, decay.l2
+    if decay.l1:
+        numbers = *numbers, decay.l1
+    return numbers
+
+
+class RuleSource:
+    """Text for one rule, with or without regularization.
+
+    Attributes:
+        pointers: Names of the arguments that say where weights and state are. Dense: one address
+            each. Sparse: the row's address, and the number of the slot whose turn it is.
+    """
+
+    def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
+        """Prepare the text of these kernels.
+
+        Args:
+            rule: The rule.
+            l1, l2: True if these regularizations are added to the gradient.
+            dim: Width of the sparse table's rows; 0: the text is for dense arrays.
+            width: Dense: how many weights a unit has, where the compiler may know; else 0.
+        """
+        self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
+        self._constant = dim or width
+        self._count = str(self._constant or "n")
+        self._numbers = len(rule.scalars(0.1, 1))
+        self._function = rule.scalar().__name__
+        slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
+        self._per_unit = [slot.per_unit for slot in slots]
+        self._advances = rule.advance() is not None
+        self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(slots)))]
+
+    def load_scalars(self) -> str:
+        """An expression: the tuple h read from the address `scalars`."""
+        count = self._numbers + self._l1 + self._l2
+        return "(" + "".join(f"load_f32(scalars, {i}), " for i in range(count)) + ")"
+
+    def unit_pointers(self) -> list[str]:
+        """Dense: the addresses of unit `unit`, whose weights start `at` bytes behind the first."""
+        steps = ["unit * 4" if single else "at" for single in self._per_unit]
+        return [
+            f"{name} + {step}" for name, step in zip(self.pointers, ["at", *steps], strict=True)
+        ]
+
+    def _place(self, slot: int, index: str) -> str:
+        """The arguments of a load: where weight `index` has its slot.
+
+        In a row all places are offsets from one address, so the compiler sees that they are apart.
+        """
+        if not self._dim:
+            return f"p{slot}, {index}"
+        offset = self._dim + sum(1 if single else self._dim for single in self._per_unit[:slot])
+        if self._rule.turns and slot == len(self._per_unit) - 1:
+            return f"p, {offset} + turn * {self._dim} + {index}"
+        return f"p, {offset} + {index}"
+
+    def fill_slots(self) -> str:
+        """Statements that give a new row's state its first values."""
+        lines, offset = [], self._dim
+        for initial, run in groupby(self._rule.slots, lambda slot: slot.initial):
+            width = sum(1 if slot.per_unit else self._dim for slot in run)
+            lines.append(
+                f"for k in range({width}):\n"
+                f"    store_f32(row, {offset} + k, np.float32({initial!r}))"
+            )
+            offset += width
+        return indent("\n".join(lines), " " * 8)
+
+    def core(self) -> str:
+        """The rule's functions and `apply`, which updates the weights of one unit."""
+        rule, parts = self._rule, [_HEAD]
+        parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions_of(rule)]
+        if rule.measure() is not None:
+            parts.append(self._combined())
+        parts.append(self._apply())
+        return "\n".join(parts)
+
+    def _decay_factors(self) -> str:
+        names = ["l2"] * self._l2 + ["l1"] * self._l1
+        return "".join(f"    {name} = h[{self._numbers + i}]\n" for i, name in enumerate(names))
+
+    def _load(self, index: str) -> str:
+        """Statements that load w and g, and add the regularization to g."""
+        text = f"w = load_f32(p, {index})\ng = read_f32(gradient, {index})"
+        if self._l2:
+            text += "\ng = g + l2 * w"
+        if self._l1:
+            text += "\ng = g + (l1 if w > ZERO else (-l1 if w < ZERO else ZERO))"
+        return text
+
+    def _slots(self, index: str) -> list[str]:
+        return [
+            f"u{i}" if single else f"load_f32({self._place(i, index)})"
+            for i, single in enumerate(self._per_unit)
+        ]
+
+    def _arguments(self, index: str) -> str:
+        return ", ".join(["w", "g", *self._slots(index), "h"])
+
+    def _load_single(self) -> str:
+        """Statements that load the values that the unit shares."""
+        return "".join(
+            f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
+            for i, single in enumerate(self._per_unit)
+            if single
+        )
+
+    def _store_slots(self) -> str:
+        return "".join(
+            f"store_f32({self._place(i, 'i')}, t{i})\n"
+            for i, single in enumerate(self._per_unit)
+            if not single
+        )
+
+    def _results(self) -> str:
+        return "".join(f"t{i}, " for i in range(len(self._per_unit)))
+
+    def _directed(self, slots: list[str]) -> str:
+        """A statement that leaves in g what the rule's `direction` makes of the updated slots."""
+        direction = self._rule.direction()
+        assert direction is not None
+        return f"g, = {direction.__name__}({', '.join(['w', *slots, 'h'])})\n"
+
+    def _apply(self) -> str:
+        count, pointers = self._count, ", ".join(self.pointers)
+        text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
+        text += self._load_single() + self._decay_factors()
+        if self._rule.measure() is not None:
+            text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
+        text += f"    for i in range({count}):\n"
+        if self._advances:
+            body = "w = load_f32(p, i)\n" + self._directed(self._slots("i"))
+            body += f"w, = {self._function}(w, g, h)\nstore_f32(p, i, w)\n"
+            return text + indent(body, " " * 8)
+        text += indent(self._load("i"), " " * 8)
+        text += f"\n        w, {self._results()}= {self._function}({self._arguments('i')})\n"
+        text += "        store_f32(p, i, w)\n" + indent(self._store_slots(), " " * 8)
+        return text + "".join(
+            f"    store_f32({self._place(i, '0')}, t{i})\n"
+            for i, single in enumerate(self._per_unit)
+            if single
+        )
+
+    def _advance(self) -> str:
+        """Statements that update the slots of weight i and leave the direction in g."""
+        advance = self._rule.advance()
+        if advance is None:
+            return ""
+        names = self._results()
+        call = f"\n{names}= {advance.__name__}({self._arguments('i')})\n{self._store_slots()}"
+        return (call + self._directed(names.rstrip(", ").split(", "))).rstrip()
+
+    def _combined(self) -> str:
+        """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
+        measure, combine = self._rule.measure(), self._rule.combine()
+        assert measure is not None
+        assert combine is not None
+        sums = sum_count(self._rule)
+        count, lanes = self._count, _power(min(self._constant or LANES, LANES))
+        call = f"{', '.join(f'a{i}' for i in range(sums))}, = {measure.__name__}("
+        call += ("w, g, h" if self._advances else self._arguments("i")) + ")"
+        adds = [
+            f"store_lane(lanes, {LANES * i} + j, load_lane(lanes, {LANES * i} + j) + a{i})"
+            for i in range(sums)
+        ]
+        term = "\n".join([self._load("i") + self._advance(), call, *adds])
+        zeros = "\n".join(f"store_lane(lanes, {LANES * i} + j, ZERO)" for i in range(sums))
+        totals = "\n".join(f"s{i} = float64(0)" for i in range(sums))
+        finals = "\n".join(f"s{i} += float64(folded(lanes + {4 * LANES * i}))" for i in range(sums))
+        result = ", ".join(f"float32(s{i})" for i in range(sums))
+        return f"""
+folded = fold({lanes})
+
+
+@helper
+def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
+{self._load_single()}{self._decay_factors()}{indent(totals, "    ")}
+    for chunk in range(0, {count}, {CHUNK}):
+        end = min(chunk + {CHUNK}, {count})
+        for j in range({lanes}):
+{indent(zeros, " " * 12)}
+        whole = chunk + (end - chunk) // {LANES} * {LANES}
+        for start in range(chunk, whole, {LANES}):
+            for j in range({LANES}):
+                i = start + j
+{indent(term, " " * 16)}
+        for j in range(end - whole):
+            i = whole + j
+{indent(term, " " * 12)}
+{indent(finals, " " * 8)}
+    return {combine.__name__}({result}, float32({count}), h)
+"""
+
+
+def _power(count: int) -> int:
+    """The smallest power of two that is at least `count`. More lanes would only add zeros."""
+    return 1 << (count - 1).bit_length()
+
+
+def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
+    """Working memory of a kernel: the lanes of the rule's sums, then a row of `width` values."""
+    return np.empty(LANES * sum_count(rule) + width, np.float32)
+
+
+def sum_count(rule: Rule) -> int:
+    """Return the number of sums over a unit that the rule needs."""
+    measure = rule.measure()
+    if measure is None:
+        return 0
+    slots = 0 if rule.advance() else len(rule.slots) - max(rule.turns - 1, 0)
+    return result_count(measure, 3 + slots)
+
+
+def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:
+    """Return the number of a rule function's results, given its number of arguments, h included."""
+    return len(function(*[1.0] * (arguments - 1), [1.0] * 64))
+
+
+Floats = NDArray[np.float32]
+
+# The compiled kernels call the C library's power function; NumPy's own differs in the last bit.
+_powf = ctypes.CDLL(None).powf
+_powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
+
+FLOAT32_MATH = SimpleNamespace(
+    sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
+)
+"""Functions of `math` for rules, in float32: Python's own would answer in float64."""
+
+_NAMES: dict[str, Any] = {
+    "math": FLOAT32_MATH,
+    "max": max,  # Python's own, as compiled: of a number and NaN the first one
+    "min": min,
+    "abs": np.abs,
+}
+
+
+def twin_push(
+    rule: Rule,
+    decay: DecaySpec,
+    learning_rate: float,
+    step: int,
+    values: list[Floats],
+    gradient: Floats,
+    width: int,
+    resting: bool = False,
+) -> None:
+    """Update `values` in place: weights [n], then each state slot [n].
+
+    Args:
+        rule, decay, learning_rate: As for the tables.
+        step: Number of this update, from 1.
+        values: Slots that a unit shares are repeated for each of its weights.
+        gradient: float32 [n].
+        width: Number of weights of a unit; used by rules with a unit.
+        resting: The weights are of rows that the step does not name.
+    """
+    scalars = scalars_of(rule, decay, learning_rate, step, resting)
+    count = len(rule.scalars(learning_rate, step))
+    places = _in_turn(rule, step, values)
+    with np.errstate(all="ignore"):
+        gradient = _decayed(values[0], gradient, decay)
+        for start in range(0, len(gradient), max(width, 1)):
+            unit = slice(start, start + width)
+            _update(rule, [v[unit] for v in places], gradient[unit], tuple(scalars[:count]))
+
+
+def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
+    if not rule.turns:
+        return values
+    fixed = len(values) - rule.turns
+    return [*values[:fixed], values[fixed + (step - 1) % rule.turns]]
+
+
+def _decayed(weights: Floats, gradient: Floats, decay: DecaySpec) -> Floats:
+    total = gradient.copy()
+    if decay.l2:
+        total += np.float32(decay.l2) * weights
+    if decay.l1:
+        total += np.float32(decay.l1) * np.sign(weights)
+    return total
+
+
+def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:
+    advance, direction = rule.advance(), rule.direction()
+    measure, combine = rule.measure(), rule.combine()
+    if advance is not None and direction is not None:
+        for value, new in zip(
+            values[1:], _columns(advance, [values[0], gradient, *values[1:]], h), strict=True
+        ):
+            value[:] = new
+        (gradient,) = _columns(direction, values, h)
+        values = values[:1]
+    columns = [values[0], gradient, *values[1:]]
+    if measure is not None and combine is not None:
+        sums = [_sum(column) for column in _columns(measure, columns, h)]
+        h = h + tuple(_in_numpy(combine)(*sums, np.float32(len(gradient)), h))
+    for value, new in zip(values, _columns(rule.scalar(), columns, h), strict=True):
+        value[:] = new
+
+
+def _columns(
+    function: Callable[..., Any], columns: list[Floats], h: tuple[Any, ...]
+) -> list[Floats]:
+    """The function of (*columns, h) for each weight: one array per result."""
+    in_numpy = _in_numpy(function)
+    results = [in_numpy(*at, h) for at in zip(*columns, strict=True)]
+    return [np.array(column, np.float32) for column in zip(*results, strict=True)]
+
+
+def _sum(terms: Floats) -> np.float32:
+    """The sum in the one order that all kernels use, see RuleSource."""
+    total = np.float64(0)
+    for start in range(0, len(terms), CHUNK):
+        chunk = terms[start : start + CHUNK]
+        lanes = np.zeros(LANES, np.float32)
+        for row in range(0, len(chunk), LANES):
+            part = chunk[row : row + LANES]
+            lanes[: len(part)] += part
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        total += np.float64(lanes[0])
+    return np.float32(total)
+
+
+def _in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with NumPy's float32 arithmetic behind the names it uses."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__, {**_NAMES, "__builtins__": {}}, function.__name__)

@@ -1,0 +1,1 @@
+"""The texts that kernels are generated from. Read by `psfleet.core.engine.kernels.generate`, never imported."""

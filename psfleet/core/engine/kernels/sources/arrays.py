@@ -1,0 +1,56 @@
+from llvmlite import ir
+from numba import float64, int64, types, void
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from psfleet.core.engine.kernels.intrinsics import kernel, read_f32
+
+LINE = 64  # bytes
+
+
+@intrinsic
+def stream_line(context, out, source):
+    """Copy 64 bytes to a multiple of 64, past the caches: the line is not read before it is written."""
+
+    def generate(context, builder, signature, arguments):
+        line = ir.VectorType(ir.IntType(64), LINE // 8).as_pointer()
+        value = builder.load(builder.inttoptr(arguments[1], line))
+        value.align = 1
+        store = builder.store(value, builder.inttoptr(arguments[0], line))
+        store.align = LINE
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def finish_stores(context):
+    """Let every streamed line be seen by others before whatever is written next (x86: sfence)."""
+
+    def generate(context, builder, signature, arguments):
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence"
+        )
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@kernel(void(int64, int64, int64))
+def copy_lines(out, source, lines):
+    """Copy whole lines; out: a multiple of 64."""
+    for i in range(lines):
+        stream_line(out + LINE * i, source + LINE * i)
+    finish_stores()
+
+
+@kernel(float64(int64, int64))
+def summed(values, count):
+    """The sum of the squares of float32 values; no finite ones overflow it."""
+    total = float64(0)
+    for i in range(count):
+        value = float64(read_f32(values, i))
+        total += value * value
+    return total

@@ -1,0 +1,48 @@
+import numpy as np
+from numba import float32, types, uint16, uint32, void
+
+from psfleet.core.engine.kernels.intrinsics import kernel
+
+F32, U16, U32 = (types.Array(kind, 1, "C", readonly=True) for kind in (float32, uint16, uint32))
+
+
+@kernel(void(U32, uint16[::1]))
+def encode_bfloat16(bits, out):
+    """The upper half of each float32, rounded to the nearest, ties to even."""
+    for i in range(len(bits)):
+        x = bits[i]
+        even = (x >> uint32(16)) & uint32(1)
+        half = (x + uint32(0x7FFF) + even) >> uint32(16)
+        quiet = (x >> uint32(16)) | uint32(0x40)
+        out[i] = uint16(quiet if (x & uint32(0x7FFFFFFF)) > uint32(0x7F800000) else half)
+
+
+@kernel(void(F32, U32, uint16[::1]))
+def encode_float16(values, bits, out):
+    """Each float32 as binary16, rounded to the nearest, ties to even. bits: those of values.
+
+    What is below the smallest normal number, 2^-14, is a multiple of 2^-24.
+    """
+    for i in range(len(values)):
+        x = bits[i] & uint32(0x7FFFFFFF)
+        odd = (x >> uint32(13)) & uint32(1)
+        normal = (x - uint32(112 << 23) + uint32(0xFFF) + odd) >> uint32(13)
+        small = abs(values[i]) * np.float32(2.0**24) if x < uint32(0x38800000) else np.float32(0)
+        half = uint32(np.rint(small)) if x < uint32(0x38800000) else normal
+        half = uint32(0x7C00) if x >= uint32(0x47800000) else half
+        half = uint32(0x7E00) if x > uint32(0x7F800000) else half
+        out[i] = uint16(half | ((bits[i] >> uint32(16)) & uint32(0x8000)))
+
+
+@kernel(void(U16, F32, float32, float32[::1]))
+def decode(halves, table, factor, out):
+    """The float32 of each pattern, times factor. table: of all 65,536 patterns."""
+    for i in range(len(halves)):
+        out[i] = table[halves[i]] * factor
+
+
+@kernel(void(U16, uint32[::1]))
+def decode_bfloat16(halves, bits):
+    """The bits of the float32 of each bfloat16."""
+    for i in range(len(halves)):
+        bits[i] = uint32(halves[i]) << uint32(16)

@@ -1,0 +1,161 @@
+from numba import float64, int64, uint32, uint64, void
+
+from psfleet.core.engine.kernels.hashing import fill_row, mix, unmix
+from psfleet.core.engine.kernels.intrinsics import (entry, helper, kernel, load_i64, load_u32, load_u64,
+                                        prefetch, prefetch_write, read_i64, store_f32, read_f32,
+                                        store_i64, store_u32)
+from psfleet.core.engine.kernels.hash_index import (CHUNKS, CHUNK_LINES, DIRECTORY, FREE_ROW, LINES, ROWS,
+                                        SHIFT, STRIDE, add as added, age_of, begin, find_fast,
+                                        find_slow, first_line, insert, lines_of, position,
+                                        prefetch_line, touch_fast, touch_slow)
+
+AHEAD = 24
+OLDEST = 1 << 31  # an age; what is older counts as this old
+LOW_BITS = uint64((1 << 56) - 1)
+
+
+@helper
+def entry_at(lines, number):
+    """(line, entry): entry `number` of these lines."""
+    return lines + (number >> 2) * 64, number & 3
+
+
+@entry(int64(int64, uint64, int64))
+def add(d, hash_, step):
+    """See hash_index.py. Kernels find a row in the lines where most are, and call this if it is in neither."""
+    slot = touch_slow(d, hash_, step)
+    return -insert(d, hash_, step) if slot == 0 else slot
+
+
+@entry(void(int64, uint64, int64, int64, float64, float64, uint64))
+def fill(out, hash_, dim, kind, low, span, stream):
+    """See hash_index.py."""
+    fill_row(out, hash_, dim, kind, low, span, stream)
+
+
+@kernel(void(int64))
+def make(d):
+    """Have an empty index."""
+    begin(d)
+
+
+@kernel(int64(int64, int64, int64, int64))
+def locate(d, ids, n, slots):
+    """Write each id's slot, 0 for an unknown one. -> unknown ids."""
+    unknown = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = find_fast(first_line(d, hash_), hash_)
+        if slot == 0:
+            slot = find_slow(d, hash_)
+        if slot == 0:
+            unknown += 1
+        store_i64(slots, i, slot)
+    return unknown
+
+
+@kernel(int64(int64, int64, int64, int64, int64))
+def touch(d, ids, n, step, slots):
+    """`locate`, and the rows that are there count as pushed at this step."""
+    unknown = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = touch_fast(first_line(d, hash_), hash_, step)
+        if slot == 0:
+            slot = touch_slow(d, hash_, step)
+        if slot == 0:
+            unknown += 1
+        store_i64(slots, i, slot)
+    return unknown
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def place(d, ids, n, steps, slots):
+    """Write each id's slot, a new one for an unknown id; its row counts as pushed at steps[i]."""
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hash_ = mix(uint64(read_i64(ids, i)))
+        step = read_i64(steps, i)
+        store_i64(slots, i, abs(added(d, hash_, step)))
+
+
+@kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
+def collect(d, first, last, step, least, most, ids, slots, ages):
+    """Write id, slot and age of the rows of segments first to last - 1 of such an age. -> how many."""
+    count, before = 0, int64(-1)
+    if first == last:
+        return count
+    shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
+    low, high = uint64(first) << uint64(56), ((uint64(last) - uint64(1)) << uint64(56)) | LOW_BITS
+    for part in range(
+        int64(position(low) >> uint64(shift)), int64(position(high) >> uint64(shift)) + 1
+    ):
+        chunk = int64(load_u32(directory, part))
+        if chunk == before:
+            continue
+        before = chunk
+        lines, mask = lines_of(d, chunk)
+        for number in range((mask + 1) * 4):
+            line, entry = entry_at(lines, number)
+            age = age_of(step, load_u32(line, 12 + entry))
+            if age < least or age > most:
+                continue
+            slot, hash_ = int64(load_u32(line, 8 + entry)), load_u64(line, entry)
+            if slot != 0 and hash_ >= low and hash_ <= high:
+                store_i64(ids, count, int64(unmix(hash_)))
+                store_i64(slots, count, slot)
+                store_i64(ages, count, age)
+                count += 1
+    return count
+
+
+@kernel(void(int64, int64))
+def freed(d, slots):
+    """Write the slots whose rows were removed and that no other row has got."""
+    count, slot = 0, load_i64(d, FREE_ROW)
+    while slot != 0:
+        store_i64(slots, count, slot)
+        count += 1
+        slot = int64(load_u32(load_i64(d, ROWS) + slot * load_i64(d, STRIDE), 0))
+
+
+@kernel(void(int64, int64, int64))
+def restamp(d, old, new):
+    """The step goes from `old` to `new`: rows keep the step at which they were pushed.
+
+    A stamp has 32 bits: this must be called before the step has gone on by 2**30, and a row that
+    has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
+    """
+    for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
+        line, entry = entry_at(load_i64(d, LINES), number)
+        push_step = old - age_of(old, load_u32(line, 12 + entry))
+        store_u32(line, 12 + entry, uint32(new - min(max(new - push_step, 0), OLDEST)))
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def gather(d, slots, n, width, out):
+    """out[i] = the first `width` values of row slots[i]."""
+    rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch(rows + read_i64(slots, i + AHEAD) * stride)
+        row = rows + read_i64(slots, i) * stride
+        for k in range(width):
+            store_f32(out, i * width + k, read_f32(row, k))
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def scatter(d, slots, n, width, values):
+    """The first `width` values of row slots[i] = values[i]."""
+    rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_write(rows + read_i64(slots, i + AHEAD) * stride)
+        row = rows + read_i64(slots, i) * stride
+        for k in range(width):
+            store_f32(row, k, read_f32(values, i * width + k))

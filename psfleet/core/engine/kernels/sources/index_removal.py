@@ -1,0 +1,88 @@
+from numba import float32, float64, int64, uint32, uint64, void
+
+from psfleet.core.engine.kernels.hashing import mix, unmix
+from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_f32, load_i64, load_u32, load_u64,
+                                        read_i64, store_f32, store_i64, store_u32)
+from psfleet.core.engine.kernels.hash_index import (CHUNKS, CHUNK_LINES, LINES, ROWS, STRIDE, add, age_of,
+                                        prefetch_line, remove, touch_slow)
+
+AHEAD = 24
+
+
+@helper
+def entry_at(lines, number):
+    """(line, entry): entry `number` of these lines."""
+    return lines + (number >> 2) * 64, number & 3
+
+
+@kernel(int64(int64, int64, int64, int64, int64, int64))
+def count(d, ids, n, step, threshold, outcomes):
+    """Count one more for each id. outcomes[i]: whether it has `threshold` now; it is forgotten then.
+
+    A row is one uint32, the count. -> how many have passed.
+    """
+    total = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        hash_ = mix(uint64(read_i64(ids, i)))
+        slot = touch_slow(d, hash_, step)
+        row = load_i64(d, ROWS) + slot * load_i64(d, STRIDE)
+        pushes = int64(0) if slot == 0 else int64(load_u32(row, 0))
+        if pushes + 1 >= threshold:
+            if slot != 0:
+                remove(d, hash_)
+            total += 1
+            store_i64(outcomes, i, 1)
+            continue
+        if slot == 0:
+            row = load_i64(d, ROWS) + abs(add(d, hash_, step)) * load_i64(d, STRIDE)
+        store_u32(row, 0, uint32(pushes + 1))
+        store_i64(outcomes, i, 0)
+    return total
+
+
+@kernel(int64(int64, int64, int64))
+def forget(d, ids, n):
+    """Remove ids. -> how many of them were there."""
+    count = 0
+    for i in range(n):
+        if i + AHEAD < n:
+            prefetch_line(d, read_i64(ids, i + AHEAD))
+        count += remove(d, mix(uint64(read_i64(ids, i))))
+    return count
+
+
+@kernel(int64(int64, int64, float64, float64, float64, float64, int64))
+def decay(d, place, factor, worth, click_worth, least, ids):
+    """Multiply values `place` (shows) and `place` + 1 (clicks) of every row by `factor`.
+
+    Write the ids of rows worth less than `least`. -> how many.
+    """
+    count = 0
+    rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
+    for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
+        line, entry = entry_at(load_i64(d, LINES), number)
+        slot = int64(load_u32(line, 8 + entry))
+        if slot == 0:
+            continue
+        scores = rows + slot * stride + place * 4
+        shows = float32(load_f32(scores, 0) * factor)
+        clicks = float32(load_f32(scores, 1) * factor)
+        store_f32(scores, 0, shows)
+        store_f32(scores, 1, clicks)
+        value = worth * (float64(shows) - float64(clicks)) + click_worth * float64(clicks)
+        if value < least:
+            store_i64(ids, count, int64(unmix(load_u64(line, entry))))
+            count += 1
+    return count
+
+
+@kernel(void(int64, int64, int64, int64, int64))
+def histogram(d, step, shift, bins, counts):
+    """Count the rows of each age >> shift; the last bin takes what is older."""
+    for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
+        line, entry = entry_at(load_i64(d, LINES), number)
+        if load_u32(line, 8 + entry) != uint32(0):
+            bin_ = min(age_of(step, load_u32(line, 12 + entry)) >> shift, bins - 1)
+            store_i64(counts, bin_, load_i64(counts, bin_) + 1)

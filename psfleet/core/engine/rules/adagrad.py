@@ -1,0 +1,269 @@
+"""Adagrad (Duchi, Hazan and Singer, 2011), rules that forget or share its accumulator, and proximal rules.
+
+- Adagrad (Duchi, Hazan and Singer, 2011), epsilon outside the root as in the reference.
+- Adagrad whose accumulator forgets.
+- Adagrad with one accumulator per row: the memory of the rows alone, nearly.
+- Adadelta (Zeiler, 2012); the learning rate scales the update, as in the reference.
+
+The proximal ones make weights exactly 0:
+
+- Follow the regularized leader, proximal (McMahan et al., 2013), as the reference computes it.
+- Proximal gradient descent: soft thresholding after each step (Duchi and Singer, 2009).
+- Proximal Adagrad: soft thresholding after each step of Adagrad (Duchi and Singer, 2009).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import NonNegative, Range
+from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, TorchSpec
+
+
+def adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    moment = moment + g * g
+    return w - h[0] * g / (math.sqrt(moment) + h[1]), moment
+
+
+@dataclass(frozen=True)
+class Adagrad(Rule):
+    """s += g^2; w -= lr * g / (sqrt(s) + epsilon)."""
+
+    epsilon: NonNegative = 1e-6
+    initial_accumulator_value: NonNegative = 0.0
+    name = "adagrad"
+    optimizer = OptimizerSpec(
+        learning_rate=None,
+        arguments="epsilon parameters weight_decay grad_clip name initial_accumulator_value",
+        older="regularization name initial_accumulator_value",
+    )
+    torch = (
+        TorchSpec(
+            "Adagrad",
+            "eps initial_accumulator_value",
+            "sum",
+            required={"lr_decay": 0},
+            hint={"lr_decay": "use a scheduler of torch.optim.lr_scheduler"},
+            rows=True,
+        ),
+    )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment", self.initial_accumulator_value, smallest="bfloat16"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return adagrad
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.epsilon)
+
+
+def decayed_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
+    moment = h[1] * moment + h[2] * (g * g)
+    return w - h[0] * g / (math.sqrt(moment) + h[3]), moment
+
+
+@dataclass(frozen=True)
+class DecayedAdagrad(Rule):
+    """s = decay * s + (1 - decay) * g^2; w -= lr * g / (sqrt(s) + epsilon)."""
+
+    decay: DecayRate = 0.95
+    epsilon: NonNegative = 1e-6
+    name = "decayed_adagrad"
+    optimizer = OptimizerSpec(learning_rate=None)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment", smallest="bfloat16"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return decayed_adagrad
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.decay, 1 - self.decay, self.epsilon)
+
+
+def rowwise_measure(w, g, moment, h):  # type: ignore[no-untyped-def]
+    return (g * g,)
+
+
+def rowwise_combine(squares, count, h):  # type: ignore[no-untyped-def]
+    return (squares / count,)
+
+
+def rowwise_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
+    moment = moment + h[2]
+    return w - h[0] * g / (math.sqrt(moment) + h[1]), moment
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(Rule):
+    """Adagrad with one s for each row: s += mean of g^2 over the row; w -= lr * g / (sqrt(s) + epsilon).
+
+    It halves the memory of large tables. A dense array's rows are the slices that its first axis names;
+    a vector's are its elements.
+    """
+
+    epsilon: NonNegative = 1e-6
+    initial_accumulator_value: NonNegative = 0.0
+    name = "rowwise_adagrad"
+    unit = "row"
+    optimizer = OptimizerSpec(
+        learning_rate=None,
+        arguments="epsilon parameters weight_decay grad_clip name initial_accumulator_value",
+        older="regularization name initial_accumulator_value",
+    )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment", self.initial_accumulator_value, per_unit=True),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return rowwise_adagrad
+
+    def measure(self) -> Callable[..., tuple[float, ...]]:
+        return rowwise_measure
+
+    def combine(self) -> Callable[..., tuple[float, ...]]:
+        return rowwise_combine
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.epsilon)
+
+
+def adadelta(w, g, squared_grad, squared_update, h):  # type: ignore[no-untyped-def]
+    squared_grad = h[1] * squared_grad + h[2] * (g * g)
+    update = math.sqrt((squared_update + h[3]) / (squared_grad + h[3])) * g
+    squared_update = h[1] * squared_update + h[2] * (update * update)
+    return w - h[0] * update, squared_grad, squared_update
+
+
+@dataclass(frozen=True)
+class Adadelta(Rule):
+    """u = g * sqrt((U + epsilon) / (G + epsilon)); w -= lr * u; G, U: means of g^2, u^2."""
+
+    rho: DecayRate = 0.95
+    epsilon: NonNegative = 1e-6
+    name = "adadelta"
+    optimizer = OptimizerSpec(arguments="epsilon rho parameters weight_decay grad_clip name")
+    torch = (TorchSpec("Adadelta", "rho eps", "square_avg acc_delta"),)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (
+            Slot("avg_squared_grad", smallest="bfloat16"),
+            Slot("avg_squared_update", smallest="bfloat16"),
+        )
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return adadelta
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.rho, 1 - self.rho, self.epsilon)
+
+
+_TINY = 1e-10  # the reference adds it to l1 and l2: no 0 / 0 for a weight without gradients
+
+
+def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    total = squared + g * g
+    root = math.sqrt(total)
+    linear = linear + g - (root - math.sqrt(squared)) * h[5] * w
+    size = max(abs(linear) - h[1], h[3]) * h[0]
+    return math.copysign(size, -linear) / (root + h[2]), total, linear
+
+
+def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined as text
+    total = squared + g * g
+    root = math.pow(total, h[4])
+    linear = linear + g - (root - math.pow(squared, h[4])) * h[5] * w
+    size = max(abs(linear) - h[1], h[3]) * h[0]
+    return math.copysign(size, -linear) / (root + h[2]), total, linear
+
+
+@dataclass(frozen=True)
+class Ftrl(Rule):
+    """z += g - (m^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (m^-p / lr + 2 * l2); m = n + g^2.
+
+    m is the next n, p is `lr_power`; n is the slot `squared`, z the slot `linear`. w is 0 where
+    |z| <= l1. Computed as lr * (l1 * sign(z) - z) / (m^-p + 2 * l2 * lr): one division, not three.
+
+    Rows of a sparse parameter without a gradient rest. (The dense rule sets a weight that has never
+    had a gradient to zero.)
+    """
+
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    lr_power: Annotated[float, Range(high=0)] = -0.5
+    name = "ftrl"
+    optimizer = OptimizerSpec(learning_rate=None, lazy=True)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("squared", smallest="bfloat16"), Slot("linear", smallest="bfloat16"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return ftrl if self.lr_power == -0.5 else ftrl_power
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        if learning_rate <= 0:
+            raise ConfigError(
+                f"Ftrl divides by the learning rate, which is {learning_rate!r}; it must be above 0"
+            )
+        pull = 2 * (self.l2 + _TINY) * learning_rate
+        return (learning_rate, self.l1 + _TINY, pull, 0.0, -self.lr_power, 1 / learning_rate)
+
+
+def proximal_gd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    target = w - h[0] * g
+    return (math.copysign(max(abs(target) - h[1], h[3]), target) / h[2],)
+
+
+@dataclass(frozen=True)
+class ProximalGD(Rule):
+    """q = w - lr * g; w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2)."""
+
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    name = "proximal_gd"
+    optimizer = OptimizerSpec(learning_rate=None)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return proximal_gd
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, learning_rate * self.l1, 1 + learning_rate * self.l2, 0.0)
+
+
+def proximal_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    moment = moment + g * g
+    target = w - h[0] * g / math.sqrt(max(moment, h[4]))
+    return math.copysign(max(abs(target) - h[1], h[3]), target) / h[2], moment
+
+
+@dataclass(frozen=True)
+class ProximalAdagrad(Rule):
+    """s += g^2; q = w - lr * g / sqrt(s); w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2).
+
+    There is no epsilon to raise, so 0 / 0 is taken for 0: the reference's operator makes NaN of a weight
+    that has had no gradient but 0.
+    """
+
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    name = "proximal_adagrad"
+    optimizer = OptimizerSpec(learning_rate=None)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("moment", smallest="bfloat16"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return proximal_adagrad
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        least = 2.0**-126  # the smallest normal float32
+        return (learning_rate, learning_rate * self.l1, 1 + learning_rate * self.l2, 0.0, least)

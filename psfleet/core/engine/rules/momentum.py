@@ -1,0 +1,181 @@
+"""Stochastic gradient descent: plain, with momentum, averaged; and exact sums.
+
+- Stochastic gradient descent.
+- Stochastic gradient descent with momentum, plain or Nesterov's.
+- The server's side of deep gradient compression (Lin et al., 2018): momentum, then none.
+- Stochastic average gradient (Schmidt, Le Roux and Bach, 2013): the reference's ASGD.
+- Sums in twice the precision of float32, for psfleet's own counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psfleet.core.base.validation.annotations import PositiveInt
+from psfleet.core.engine.rules.rule import OptimizerSpec, Rule, Slot, TorchSpec, UnitInterval
+
+
+def sgd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    return (w - h[0] * g,)
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """w -= learning_rate * g."""
+
+    name = "sgd"
+    optimizer = OptimizerSpec()
+    torch = (TorchSpec("SGD", when={"momentum": 0}, rows=True),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return sgd
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate,)
+
+
+def momentum(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    velocity = h[1] * velocity + g
+    return w - h[0] * velocity, velocity
+
+
+def nesterov(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    velocity = h[1] * velocity + g
+    return w - h[0] * (g + h[1] * velocity), velocity
+
+
+@dataclass(frozen=True)
+class Momentum(Rule):
+    """v = mu * v + g; w -= lr * v. Nesterov: w -= lr * (g + mu * v). The rate is not in v.
+
+    The optimizer's `rescale_grad` has no effect, as in the reference's CPU operator.
+    """
+
+    momentum: UnitInterval = 0.9
+    use_nesterov: bool = False
+    name = "momentum"
+    optimizer = OptimizerSpec(
+        arguments="momentum parameters use_nesterov weight_decay grad_clip name rescale_grad",
+        older="use_nesterov regularization name",
+        ignored={"rescale_grad": 1.0},
+    )
+    torch = (
+        TorchSpec(
+            "SGD",
+            "momentum nesterov",
+            "momentum_buffer",
+            required={"dampening": 0},
+            rows=True,
+            every_row=True,  # torch's velocity keeps moving the rows that it has ever touched
+        ),
+    )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("velocity", smallest="int8"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return nesterov if self.use_nesterov else momentum
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.momentum)
+
+
+def dgc_momentum(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    velocity = h[1] * velocity + h[2] * g
+    return w - h[0] * (h[3] * velocity + h[4] * g), velocity
+
+
+@dataclass(frozen=True)
+class DGCMomentum(Rule):
+    """Momentum for the first `rampup_begin_step` updates, then w -= lr * g.
+
+    From then on the momentum is in the workers' compressed gradients, and the velocity here rests.
+    """
+
+    momentum: UnitInterval = 0.9
+    rampup_begin_step: int = 0
+    use_nesterov: bool = False
+    name = "dgc_momentum"
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("velocity", smallest="int8"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return dgc_momentum
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        if step > self.rampup_begin_step:
+            return (learning_rate, 1.0, 0.0, 0.0, 1.0)
+        ahead = (self.momentum, 1.0) if self.use_nesterov else (1.0, 0.0)
+        return (learning_rate, self.momentum, 1.0, *ahead)
+
+
+def asgd(w, g, total, previous, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    total = total - previous + g
+    return w - h[0] * total, total, g
+
+
+@dataclass(frozen=True)
+class ASGD(Rule):
+    """d += g - y_i; y_i = g; w -= lr / n * d, where i = (t - 1) % batch_num, n = min(t, batch_num).
+
+    d is the sum of the last gradient of each of `batch_num` batches, which take turns. In a sparse
+    table a row that a batch does not name keeps its y_i, and d stays the sum of the row's y. In the state
+    the gradients are `name.y_0` and so on.
+
+    Weight decay follows the reference's code and not its printed formula. The code adds the decay to each
+    batch's gradient, g + weight_decay * w, before the gradient enters the sum d: what d keeps of a batch
+    holds the decay at the weights of that time, and d is divided by n with it. The printed formula leaves
+    the decay out of d and adds it to the quotient at the current weights: w -= learning_rate * (d / n +
+    weight_decay * w). For `batch_num` 1 the two are the same.
+    """
+
+    batch_num: PositiveInt = 1
+    name = "asgd"
+    optimizer = OptimizerSpec(older="parameters weight_decay grad_clip multi_precision name")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("d"), *(Slot(f"y_{i}") for i in range(self.batch_num)))
+
+    @property
+    def turns(self) -> int:
+        return self.batch_num
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return asgd
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate / min(step, self.batch_num),)
+
+
+def exact_sum(w, g, rest, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    total = w + g
+    part = total - w
+    rest = rest + ((w - (total - part)) + (g - part))
+    result = total + rest
+    return result, rest - (result - total)
+
+
+@dataclass(frozen=True)
+class ExactSum(Rule):
+    """w + rest += g, where w is the sum in float32 and rest what that leaves out.
+
+    The addition of a double word and a word (Joldes, Muller and Popescu, "Tight and rigorous error bounds
+    for basic building blocks of double-word arithmetic", ACM TOMS 44(2), 2017, algorithm 4): its relative
+    error is at most 2**-47, and sums of whole numbers are exact below 2**47. The learning rate is unused.
+    """
+
+    name = "exact_sum"
+    counts = True
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("rest"),)
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return exact_sum
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate,)

@@ -1,0 +1,155 @@
+"""RMSProp (Tieleman and Hinton, 2012), as the reference and as torch compute it, and Rprop.
+
+- RMSProp (Tieleman and Hinton, 2012): plain, with momentum, centered.
+- RMSprop as torch.optim.RMSprop computes it: epsilon outside the root, the rate outside the momentum.
+- Rprop (Riedmiller and Braun, 1993): a rate per weight that follows the gradient's sign.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.validation.annotations import NonNegative, Positive, Range
+from psfleet.core.engine.rules.rule import (
+    DecayRate,
+    OptimizerSpec,
+    Rule,
+    Slot,
+    TorchSpec,
+    UnitInterval,
+)
+
+
+def rmsprop(w, g, momentum, mean_square, h):  # type: ignore[no-untyped-def]
+    mean_square = h[1] * mean_square + h[2] * (g * g)
+    momentum = h[4] * momentum + h[0] * g / math.sqrt(mean_square + h[3])
+    return w - momentum, momentum, mean_square
+
+
+def rmsprop_centered(w, g, momentum, mean_square, mean_grad, h):  # type: ignore[no-untyped-def]
+    mean_square = h[1] * mean_square + h[2] * (g * g)
+    mean_grad = h[1] * mean_grad + h[2] * g
+    variance = mean_square - mean_grad * mean_grad
+    momentum = h[4] * momentum + h[0] * g / math.sqrt(variance + h[3])
+    return w - momentum, momentum, mean_square, mean_grad
+
+
+@dataclass(frozen=True)
+class RMSProp(Rule):
+    """s = rho * s + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(s + epsilon); w -= v.
+
+    Epsilon is inside the root and the rate inside v, as in the reference. Centered: s less the
+    square of the running mean of g.
+    """
+
+    rho: DecayRate = 0.95
+    epsilon: NonNegative = 1e-6
+    momentum: UnitInterval = 0.0
+    centered: bool = False
+    name = "rmsprop"
+    optimizer = OptimizerSpec(learning_rate=None)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        if self.centered:  # rounded, the mean of squares might be below the square of the mean
+            return (Slot("momentum", smallest="int8"), Slot("mean_square"), Slot("mean_grad"))
+        return (Slot("momentum", smallest="int8"), Slot("mean_square", smallest="bfloat16"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return rmsprop_centered if self.centered else rmsprop
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.rho, 1 - self.rho, self.epsilon, self.momentum)
+
+
+def torch_rmsprop(w, g, mean_square, momentum, h):  # type: ignore[no-untyped-def]
+    mean_square = h[1] * mean_square + h[2] * (g * g)
+    momentum = h[4] * momentum + g / (math.sqrt(mean_square) + h[3])
+    return w - h[0] * momentum, mean_square, momentum
+
+
+def torch_rmsprop_centered(w, g, mean_square, momentum, mean_grad, h):  # type: ignore[no-untyped-def]
+    mean_square = h[1] * mean_square + h[2] * (g * g)
+    mean_grad = mean_grad + h[2] * (g - mean_grad)
+    variance = mean_square - mean_grad * mean_grad
+    momentum = h[4] * momentum + g / (math.sqrt(variance) + h[3])
+    return w - h[0] * momentum, mean_square, momentum, mean_grad
+
+
+@dataclass(frozen=True)
+class TorchRMSprop(Rule):
+    """s = alpha * s + (1 - alpha) * g^2; b = momentum * b + g / (sqrt(s) + epsilon); w -= lr * b.
+
+    Centered: s less the square of the running mean of g.
+    """
+
+    alpha: DecayRate = 0.99
+    epsilon: NonNegative = 1e-8
+    momentum: NonNegative = 0.0
+    centered: bool = False
+    name = "torch_rmsprop"
+    torch = (
+        TorchSpec("RMSprop", "alpha eps momentum centered", "square_avg momentum_buffer grad_avg"),
+    )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        if self.centered:  # rounded, the mean of squares might be below the square of the mean
+            return (Slot("mean_square"), Slot("momentum", smallest="int8"), Slot("mean_grad"))
+        return (Slot("mean_square", smallest="bfloat16"), Slot("momentum", smallest="int8"))
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return torch_rmsprop_centered if self.centered else torch_rmsprop
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (learning_rate, self.alpha, 1 - self.alpha, self.epsilon, self.momentum)
+
+
+def rprop(w, g, before, rate, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
+    product = g * before
+    g = h[4] if product < h[4] else g
+    rate = (
+        min(rate * h[1], h[3])
+        if product > h[4]
+        else (max(rate * h[0], h[2]) if product < h[4] else rate)
+    )
+    return w - (rate if g > h[4] else (-rate if g < h[4] else h[4])), g, rate
+
+
+@dataclass(frozen=True)
+class Rprop(Rule):
+    """w -= sign(g) * rate; the rate grows while the sign stays and shrinks when it turns.
+
+    After a turn the gradient counts as 0. Each weight's rate starts at `first_rate` (learning_rate
+    in the reference); the rate of a push is not used.
+    """
+
+    first_rate: Positive = 0.001
+    smallest: NonNegative = 1e-5
+    largest: NonNegative = 50.0
+    eta_minus: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.5
+    eta_plus: Annotated[float, Range(1, low_open=True)] = 1.2
+    name = "rprop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.smallest <= self.first_rate <= self.largest:
+            raise ConfigError(
+                f"Rprop: the first rate is {self.first_rate!r}; it must be in the range of rates, "
+                f"[{self.smallest!r}, {self.largest!r}]"
+            )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (
+            Slot("prevs", smallest="bfloat16"),
+            Slot("learning_rates", self.first_rate, smallest="bfloat16"),
+        )
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        return rprop
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        return (self.eta_minus, self.eta_plus, self.smallest, self.largest, 0.0)

@@ -1,0 +1,273 @@
+"""Declaration of a rule: its optimizer's arguments, its twins in torch, and what its functions may contain.
+
+An `epsilon` of 0 is taken and the formula computed as it stands, as in the reference: a value that has had
+no gradient but 0 becomes 0 / 0, NaN. Nothing is put in its place; keep it above 0 where that can be.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from textwrap import dedent
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from psfleet.core.base.errors import RuleError
+from psfleet.core.base.validation.annotations import Range
+from psfleet.core.engine.rules.finding_rules import RULES, NamedDefinition
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Constructor of a rule's optimizer, as scripts see it.
+
+    An argument named like a field of the rule has that field's type and default. The other arguments
+    are the same for every optimizer: `learning_rate`, which always comes first, `parameters`,
+    `weight_decay`, `grad_clip`, `name`, `lazy_mode`.
+
+    Attributes:
+        learning_rate: Its default; None: the script must give it.
+        arguments: Names of the arguments after `learning_rate`, in the order by place, separated by
+            spaces; empty: the rule's fields, then "parameters weight_decay grad_clip name".
+        older: The order of the reference's older documents, from the place of `parameters` on.
+        ignored: Arguments that have no effect, for scripts written for the reference, and their
+            defaults.
+        lazy: True if rows of a sparse parameter always rest while they have no gradient.
+    """
+
+    learning_rate: float | None = 0.001
+    arguments: str = ""
+    older: str = "regularization name"
+    ignored: Mapping[str, float] = field(default_factory=dict)
+    lazy: bool = False
+
+
+@dataclass(frozen=True)
+class TorchSpec:
+    """An optimizer of torch that computes what a rule computes.
+
+    Attributes:
+        optimizer: Its name in torch.optim.
+        options: torch's option for each field of the rule, in the fields' order, separated by spaces;
+            `betas.0` is the first of the betas. A `weight_decay` that is not among them is an L2 decay.
+        state: torch's names of the rule's slots, in their order, separated by spaces.
+        when: Options and values that choose this rule among several for one optimizer.
+        required: Options and values without which torch computes something else.
+        hint: Option -> what to use in place of another value of it.
+        dense: True if it updates dense parameters.
+        rows: True if it takes sparse gradients.
+        every_row: True if it then updates the rows without a gradient too.
+    """
+
+    optimizer: str
+    options: str = ""
+    state: str = ""
+    when: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    hint: Mapping[str, str] = field(default_factory=dict)
+    dense: bool = True
+    rows: bool = False
+    every_row: bool = False
+
+
+DecayRate = Annotated[float, Range(0, 1, high_open=True)]
+"""The decay rate of a running mean."""
+SlotFormat = Literal["float32", "bfloat16", "int8"]
+"""Storage of a slot's values in a row."""
+UnitInterval = Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One state value that a rule keeps beside each weight.
+
+    Attributes:
+        name: Name as in state dicts.
+        initial: Its first value.
+        per_unit: One value for the whole unit (see Rule.unit) instead of one per weight.
+        smallest: The smallest format in which rows of a sparse table may store it, should the table ask for
+            one. The rule then gets values that are right on average, and a value near 0 may become 0:
+            int8 with steps of at least 1/127 of the row's largest value, bfloat16 only where it is below
+            2^-133. So what the rule divides by must not be int8, and a count must be float32.
+    """
+
+    name: str
+    initial: float = 0.0
+    per_unit: bool = False
+    smallest: SlotFormat = "float32"
+
+    def __post_init__(self) -> None:
+        if self.smallest not in get_args(SlotFormat):
+            raise RuleError(
+                f"slot {self.name!r} has smallest={self.smallest!r}; it must be one of "
+                f"{', '.join(get_args(SlotFormat))}"
+            )
+
+
+@dataclass(frozen=True)
+class Rule(NamedDefinition):
+    """An optimizer's arithmetic for one weight. Knows nothing of tables, threads or the wire.
+
+    A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. The learning
+    rate is not a field: it comes with each push.
+
+    The scalar function returned by `scalar()` is a module-level function
+    `rule(w, g, *slots, h) -> (w, *slots)` whose source text is inlined into the generated kernels,
+    so it may name only its arguments and `math`. `h` is the tuple made by `scalars()`, all float32:
+    a literal in the function would widen the arithmetic to float64.
+
+    A rule that needs sums over several weights (a norm) names its unit and adds two functions under
+    the same terms: `measure(w, g, *slots, h) -> (float, ...)`, what to sum over the unit, and
+    `combine(*sums, count, h) -> (float, ...)`, which makes of the sums and of the unit's size the
+    values that are appended to h before the scalar function runs. `measure` sees the slots as they
+    are before the update. A rule that sums over what it makes of its slots also has
+    `advance(w, g, *slots, h) -> slots`, their update, which runs first, and
+    `direction(w, *slots, h) -> (u,)`, of the updated ones. u takes the place of g, and the other two
+    have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
+
+    Attributes:
+        unit: Unit of one update. "element": every weight for itself. "row": a row of a sparse
+            table, or what one index of a dense array's first axis names. "parameter": the whole
+            dense array; in a sparse table, whose rows are on many servers, still the row.
+        optimizer: Constructor of the rule's optimizer; None: only other code makes it.
+        torch: The optimizers of torch that compute the same.
+        counts: True if pushes are counts: servers apply each push in full. They neither average the
+            pushes of a round nor correct, round or shrink anything, and geo mode applies the rule too.
+    """
+
+    word: ClassVar[str] = "rule"
+    known: ClassVar[dict[str, Any]] = RULES
+    unit: ClassVar[str] = "element"
+    optimizer: ClassVar[OptimizerSpec | None] = None
+    torch: ClassVar[tuple[TorchSpec, ...]] = ()
+    counts: ClassVar[bool] = False
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The state slots, in the order in which the scalar function takes and returns them."""
+        return ()
+
+    @property
+    def turns(self) -> int:
+        """Number of the last slots that take turns; 0: none.
+
+        The scalar function sees only one of them: number (step - 1) % turns.
+        """
+        return 0
+
+    def scalar(self) -> Callable[..., tuple[float, ...]]:
+        """The scalar function for these hyperparameters."""
+        raise NotImplementedError
+
+    def measure(self) -> Callable[..., tuple[float, ...]] | None:
+        """Return the function to sum over the unit; None: the rule needs no sums."""
+        return None
+
+    def advance(self) -> Callable[..., tuple[float, ...]] | None:
+        """The slots' update, where it runs before `measure`; None: the scalar function does it."""
+        return None
+
+    def direction(self) -> Callable[..., tuple[float, ...]] | None:
+        """Return the function used for the gradient after `advance`; None: that of `advance`."""
+        return None
+
+    def combine(self) -> Callable[..., tuple[float, ...]] | None:
+        """Return the function that adds the sums to the numbers of the batch; None: that of `measure`."""
+        return None
+
+    def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        """Numbers that are the same for a whole batch, computed in double precision.
+
+        Args:
+            learning_rate: Rate of this push, already scaled for the parameter.
+            step: Number of updates that the table has had, this one included; the first is 1.
+        """
+        raise NotImplementedError
+
+    def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
+        """Return the `scalars` of rows that a step does not name, in a table that updates every row."""
+        return self.scalars(learning_rate, step)
+
+
+_MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
+_BUILT_IN = ("abs", "max", "min")
+_KERNELS_OWN = re.compile(
+    r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
+    r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
+)
+
+
+def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:
+    """The functions that go into the rule's kernels."""
+    functions = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
+    yield from (function for function in functions if function is not None)
+
+
+def check_functions(rule: "Rule") -> None:
+    """Refuse functions that kernels cannot take as they stand.
+
+    Raises:
+        RuleError: One uses a name, a number or a form that kernels do not know.
+    """
+    for function in functions_of(rule):
+        why = fault_of(function)
+        if why:
+            raise RuleError(f"rule {rule.name!r}: the function {function.__name__} {why}")
+
+
+@cache
+def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
+    """Describe the fault of a function; empty: none. numbers: they are no fault."""
+    name = function.__name__
+    if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":
+        return "must be defined by def at the top of its module"
+    if _KERNELS_OWN.fullmatch(name):
+        return "has a name that the kernels use themselves; give it another"
+    try:
+        (tree,) = ast.parse(inspect.getsource(function)).body
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"has no source that can be read ({error}); put it into a module that is a file"
+    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
+        return "must be defined by a plain def, without decorators"
+    names = {argument.arg for argument in tree.args.args} | {"math", *_BUILT_IN}
+    names |= {
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    for node in _body(tree):
+        if isinstance(node, ast.Name) and node.id not in names:
+            return f"uses {node.id!r}; it may use its arguments, {', '.join(_BUILT_IN)} and math"
+        if isinstance(node, ast.Attribute) and not (_is_math(node) and node.attr in _MATH):
+            choices = ", ".join(f"math.{name}" for name in _MATH)
+            return f"uses {ast.unparse(node)!r}; of math it may use {choices}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not numbers:
+            return (
+                f"has the number {node.value!r}, which would widen its arithmetic to 64 bits; return "
+                "it from `scalars` and take it from h"
+            )
+    return ""
+
+
+@cache
+def is_same_on_devices(function: Callable[..., Any]) -> bool:
+    """Return whether devices give the same bits: their powers and remainders are other functions."""
+    other = (ast.Pow, ast.FloorDiv, ast.Mod)
+    return not any(
+        (isinstance(node, ast.Attribute) and node.attr == "pow")
+        or (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, other))
+        for node in ast.walk(ast.parse(dedent(inspect.getsource(function))))
+    )
+
+
+def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The syntax below the function's arguments, without the places in h."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
+        yield node
+        inner = [node.value] if isinstance(node, ast.Subscript) else ast.iter_child_nodes(node)
+        pending.extend(inner)
+
+
+def _is_math(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "math"

@@ -1,0 +1,363 @@
+"""The definition of a table: everything that must be equal wherever a part of it lives.
+
+A field that came after version 1 of snapshots is declared where its attribute is:
+
+    precision: RowPrecision = later("float32", "precision", str, since=3)
+
+Snapshots and messages (logs are made of these) follow: they leave such a field out where the definition has
+the default. So what needs no later version stays as it was."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, get_args
+
+from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.core.base.settings.kinds import Device
+from psfleet.core.base.validation.annotations import Range, check
+from psfleet.core.engine.rules.eviction_policy import LRU, EvictionPolicy
+from psfleet.core.engine.rules.rule import Rule, check_functions
+from psfleet.core.engine.schema.entry import (
+    CapacityEntry,
+    Entry,
+    EvictionStreamEntry,
+    ShowClickEntry,
+    part_of,
+)
+
+
+@dataclass(frozen=True)
+class LaterField:
+    """Attribute that was added to a stored definition later.
+
+    Attributes:
+        name: In snapshots and messages. The attribute may be renamed; this may not.
+        kind: Its type there.
+        since: The first version of snapshots that may have it; None: only messages have it.
+        inside: The object of a snapshot's document that it is a part of, whole or not at all; empty: none.
+    """
+
+    name: str
+    kind: type
+    since: int | None
+    inside: str = ""
+
+    @property
+    def key(self) -> str:
+        """Key in a snapshot's document that has the field."""
+        return self.inside or self.name
+
+
+def later(
+    default: Any,
+    name: str,
+    kind: type,
+    *,
+    since: int | None,
+    inside: str = "",
+    compare: bool = True,
+) -> Any:
+    """An attribute with a default that is stored as LaterField says.
+
+    Its field in messages is `optional` if 0, False or "" is a value of it without being the default.
+    """
+    field = LaterField(name, kind, since, inside)
+    return dataclasses.field(default=default, compare=compare, metadata={"later": field})
+
+
+def later_fields(definition: Any) -> list[LaterField]:
+    """Those of a definition's class, in order."""
+    return [field for field, _ in _attributes(definition)]
+
+
+def later_values(definition: Any) -> dict[LaterField, Any]:
+    """Return the fields to store: those that differ from their default, and the rest of their group."""
+    values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
+    keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}
+    return {field: value for field, value in values.items() if field.key in keys}
+
+
+def arguments(definition: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constructor's arguments for stored values by name; the others are left alone."""
+    return {
+        of.name: values[field.name] for field, of in _attributes(definition) if field.name in values
+    }
+
+
+def _attributes(definition: Any) -> Iterable[tuple[LaterField, dataclasses.Field[Any]]]:
+    for of in dataclasses.fields(definition):
+        if (field := of.metadata.get("later")) is not None:
+            yield field, of
+
+
+__all__ = [
+    "BLOCK",
+    "LARGEST",
+    "MAX_AXES",
+    "MAX_DIM",
+    "MAX_NAME",
+    "OWN",
+    "DecaySpec",
+    "Device",
+    "InitializerSpec",
+    "RowPrecision",
+    "ServerCount",
+    "TableSpec",
+    "key_of",
+]
+
+_Kind = Literal["dense", "sparse"]
+RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
+"""Storage of rows: the weights, then the state if it is not float32. See
+psfleet.core.engine.rules.rule.Slot."""
+
+ServerCount = Annotated[int, Range(1, 1024)]
+"""Number of servers that hold a table."""
+
+MAX_DIM = 1024
+MAX_NAME = 512  # bytes of a table's name
+OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
+MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
+LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
+BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
+
+
+@lru_cache(maxsize=4096)
+def key_of(name: str) -> int:
+    """The 64-bit number that stands for a table's name on the wire and in row initialisation.
+
+    It is a hash of the name, so every process knows it without asking anyone.
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class InitializerSpec:
+    """Initial values: a pure function of (seed, table, id, position), the same on every server.
+
+    `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `truncated`: of
+    these, those within two deviations of the mean. `constant`: `low`.
+    """
+
+    kind: Literal["uniform", "normal", "truncated", "constant"] = "uniform"
+    low: float = -0.01
+    high: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("uniform", "normal", "truncated", "constant"):
+            raise ConfigError(
+                f"initializer {self.kind!r} is unknown; use uniform, normal, truncated or constant"
+            )
+        if not (abs(self.low) <= LARGEST and abs(self.high) <= LARGEST):
+            raise ConfigError(
+                f"initializer {self.kind!r} has the values {self.low!r} and {self.high!r}; "
+                "they must be finite float32"
+            )
+        if self.kind in ("normal", "truncated") and self.high < 0:
+            raise ConfigError(
+                f"initializer {self.kind!r} has the deviation {self.high!r}; it must be at least 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DecaySpec:
+    """Regularization that the server adds to the gradient: g + l2 * w + l1 * sign(w)."""
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("l1", self.l1), ("l2", self.l2)):
+            if not abs(value) <= LARGEST:
+                raise ConfigError(
+                    f"the decay {name} of a table is {value!r}; it must be a finite float32"
+                )
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table of weights and the rule that updates it.
+
+    Attributes:
+        name: Unique in the fleet.
+        kind: `dense` (one array, cut into blocks over the servers) or `sparse` (rows by id).
+        shape: Dense: the array's shape. Sparse: (dim,).
+        rule: The update rule.
+        decay: Regularization, applied on the server after the worker's clipping.
+        initializer: Sparse: the first value of a row. A dense table's value comes with its creation.
+        seed: Seed of the row initialisation.
+        every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
+            row with a zero gradient, as the dense rule would.
+        entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
+        device: Memory of the servers that is to hold it; None: as each server's setting says.
+        servers: Largest number of servers that hold it; None: all, see
+            psfleet.core.engine.shard.table_placement.
+        first: The first of them.
+        precision: Sparse only: how its rows are stored. What is computed is float32.
+
+    Definitions that differ only in where a table lies are equal: it stays where it was made.
+
+    A new attribute is a `later` one with the next version of snapshots, and a field of TableSpec in
+    protos/psfleet/v1/shard.proto; nothing else has to know of it to store it or to send it.
+    """
+
+    name: str
+    kind: _Kind
+    shape: tuple[int, ...]
+    rule: Rule
+    decay: DecaySpec = field(default_factory=DecaySpec)
+    initializer: InitializerSpec = field(default_factory=InitializerSpec)
+    seed: int = 0
+    every_row: bool = False
+    entry: Entry | None = None
+    device: Device | None = later(None, "device", str, since=None, compare=False)
+    servers: int | None = later(None, "servers", int, since=2, inside="group", compare=False)
+    first: int = later(0, "first", int, since=2, inside="group", compare=False)
+    precision: RowPrecision = later("float32", "precision", str, since=2)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a table needs a name; it is ''")
+        try:
+            length = len(self.name.encode())
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"table {self.name[:40]!r} has a name that is no text: half of a surrogate pair"
+            ) from None
+        if length > MAX_NAME:
+            raise ConfigError(
+                f"table {self.name[:40]!r}... has a name of {length} bytes; the limit is {MAX_NAME}"
+            )
+        if self.kind not in get_args(_Kind):
+            raise ConfigError(
+                f"table {self.name!r}: kind is {self.kind!r}; it must be dense or sparse"
+            )
+        if self.device is not None and self.device not in get_args(Device):
+            raise ConfigError(
+                f"table {self.name!r}: device is {self.device!r}; it must be "
+                f"{' or '.join(get_args(Device))}"
+            )
+        servers = check(f"table {self.name!r}", "servers", self.servers, ServerCount | None)
+        object.__setattr__(self, "servers", servers)
+        if not 0 <= self.first < 2**31:
+            raise ConfigError(
+                f"table {self.name!r}: its first server is {self.first!r}; it must be in [0, 2**31)"
+            )
+        if servers is None:
+            object.__setattr__(self, "first", 0)  # no server is the first of all
+        if len(self.shape) > MAX_AXES:
+            raise ShapeError(
+                f"table {self.name!r} has {len(self.shape)} axes; the limit is {MAX_AXES}"
+            )
+        if any(n < 0 for n in self.shape):
+            raise ShapeError(f"table {self.name!r}: shape {self.shape} has a negative extent")
+        if self.kind == "sparse" and (len(self.shape) != 1 or not 1 <= self.shape[0] <= MAX_DIM):
+            dim = self.shape[0] if len(self.shape) == 1 else self.shape
+            raise ShapeError(f"table {self.name!r}: dim is {dim}, it must be 1 to {MAX_DIM}")
+        if self.entry is not None and self.kind != "sparse":
+            raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
+        check_functions(self.rule)
+        self._check_precision()
+        scores = {"shows", "clicks"}.intersection(self.policy.arguments)
+        if scores and not self.pushed_scores:
+            raise ConfigError(
+                f"table {self.name!r}: the eviction policy {self.policy.name!r} asks for {min(scores)}, "
+                "which the table does not count; join its entry with a ShowClickEntry"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
+
+    def _check_precision(self) -> None:
+        """Refuse a precision that no row can have, or that would change nothing."""
+        if self.precision not in get_args(RowPrecision):
+            raise ConfigError(
+                f"table {self.name!r}: precision is {self.precision!r}; it must be one of "
+                f"{', '.join(get_args(RowPrecision))}"
+            )
+        if self.precision == "float32":
+            return
+        if self.kind != "sparse":
+            raise ConfigError(
+                f"table {self.name!r} is dense, and dense tables are float32; precision="
+                f"{self.precision!r} is for sparse tables"
+            )
+        if self.rule.counts:
+            raise ConfigError(
+                f"table {self.name!r}: the rule {self.rule.name!r} counts exactly, in float32; leave "
+                f"precision={self.precision!r} out"
+            )
+        slots = self.rule.slots
+        if "/" in self.precision and slots and all(s.smallest == "float32" for s in slots):
+            raise ConfigError(
+                f"table {self.name!r}: the state of {self.rule.name!r} cannot be rounded; use "
+                f"precision='bfloat16' in place of {self.precision!r}"
+            )
+
+    @cached_property
+    def key(self) -> int:
+        """The table's number on the wire."""
+        return key_of(self.name)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of values of a dense table; of one row of a sparse one."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @cached_property
+    def dim(self) -> int:
+        """Width of a sparse row."""
+        return self.shape[0]
+
+    @property
+    def slot_names(self) -> list[str]:
+        """Names of the values kept of each weight: its "value", then the rule's state slots."""
+        return ["value", *(slot.name for slot in self.rule.slots)]
+
+    @cached_property
+    def policy(self) -> EvictionPolicy:
+        """Policy by which rows of a sparse table are evicted when it is full."""
+        capacity = part_of(self.entry, CapacityEntry)
+        policy = LRU() if capacity is None else capacity.policy
+        assert isinstance(policy, EvictionPolicy)
+        return policy
+
+    @cached_property
+    def pushed_scores(self) -> int:
+        """Values behind each gradient of a push: shows and clicks, where the entry asks for them."""
+        return 0 if part_of(self.entry, ShowClickEntry) is None else 2
+
+    @cached_property
+    def counts_frequency(self) -> bool:
+        """True if the last score of a row is its frequency, which the eviction policy asks for."""
+        return "frequency" in self.policy.arguments
+
+    @cached_property
+    def scores(self) -> int:
+        """Values behind a sparse row's state: its shows and clicks, then its frequency, where it has them."""
+        return self.pushed_scores + self.counts_frequency
+
+    @cached_property
+    def label(self) -> str:
+        """The table in messages: each call has one at hand, and to make it takes longer than most checks."""
+        return f"table {self.name!r}"
+
+    @property
+    def candidate(self) -> Mapping[str, type] | None:
+        """Values that its servers remember of ids without a row; None: nothing. See Entry."""
+        parts = () if self.entry is None else self.entry.parts
+        return next((part.candidate for part in parts if part.candidate is not None), None)
+
+    @property
+    def streams_evictions(self) -> bool:
+        """True if its servers remember the last evicted rows."""
+        return part_of(self.entry, EvictionStreamEntry) is not None
+
+    @cached_property
+    def push_width(self) -> int:
+        """Values of one row of a push to a sparse table: the gradient, then shows and clicks."""
+        return self.dim + self.pushed_scores

@@ -1,0 +1,398 @@
+"""The events of a shard, its records, and the instructions that it returns.
+
+A `call` identifies an open request for the caller; the shard only returns it.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.memory import value_class
+from psfleet.core.engine.consistency import ConsistencyMode
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.membership_view import InstallView, Position, PrepareView, ViewReport
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.tables.row_data import TableClock
+
+if TYPE_CHECKING:
+    from psfleet.core.engine.shard.shard_state import ShardState
+    from psfleet.core.engine.tables.row_snapshot import (
+        FrozenTable,  # workers have events, but no tables
+    )
+
+
+@dataclass(frozen=True)
+class FrozenShard:
+    """Read once, then closed.
+
+    Attributes:
+        number: Number of the cut; 0: none was asked for.
+        index, servers: Number of the shard's server, and of all servers.
+        tables: Their content.
+        state: Everything else that the shard is.
+        mode, round: Mode and round of the fleet.
+        pushes: By seat: (incarnation, last push in it).
+        since: Only what has changed since the cut of this number is in the tables; 0: everything.
+    """
+
+    number: int
+    index: int
+    servers: int
+    tables: "Sequence[FrozenTable]"
+    state: "ShardState"
+    mode: str = ""
+    round: int = 0
+    pushes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    since: int = 0
+
+    def close(self) -> None:
+        """The tables need not remember the moment any more."""
+        for table in self.tables:
+            table.close()
+
+
+Call = Hashable
+Outcome = Literal["applied", "held"]
+
+
+@value_class
+class Join:
+    """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
+
+    Attributes:
+        mode: With the settings that servers know.
+        switch: 0, or n: all workers have arrived with nothing in flight, and from now on the fleet
+            runs in this mode, its n-th mode switch.
+        last: With a switch, the highest round or push of any worker before it.
+    """
+
+    worker: int
+    incarnation: int
+    mode: ConsistencyMode
+    switch: int = 0
+    last: int = 0
+
+
+@value_class
+class Leave:
+    """A worker makes no push after push `last`: it leaves or rests.
+
+    With `rest` = n, the n-th rest of this incarnation, it returns once every other worker rests or has
+    left too. So workers with unequal amounts of data can wait at a barrier without delaying the
+    rounds of the others.
+    """
+
+    worker: int
+    incarnation: int
+    last: int
+    rest: int = 0
+
+
+@value_class
+class Correction:
+    """Correction of stale pushes, see psfleet.core.engine.shard.updates; 0: none."""
+
+    damping: float = 0.0
+    compensation: float = 0.0
+
+
+@value_class
+class Push:
+    """A worker's gradients for this shard: of its `sequence`-th push, or of round `sequence`.
+
+    Sparse gradients carry unique ids; dense ones this server's slice. Every table of the push is
+    named on every server that holds it, with no rows where none fall, so that all count the same steps.
+    In a mode that adds deltas it brings what is to be added to the weights.
+
+    Attributes:
+        clock: Ssp mode: the worker's pushes since the last collective.
+        cut: The last snapshot that the worker has marked, and its last push in it.
+        position: Every mode but sync: the worker's position in its leases after this push.
+        correction: Correction of a stale push; None: none.
+        progress: Every mode but sync: the loop position of its script; empty: unknown.
+        skipped: Number of pushes just before this one that were not sent to this server.
+        addressed: Server 0: by server the last push that was sent to it; empty: this one, to all.
+        withdrawn: In place of the push of this number, which a server has refused. It has no gradients.
+    """
+
+    worker: int
+    incarnation: int
+    sequence: int
+    gradients: tuple[Gradient, ...]
+    samples: int = 0
+    loss: float | None = None
+    clock: int = 0
+    cut: tuple[int, int] | None = None
+    position: Position | None = None
+    correction: Correction | None = None
+    progress: str = ""
+    skipped: int = 0
+    addressed: tuple[int, ...] = ()
+    withdrawn: bool = False
+
+    @property
+    def follows(self) -> int:
+        """The push before it that was sent to this server."""
+        return self.sequence - 1 - self.skipped
+
+
+@value_class
+class Pull:
+    """A worker asks for values of tables.
+
+    `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
+    `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
+    `keeps`: The server remembers the values, to compensate the staleness of the push computed from them.
+    `progress` (sync mode): with a commit, the loop position of the script, for later incarnations.
+    """
+
+    worker: int
+    incarnation: int
+    reads: tuple[Read, ...]
+    commit: int = 0
+    clock: int = 0
+    keeps: bool = False
+    progress: str = ""
+
+
+@value_class
+class Expire:
+    """The deadline of a waiting call has passed."""
+
+
+@value_class
+class PartState:
+    """Weights and optimizer state of a part of a table.
+
+    Attributes:
+        values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
+        ids: Sparse: int64 [n]. Dense: None.
+        step: Updates of the table so far.
+        touched, scores: Sparse: as psfleet.core.engine.tables.row_data.RowData has them. None: not known;
+            the rows count as pushed by the last update, and as never shown.
+        start: Offset of the first value within this server's range (dense tables only).
+    """
+
+    table: int
+    step: int
+    values: NDArray[np.float32]
+    ids: NDArray[np.int64] | None = None
+    touched: NDArray[np.int64] | None = None
+    scores: NDArray[np.float32] | None = None
+    start: int = 0
+
+
+@value_class
+class WriteState:
+    """Set parts of tables: the `number`-th write of an incarnation, or of no worker (0)."""
+
+    states: tuple[PartState, ...]
+    worker: int = 0
+    incarnation: int = 0
+    number: int = 0
+
+
+@value_class
+class Shrink:
+    """Remove rows with low scores or out of use, see SparseTable.shrink. The reply has their number.
+
+    Attributes:
+        table: Its key; 0: every sparse table.
+        number: Number as for WriteState; both are counted together.
+    """
+
+    table: int = 0
+    threshold: float | None = None
+    unseen: int | None = None
+    worker: int = 0
+    incarnation: int = 0
+    number: int = 0
+
+
+@value_class
+class Tick:
+    """Time has passed, in seconds since the last tick or the start of this process."""
+
+    seconds: float
+
+
+@value_class
+class RestorePart:
+    """Restore a part of a table from a snapshot.
+
+    Attributes:
+        clock: Clock of the table.
+        columns: Columns of psfleet.core.engine.tables.row_data; `removed`: ids to remove.
+    """
+
+    table: int
+    clock: TableClock
+    columns: Mapping[str, NDArray[Any]]
+
+
+@value_class
+class BeginCut:
+    """Begin a snapshot and abandon an earlier incomplete one. The reply has the last round."""
+
+    cutting: PendingCut
+
+
+@value_class
+class MarkCut:
+    """A worker's stream is cut after its push `last`.
+
+    `addressed`: Up to that one the last push that was sent to this server; None: that one.
+    """
+
+    number: int
+    worker: int
+    incarnation: int
+    last: int
+    addressed: int | None = None
+
+
+@value_class
+class RetryRoom:
+    """The log may have room again: retry what waited for it."""
+
+
+@value_class
+class EndCut:
+    """A snapshot is complete or abandoned.
+
+    Attributes:
+        base: Delta bases before this snapshot may be forgotten; 0: all may be.
+    """
+
+    number: int
+    base: int = 0
+
+
+Event = (
+    Join
+    | Leave
+    | Push
+    | Pull
+    | WriteState
+    | Shrink
+    | Tick
+    | RestorePart
+    | BeginCut
+    | MarkCut
+    | EndCut
+    | RetryRoom
+    | Expire
+    | PrepareView
+    | InstallView
+)
+
+
+@value_class
+class CreateTable:
+    """Create a table with this server's part of its first value, for worker `maker` (None: for no worker)."""
+
+    spec: TableSpec
+    value: NDArray[np.float32]
+    maker: int | None = None
+
+
+@value_class
+class Evict:
+    """Evict these rows of a table, because memory is short."""
+
+    table: int
+    ids: NDArray[np.int64]
+
+
+@value_class
+class CloseRound:
+    """Sync mode: close the round with the held pushes of these seats.
+
+    Attributes:
+        progress: By seat the loop position of its script when it committed the push, if known.
+    """
+
+    round: int
+    members: tuple[int, ...]
+    progress: Mapping[int, str] = field(default_factory=dict)
+
+
+@value_class
+class MakeCut:
+    """The cut of a snapshot: it holds the shard as it is at this record."""
+
+    number: int
+
+
+Record = (
+    CreateTable
+    | Join
+    | Leave
+    | Push
+    | WriteState
+    | Shrink
+    | Tick
+    | Evict
+    | RestorePart
+    | CloseRound
+    | MakeCut
+    | InstallView
+)
+"""A durable change of a shard. The same records in the same order give the same shard."""
+
+Journal = Callable[[Record], None]
+"""Stores a record before it takes effect."""
+
+
+@value_class
+class SendOutcome:
+    """Reply to `call`: for a push its outcome, for join and leave a number, for join a clock too."""
+
+    call: Call
+    outcome: Outcome | None = None
+    number: int = 0
+    clock: int = 0
+
+
+@value_class
+class SendValues:
+    """Read the tables for `call` (see Tables.read) and reply with the values.
+
+    `puller`: The worker whose values are remembered, see Pull.keeps; None: they are not.
+    """
+
+    call: Call
+    reads: tuple[Read, ...]
+    puller: int | None = None
+
+
+@value_class
+class SendError:
+    """Reply to `call` with this error; nothing was changed."""
+
+    call: Call
+    error: PsfleetError
+
+
+@value_class
+class WriteSnapshot:
+    """Write the frozen shard to a snapshot. This is not a reply."""
+
+    frozen: FrozenShard
+    call: Call = None
+
+
+@value_class
+class SendReport:
+    """Reply to `call` with the report of the prepared shard."""
+
+    call: Call
+    report: ViewReport
+
+
+Instruction = SendOutcome | SendValues | SendError | WriteSnapshot | SendReport

@@ -1,0 +1,456 @@
+"""One shard: what events do to its workers, rounds, tables and cuts, and in which order."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import NoRoom, PsfleetError, rows_move
+from psfleet.core.base.observability.exposition import StalenessHistogram
+from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import (
+    BeginCut,
+    Call,
+    CloseRound,
+    CreateTable,
+    EndCut,
+    Event,
+    Expire,
+    FrozenShard,
+    Instruction,
+    Join,
+    Journal,
+    Leave,
+    MakeCut,
+    MarkCut,
+    Pull,
+    Push,
+    Record,
+    RestorePart,
+    RetryRoom,
+    SendError,
+    SendOutcome,
+    SendReport,
+    SendValues,
+    Shrink,
+    Tick,
+    WriteSnapshot,
+    WriteState,
+)
+from psfleet.core.engine.shard.membership_view import InstallView, PrepareView, ViewReport
+from psfleet.core.engine.shard.recent_events import RecentEvents
+from psfleet.core.engine.shard.rounds import Rounds
+from psfleet.core.engine.shard.shard_state import ConsistencyState, ShardState
+from psfleet.core.engine.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
+from psfleet.core.engine.shard.snapshot_cuts import CutState, PendingCut
+from psfleet.core.engine.shard.updates import (
+    StaleGradients,
+    check_push_room,
+    make_room,
+    take,
+    update,
+)
+from psfleet.core.engine.shard.workers import Workers
+from psfleet.core.engine.tables.assigned_weights import check_room, refill
+
+Floats = NDArray[np.float32]
+
+
+class Shard:
+    """The deterministic state machine behind a server, and behind the embedded runtime.
+
+    `handle` must be called by one thread at a time. `tables.read` may run beside it.
+
+    Attributes:
+        journal: Gets every record before it takes effect; None: nothing is kept.
+        waits_for_room: A round is complete whose close could not be kept; the event RetryRoom tries again.
+        counters, staleness, recent: For displays and errors; not part of its state.
+        replaying: Events are records of an earlier process, see psfleet.core.engine.shard.event_shortcuts.
+        moving: Rows are on their way to another number of servers: nothing may change them.
+    """
+
+    def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
+        self.index = index
+        self.servers = servers
+        self.workers = Workers(index, workers)
+        self.consistency = ConsistencyState(index, Rounds(set(range(workers))))
+        self.tables = ShardTables(index, servers)
+        self.cuts = CutState()
+        self.delta_bases = DeltaBases()
+        self.last_cuts = DeltaBases(bounded=True)  # for followers that start from a snapshot
+        self.journal: Journal | None = None
+        self.waits_for_room = False
+        self.counters = ShardCounters()
+        self.staleness = StalenessHistogram()
+        self.stale_gradients = StaleGradients()
+        self.replaying = False
+        self.moving = False
+        self.recent = RecentEvents()
+        self._waiting: dict[Call, Pull] = {}
+
+    @property
+    def mode(self) -> Mode | None:
+        """In which the fleet runs; None: no worker has joined."""
+        return self.consistency.mode
+
+    @property
+    def rounds(self) -> Rounds:
+        """Members of each round, and in every mode the workers that have left."""
+        return self.consistency.rounds
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no pull waits, and nothing that changes is kept, followed, cut or on the move."""
+        follows, keeps = self.tables.changes.is_kept, self.journal is not None
+        return not (self._waiting or self.moving or self.cuts.under_way or follows or keeps)
+
+    def progress(self) -> int:
+        """Return the progress of training: closed rounds, or the pushes of the fastest worker."""
+        return max(self.rounds.closed, self.workers.furthest())
+
+    def handle(self, event: Event, call: Call) -> list[Instruction]:
+        """Take one event; an error becomes a refusal of its call and changes nothing."""
+        self.recent.add(event)
+        try:
+            if self.moving and not isinstance(event, Expire | EndCut | MarkCut):
+                raise rows_move(self.index)
+            match event:
+                case Push():
+                    return self._push(event, call)
+                case Pull():
+                    return self._pull(event, call)
+                case Join():
+                    return self._join(event, call)
+                case Leave():
+                    return self._leave(event, call)
+                case WriteState():
+                    return self._write(event, call)
+                case Shrink():
+                    return self._shrink(event, call)
+                case Tick(seconds):
+                    return self._tick(seconds, call)
+                case RestorePart():
+                    self.fill(event)
+                    return [SendOutcome(call)]
+                case BeginCut():
+                    return self._begin_cut(event, call)
+                case MarkCut(number, worker, incarnation, last, addressed):
+                    self.cuts.mark(number, worker, incarnation, last, addressed)
+                    return [SendOutcome(call), *self._advance()]
+                case EndCut():
+                    return self._end_cut(event, call)
+                case RetryRoom():
+                    return [SendOutcome(call), *self._advance()]
+                case Expire():
+                    return self._expire(call)
+                case PrepareView():
+                    return [SendReport(call, self._freeze(event))]
+                case InstallView():
+                    return self._install(event, call)
+        except PsfleetError as error:
+            return [SendError(call, error)]
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _join(self, event: Join, call: Call) -> list[Instruction]:
+        self.workers.check_seat(event.worker)
+        event = self.consistency.adopted(event)
+        self.consistency.check_mode(event)
+        self.workers.check_incarnation(event.worker, event.incarnation)
+        begins = event.incarnation > self.workers.incarnations.get(event.worker, -1)
+        if begins or self.mode is None:
+            self._record(event)
+            self.consistency.start(event)
+        if begins:
+            self.rounds.begin(event.worker)
+            self._begin(event.worker, event.incarnation)
+        out = self._switch(event) if event.switch > self.consistency.switches else []
+        has_rounds = self.consistency.declared.has_rounds
+        last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
+        clock = self.consistency.gate.at.get(event.worker, 0)
+        # A clock that begins beside others may be what a pull has waited for.
+        return [*out, SendOutcome(call, number=last, clock=clock), *self._advance()]
+
+    def _begin(self, worker: int, incarnation: int) -> None:
+        self.cuts.give_up()  # the snapshot does not know of this incarnation
+        self.workers.begin(worker, incarnation)
+        self.stale_gradients.forget(worker)
+        self.consistency.begin(worker)
+
+    def _switch(self, event: Join) -> list[Instruction]:
+        """Switch to another mode, after a collective of all workers, with nothing under way.
+
+        Numbers go on from the highest that was used, in rounds and in every worker's sequence, so that
+        whatever of the old mode still arrives late is recognised as old. No worker waits for a pull then:
+        those that wait here are copies that came late.
+        """
+        late = [instruction for call in [*self._waiting] for instruction in self._expire(call)]
+        self._record(event)
+        # An incarnation of which this shard may not know has perhaps come further than those that it knows.
+        last = max(self.progress(), event.last)
+        self.workers.go_on_from(last)
+        self.consistency.switch(event, last)
+        return late
+
+    def _leave(self, event: Leave, call: Call) -> list[Instruction]:
+        self.workers.admit(event.worker, event.incarnation, leaves=not event.rest)
+        if not event.rest:
+            if event.worker not in self.rounds.left:
+                self._record(event)
+                self.consistency.leave(event.worker)
+                if not self.consistency.declared.has_rounds:
+                    self.workers.ended_at(event.worker, event.last)
+                self.stale_gradients.forget(event.worker)
+        elif self.rounds.is_new_rest(event.worker, event.rest):
+            self._record(event)
+            self.consistency.rest(event.worker, event.rest)
+        return [SendOutcome(call, number=self.rounds.remaining()), *self._advance()]
+
+    # -- pushes and pulls ----------------------------------------------------------------------
+
+    def _push(self, push: Push, call: Call) -> list[Instruction]:
+        self.workers.admit(push.worker, push.incarnation)
+        for gradient in push.gradients:
+            self.tables.check_gradient(gradient)
+        holds = self.consistency.declared.has_rounds
+        fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
+        if fresh:
+            if push.cut is not None or self.cuts.under_way is not None:
+                self._wait_for_cut(push)
+            if push.correction is not None and self.consistency.declared.corrects_late:
+                staleness = self.staleness.age(push.worker)
+                push = self.stale_gradients.correct(push, staleness, self.tables)
+            make_room(self.tables, push, self.rounds.held if holds else None, self._record)
+            self._record(push)
+            if holds:
+                self.rounds.hold(push)
+            else:
+                self.note(push)
+                take(self.tables, push, adds=self.consistency.declared.adds_deltas)
+        self.counters.count(push, fresh)
+        return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
+
+    def note(self, push: Push) -> None:
+        """Know, in a mode without rounds, of a new push that is about to update the tables."""
+        self.workers.pushed(push)
+        self.staleness.pushed(push.worker)
+        self.consistency.pushed(push)
+
+    def serve(self, pull: Pull) -> None:
+        """Know that a pull is answered."""
+        self.staleness.pulled(pull.worker)
+        self.consistency.serve(pull)
+
+    def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
+        self.workers.admit(pull.worker, pull.incarnation)
+        for read in pull.reads:
+            self.tables[read.table]  # or it is refused
+        if not pull.commit and self.consistency.is_ready(pull):  # it changes nothing for others
+            return [self._serve(call, pull)]
+        if pull.commit and self.rounds.commit(pull.worker, pull.commit):
+            self.workers.said(pull.worker, pull.progress)
+        self._waiting[call] = pull
+        return self._advance()
+
+    def _expire(self, call: Call) -> list[Instruction]:
+        pull = self._waiting.pop(call, None)
+        return [] if pull is None else [SendError(call, self.consistency.late(pull))]
+
+    def _advance(self) -> list[Instruction]:
+        """Close what can be closed and serve every pull that waits for nothing more.
+
+        What led here has taken effect. A close without room waits: an error would reach one caller only.
+        """
+        instructions = [] if self.cuts.under_way is None else self._cut_if_due()
+        self.waits_for_room = False
+        while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
+            members = tuple(sorted(self.rounds.held))
+            progress = self.workers.progress_of(members)
+            try:
+                self._record(CloseRound(self.rounds.closed + 1, members, progress))
+            except NoRoom:
+                self.waits_for_room = True
+                break
+            update(self.tables, self.rounds.close())
+            self.tables.budget.held = 0
+            instructions += self._cut_if_due()
+        if self._waiting:
+            is_ready = self.consistency.is_ready
+            ready = [call for call, pull in self._waiting.items() if is_ready(pull)]
+            instructions += [self._serve(call, self._waiting.pop(call)) for call in ready]
+        return instructions
+
+    def _may_close(self) -> bool:
+        settled = not self.replaying and self.workers.is_settled()  # in a replay records say it
+        return settled and self.consistency.rounds.is_complete()
+
+    def _serve(self, call: Call, pull: Pull) -> SendValues:
+        self.serve(pull)
+        return SendValues(call, pull.reads, pull.worker if pull.keeps else None)
+
+    # -- tables --------------------------------------------------------------------------------
+
+    def create(self, spec: TableSpec, value: Floats, maker: int | None = None) -> bool:
+        """Make a table unless it is there; `value` is this server's slice (dense) or empty.
+
+        Raises:
+            TableConflict: It is there with another definition.
+        """
+        if self.tables.has(spec):
+            return False
+        if self.moving:
+            raise rows_move(self.index)
+        table = self.tables.make(spec, value, may_refuse=not self.replaying)
+        self._record(CreateTable(spec, value, maker))
+        self.tables[spec.key] = table
+        if maker is not None:
+            self.tables.makers[spec.key] = maker
+        return True
+
+    def fill(self, fill: RestorePart) -> None:
+        """Set a part of a table as a snapshot holds it.
+
+        Raises:
+            UsageError: The table has no room, or it is not a part of it; nothing was changed.
+        """
+        with self.tables.budget.loading():
+            check_room(self.tables[fill.table], fill.columns)
+            self._record(fill)
+            refill(self.tables[fill.table], fill.clock, fill.columns)
+
+    def _write(self, write: WriteState, call: Call) -> list[Instruction]:
+        for state in write.states:
+            self.tables.check_state(state)
+        if self.workers.is_new_write(write):
+            check_push_room(self.tables, write.states, self.rounds.held.values(), True)
+            self._record(write)
+            self.workers.wrote(write)
+            for state in write.states:
+                self.tables.restore(state)
+        return [SendOutcome(call)]
+
+    def _shrink(self, event: Shrink, call: Call) -> list[Instruction]:
+        self.tables.check_shrink(event)
+        if not self.workers.is_new_write(event):
+            return [SendOutcome(call)]
+        self._record(event)
+        self.workers.wrote(event)
+        return [SendOutcome(call, number=self.tables.shrink(event))]
+
+    @property
+    def tick_every(self) -> float:
+        """Wanted seconds between ticks; 0: none are wanted."""
+        return self.consistency.tick_every(self.tables.tick_every)
+
+    def _tick(self, seconds: float, call: Call) -> list[Instruction]:
+        if seconds > 0 and self.tables.tick_every:
+            self._record(Tick(seconds))
+            self.tables.tick(seconds)
+        return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
+
+    # -- snapshots -----------------------------------------------------------------------------
+
+    def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
+        other = None if self.consistency.declared.has_rounds else self.mode
+        event.cutting.check_round(self.rounds.closed, other, self.index)
+        self.cuts.begin(event.cutting)
+        return [SendOutcome(call, number=self.rounds.closed), *self._advance()]
+
+    def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
+        self.cuts.give_up(event.number)
+        self.delta_bases.forget(self.tables, event.base)
+        return [SendOutcome(call), *self._advance()]
+
+    def _wait_for_cut(self, push: Push) -> None:
+        """Refuse for now a push behind the mark of a cut that has not been made."""
+        if push.cut is not None:
+            number, last = push.cut
+            addressed = None if push.sequence <= last else min(push.follows, last)
+            self.cuts.mark(number, push.worker, push.incarnation, last, addressed)
+        self.cuts.check_behind(push.worker, push.sequence, self.index)
+
+    def _cut_if_due(self) -> list[Instruction]:
+        if not self.cuts.is_due(self.rounds.closed, self.workers.sequences, self.rounds.left):
+            return []
+        cutting = self.cuts.under_way
+        assert cutting is not None
+        try:
+            self._record(MakeCut(cutting.number))
+        except PsfleetError:  # it cannot be kept, and is not reported as made
+            self.cuts.give_up()
+            return []
+        self.cuts.made()
+        return [WriteSnapshot(self.freeze(cutting))]
+
+    def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
+        """The shard as it is now, to be read while it goes on; close it when it is read."""
+        cutting = cutting or PendingCut(0)
+        frozen = FrozenShard(
+            cutting.number,
+            self.index,
+            self.servers,
+            self.delta_bases.freeze(self.tables, cutting.since),
+            self.state(),
+            self.mode or "",
+            self.rounds.closed,
+            self.workers.last_pushes(cutting.marks),
+            cutting.since,
+        )
+        if cutting.remember:
+            self.delta_bases.remember(self.tables, cutting.number)
+        if cutting.number:
+            self.last_cuts.advance(self.tables, cutting.number)
+        return frozen
+
+    def state(self) -> ShardState:
+        """Return the shard's state without the content of its tables."""
+        makers = self.tables.makers
+        return ShardState(self.workers, self.consistency, self.cuts.last, makers).copied()
+
+    def become(self, state: ShardState) -> None:
+        """Be what another shard was beside the content of its tables."""
+        state = state.copied()
+        self.workers.become(state.workers)
+        self.consistency = state.consistency
+        self.consistency.server = self.index
+        self.cuts = CutState(state.cut)
+        self.tables.makers = state.makers
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def _freeze(self, event: PrepareView) -> ViewReport:
+        """Close no round until the view is installed; where this shard stands."""
+        self.workers.freeze(event)
+        self.cuts.give_up()
+        return self.workers.report(self.mode or "", self.rounds)
+
+    def _install(self, event: InstallView, call: Call) -> list[Instruction]:
+        if event.view == self.workers.view:
+            return [SendOutcome(call, number=self.rounds.remaining())]
+        self.workers.check_install(event)
+        self._record(event)
+        self.take_view(event)
+        self.workers.frozen = False
+        refusals = [
+            SendError(waiting_call, self.workers.fenced(pull.worker, pull.incarnation))
+            for waiting_call, pull in self._waiting.items()
+            if self.workers.incarnations.get(pull.worker) != pull.incarnation
+        ]
+        for refusal in refusals:
+            del self._waiting[refusal.call]
+        return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
+
+    def take_view(self, event: InstallView) -> None:
+        """Let a view take effect."""
+        self.consistency.install(event, self.workers.incarnations)
+        for worker, incarnation in self.workers.install(event):
+            self._begin(worker, incarnation)
+
+    def _record(self, record: Record) -> None:
+        if self.journal is not None:
+            self.journal(record)
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests."""
+        self.workers.validate()
+        self.consistency.validate()
+        assert not any(map(self.consistency.is_ready, self._waiting.values()))

@@ -1,0 +1,368 @@
+"""The tables of one shard: made, checked, read and set. What reaches them in which order is not theirs."""
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import ShapeError, TableConflict, UnknownTable, UsageError
+from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.gradient_checks import check_elements
+from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.schema.table import LARGEST, TableSpec
+from psfleet.core.engine.shard.events import PartState, Push, Shrink
+from psfleet.core.engine.shard.follower_changes import ChangeLog
+from psfleet.core.engine.shard.table_placement import dense_range, group_size
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.memory_choice import HOST, KINDS, MemoryChoice
+from psfleet.core.engine.tables.memory_kind import MemoryKind
+from psfleet.core.engine.tables.row_data import HistoryPoint, TableChanges, check_rows
+from psfleet.core.engine.tables.row_snapshot import FrozenTable
+from psfleet.core.engine.tables.sparse import SparseTable
+
+MOST = 2**62  # that a count may reach; those on the wire have 64 bits
+
+
+@dataclass
+class ShardCounters:
+    """Not part of the shard's state.
+
+    Attributes:
+        pushes: That were new.
+        repeats: Pushes that had come before.
+        samples: Behind the pushes of each worker.
+        losses: The last one of each worker.
+    """
+
+    pushes: int = 0
+    repeats: int = 0
+    samples: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def count(self, push: Push, fresh: bool) -> None:
+        """A push has come, for the first time or not."""
+        if not fresh:
+            self.repeats += 1
+            return
+        self.pushes += 1
+        samples = self.samples.get(push.worker, 0) + push.samples
+        self.samples[push.worker] = min(samples, MOST)
+        if push.loss is not None:
+            self.losses[push.worker] = push.loss
+
+
+Floats = NDArray[np.float32]
+Table = DenseTable | SparseTable
+
+
+class ShardTables(dict[int, Table]):
+    """By their keys; for a key that is none of theirs UnknownTable. `read` may run beside everything else.
+
+    Attributes:
+        makers: By key the worker that made a table, if one did.
+        budgets: The memory that they share, by its kind.
+        choice: Choice of each table's memory.
+        changes: Log of the last changes, for followers.
+        version: Rises when a table comes, or takes the place of another one.
+    """
+
+    def __init__(self, index: int, servers: int) -> None:
+        super().__init__()
+        self.index = index
+        self.servers = servers
+        self.makers: dict[int, int] = {}
+        self.budgets: dict[str, MemoryBudget] = {HOST.name: HOST.budget()}
+        self.choice = MemoryChoice()
+        self.changes = ChangeLog()
+        self.version = 0
+
+    def __setitem__(self, key: int, table: Table) -> None:
+        super().__setitem__(key, table)
+        self.version += 1
+        add = functools.partial(self.changes.add, key)
+        if isinstance(table, DenseTable):
+            table.changed = functools.partial(add, None)
+        else:
+            table.scan.changed = add
+            table.scan.pushed = functools.partial(self.changes.update, key)
+        add(None)
+
+    def __missing__(self, key: int) -> NoReturn:
+        raise UnknownTable(f"table {key:#x} is unknown to server {self.index}; create it first")
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The host memory that they share."""
+        return self.budgets[HOST.name]
+
+    @property
+    def device_limit(self) -> int | None:
+        """Bytes that tables may take of memories that are not the host's; None: there is no limit."""
+        limits = [
+            budget.limit
+            for name, budget in self.budgets.items()
+            if budget.limit is not None and not KINDS[name].is_host
+        ]
+        return sum(limits) if limits else None
+
+    def sparse(self) -> Iterator[tuple[int, SparseTable]]:
+        """The sparse ones."""
+        return ((key, table) for key, table in self.items() if isinstance(table, SparseTable))
+
+    def specs(self) -> dict[int, TableSpec]:
+        """The definitions of all, which say the servers that hold them."""
+        return {key: table.spec for key, table in self.items()}
+
+    # -- made ----------------------------------------------------------------------------------
+
+    def has(self, spec: TableSpec) -> bool:
+        """Return whether the table exists.
+
+        Raises:
+            TableConflict: It is there with another definition.
+        """
+        there = self.get(spec.key)
+        if there is not None and spec.kind == there.spec.kind == "dense":
+            # Its first values came with it. Those of Xavier follow from its shape, which may have grown.
+            spec = replace(spec, initializer=there.spec.initializer, seed=there.spec.seed)
+        if there is not None and there.spec != spec:
+            raise TableConflict(
+                f"table {spec.name!r} exists with another definition: "
+                f"{_difference(there.spec, spec)}; declare it alike on all workers, name it anew, or, if "
+                f"one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or with "
+                "--shape if it is dense and gets longer axes"
+            )
+        return there is not None
+
+    def make(self, spec: TableSpec, value: Floats, may_refuse: bool = True) -> Table:
+        """A new table, which is not among these yet.
+
+        Args:
+            value: This server's slice (dense) or empty.
+            may_refuse: Refuse a device that is not here, or has no room; else the table gets host memory.
+
+        Raises:
+            UsageError: There is too little memory for it.
+        """
+        kind = self.choice.of(spec, may_refuse)
+        try:
+            return self._made(spec, value, kind)
+        except UsageError:
+            if kind.is_host or not self.choice.may_be_moved(spec, may_refuse):
+                raise
+        return self._made(spec, value, HOST)
+
+    def _made(self, spec: TableSpec, value: Floats, kind: MemoryKind) -> Table:
+        budget = self._budget_of(kind)
+        if spec.kind == "sparse":
+            parts = group_size(spec, self.servers)
+            return SparseTable(
+                spec, servers=parts, budget=self.budget, device=kind.name, device_budget=budget
+            )
+        low, high = dense_range(spec, self.index, self.servers)
+        if value.shape != (high - low,):
+            raise ShapeError(
+                f"table {spec.name!r}: server {self.index} holds {high - low} values, "
+                f"the first value has {value.shape}"
+            )
+        budget.check(spec.name, kind.dense_bytes(spec, len(value)), "be made")
+        table = DenseTable(spec, value, kind.name)
+        budget.take(spec.name, table.bytes)
+        return table
+
+    def _budget_of(self, kind: MemoryKind) -> MemoryBudget:
+        budget = self.budgets.get(kind.name)
+        if budget is None:
+            budget = self.budgets[kind.name] = kind.budget()
+            budget.folder = self.choice.folder
+        if budget.limit is None:  # nothing of psfleet's is there yet
+            budget.limit = self.choice.limit(kind)
+        return budget
+
+    # -- read ----------------------------------------------------------------------------------
+
+    def read(self, reads: Iterable[Read]) -> list[Floats]:
+        """Values for a pull: sparse rows [n, dim] in the order of the ids, dense this slice."""
+        reads = list(reads)
+        out = [np.empty(shape, np.float32) for shape in map(self.shape_of, reads)]
+        self.read_into(reads, out)
+        return out
+
+    def shape_of(self, read: Read) -> tuple[int, ...]:
+        """The shape of the values that the read asks for."""
+        table = self[read.table]
+        if isinstance(table, DenseTable):
+            return (table.count,)
+        if read.ids is None:
+            raise ShapeError(f"table {table.spec.name!r} is sparse; a pull from it needs ids")
+        return (len(read.ids), table.spec.dim)
+
+    def read_into(self, reads: Iterable[Read], out: Iterable[Floats]) -> None:
+        """Write the values of each read to an array of its shape."""
+        for read, values in zip(reads, out, strict=True):
+            table = self[read.table]
+            if isinstance(table, DenseTable):
+                table.pull_into(values)
+            else:
+                assert read.ids is not None
+                table.pull_into(read.ids, values)
+
+    # -- checked -------------------------------------------------------------------------------
+
+    def check_gradient(self, gradient: Gradient) -> None:
+        """Refuse a gradient that does not fit its table."""
+        table = self[gradient.table]
+        name, shape = table.spec.name, gradient.values.shape
+        if not abs(gradient.learning_rate) <= LARGEST:
+            raise UsageError(
+                f"table {name!r}: the learning rate of a push is {gradient.learning_rate!r}; "
+                "it must be a finite float32"
+            )
+        if isinstance(table, DenseTable):
+            if gradient.ids is not None:
+                check_elements(table.spec, gradient.values, gradient.ids, table.count)
+            elif shape != (table.count,):
+                raise ShapeError(
+                    f"table {name!r}: server {self.index} holds {table.count} values, "
+                    f"the gradient has shape {shape}"
+                )
+        elif gradient.ids is None:
+            raise ShapeError(f"table {name!r} is sparse; a gradient for it needs ids")
+        else:
+            check_rows(name, gradient.ids, gradient.values, table.spec.push_width)
+
+    def check_state(self, state: PartState) -> None:
+        """Refuse a state that does not fit its table."""
+        if state.step > MOST:
+            raise UsageError(
+                f"a state says that its table has had {state.step} updates; 2^62 is most"
+            )
+        table = self[state.table]
+        if isinstance(table, DenseTable):
+            table.check_part(state.start, [state.values.shape[1]] * len(state.values))
+
+    def check_shrink(self, event: Shrink) -> None:
+        """Refuse to shrink a dense table, or by no number."""
+        if event.table and not isinstance(table := self[event.table], SparseTable):
+            raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
+        if not math.isfinite(event.threshold or 0.0):
+            raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
+
+    # -- set -----------------------------------------------------------------------------------
+
+    def restore(self, state: PartState) -> None:
+        """Set a part of a table."""
+        table = self[state.table]
+        if isinstance(table, DenseTable):
+            table.restore(state.step, list(state.values), state.start)
+        else:
+            assert state.ids is not None
+            table.restore_step(state.step)
+            table.restore(state.ids, state.values, state.touched, state.scores)
+
+    def shrink(self, event: Shrink) -> int:
+        """Let rows go that are worth little or not in use; how many went."""
+        return sum(
+            table.shrink(event.threshold, event.unseen)
+            for key, table in self.sparse()
+            if event.table in (0, key) and not table.spec.rule.counts
+        )
+
+    def evicted(self, key: int, position: int, limit: int) -> EvictedIds:
+        """Evictions of a sparse table, see SparseTable.evicted."""
+        table = self[key]
+        if isinstance(table, DenseTable):
+            raise UsageError(f"table {table.spec.name!r} is dense; only rows are evicted")
+        return table.evicted(position, limit)
+
+    def evict(self, key: int, ids: NDArray[np.int64]) -> None:
+        """Let these rows of a sparse table go."""
+        table = self[key]
+        assert isinstance(table, SparseTable)
+        table.remove(ids, EvictionCause.MEMORY)
+
+    @property
+    def tick_every(self) -> float:
+        """Wanted seconds between ticks; 0: none are wanted."""
+        intervals = (table.tick_every for _, table in self.sparse())
+        return min((every for every in intervals if every), default=0.0)
+
+    def tick(self, seconds: float) -> None:
+        """So many seconds have passed."""
+        for _, table in self.sparse():
+            table.tick(seconds)
+
+
+def _difference(there: TableSpec, spec: TableSpec) -> str:
+    """In what two definitions differ: "its shape is (4,), not (5,)"."""
+    pairs = (
+        (part.name, getattr(there, part.name), getattr(spec, part.name)) for part in fields(spec)
+    )
+    return "; ".join(
+        f"its {name} is {own}, not {other}" for name, own, other in pairs if own != other
+    )
+
+
+class DeltaBases:
+    """Cuts since which it is known what has changed. They are not stored: a restart forgets them.
+
+    Args:
+        bounded: A cut is given up when more rows have been removed or written since than marks may remember.
+    """
+
+    def __init__(self, *, bounded: bool = False) -> None:
+        self._bounded = bounded
+        self._marks: dict[int, dict[int, HistoryPoint]] = {}  # cut -> table -> mark
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the cuts that are remembered."""
+        return iter(self._marks)
+
+    def freeze(self, tables: Mapping[int, Table], since: int) -> list[FrozenTable]:
+        """The tables as they are now; of sparse ones what has changed since that cut, if it is remembered."""
+        marks = self._marks.get(since, {})
+        return [_frozen(table, marks.get(key)) for key, table in tables.items()]
+
+    def last(self) -> Mapping[int, HistoryPoint]:
+        """The marks of the last cut, by table."""
+        return self._marks[max(self._marks)] if self._marks else {}
+
+    def remember(self, tables: ShardTables, number: int) -> None:
+        """The cut of that number is made now."""
+        marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}
+        self._marks[number] = marks
+
+    def advance(self, tables: ShardTables, number: int) -> None:
+        """The cut of that number is made now; of those before only the last is remembered."""
+        self.forget(tables, max(self._marks, default=0))
+        self.remember(tables, number)
+
+    def changed_since(
+        self, tables: ShardTables, number: int
+    ) -> dict[int, TableChanges | None] | None:
+        """By table what has changed since a cut; None: all may have. None in place of it: it is not known."""
+        marks = self._marks.get(number)
+        sparse = dict(tables.sparse())
+        if marks is None or not all(sparse[key].scan.knows(mark) for key, mark in marks.items()):
+            return None
+        changed = {key: sparse[key].changed_since(mark) for key, mark in marks.items()}
+        return {key: changed.get(key) for key in tables}
+
+    def forget(self, tables: Mapping[int, Table], base: int) -> None:
+        """Cuts before `base` are not asked for any more; 0: nor is any."""
+        for number in [n for n in self._marks if not 0 < base <= n]:
+            for key, mark in self._marks.pop(number).items():
+                table = tables[key]
+                assert isinstance(table, SparseTable)
+                table.release(mark)
+
+
+def _frozen(table: Table, mark: HistoryPoint | None) -> FrozenTable:
+    if isinstance(table, DenseTable) or mark is None:
+        return table.freeze()
+    return table.freeze(table.changed_since(mark))

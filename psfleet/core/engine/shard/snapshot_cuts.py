@@ -1,0 +1,146 @@
+"""Position at which a snapshot cuts a shard's stream of pushes: the same one on all shards.
+
+Rules R11 and R12 of docs/protocol.md. Sync: no further round closes until it is known after which round
+all servers cut. Otherwise: each worker marks its last push in the snapshot; pushes behind a mark wait
+until all marks and all pushes before them are here. Numbers of cuts only rise; whatever belongs to
+an earlier one is ignored.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from psfleet.core.base.errors import Later, ProtocolError
+
+
+@dataclass
+class PendingCut:
+    """A cut that has not been made.
+
+    Attributes:
+        number: Number of the cut.
+        round: Sync: cut when this round is closed; None: it is not known yet, close no round.
+        members: Otherwise: the incarnations whose marks are awaited, by seat; None in sync mode.
+        marks: By seat the last push in the snapshot.
+        addressed: By seat, up to that one, the last push that was sent to this server.
+        since: Only what has changed since the cut of this number is wanted; 0: everything.
+        remember: A later cut may ask what has changed since this one.
+    """
+
+    number: int
+    round: int | None = None
+    members: Mapping[int, int] | None = None
+    marks: dict[int, int] = field(default_factory=dict)
+    addressed: dict[int, int] = field(default_factory=dict)
+    since: int = 0
+    remember: bool = False
+
+    def check_round(self, last_closed: int, other_mode: str | None, server: int) -> None:
+        """Refuse a round that does not say any more where all servers cut.
+
+        Args:
+            closed: The last closed round of the server.
+            other_mode: The mode, if it is one without rounds.
+            server: The server's index.
+        """
+        if self.round is None:
+            return
+        holds = f"snapshot {self.number} is to hold round {self.round}, but"
+        if other_mode is not None:
+            # No worker had joined when the round was chosen. Pushes that come now are not in rounds.
+            raise ProtocolError(
+                f"{holds} the fleet now runs in mode {other_mode!r} on server {server}; take it again"
+            )
+        if self.round < last_closed:
+            raise ProtocolError(f"{holds} round {last_closed} is closed on server {server}")
+
+
+@dataclass
+class CutState:
+    """The cuts of one shard.
+
+    Attributes:
+        last: Number of the last one that was made; part of the shard's state.
+        under_way: The next one; not part of it: a shard that starts again knows nothing of it.
+    """
+
+    last: int = 0
+    under_way: PendingCut | None = None
+
+    def begin(self, cutting: PendingCut) -> None:
+        """A cut is wanted; one that was under way is given up.
+
+        Raises:
+            ProtocolError: A later one has been made or is under way.
+        """
+        now = self.under_way
+        if cutting.number <= self.last or (now is not None and cutting.number < now.number):
+            raise ProtocolError(
+                f"snapshot {cutting.number} comes after snapshot "
+                f"{now.number if now else self.last}; numbers of snapshots must rise"
+            )
+        self.under_way = cutting
+
+    def mark(
+        self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
+    ) -> None:
+        """A worker's stream is cut after push `last`. A second mark must say the same.
+
+        addressed: Up to that one the last push that was sent to this server; None: that one.
+        """
+        now = self.under_way
+        if now is None or number != now.number or now.members is None:
+            return
+        if now.members.get(worker) == incarnation:
+            now.marks.setdefault(worker, last)
+            now.addressed.setdefault(worker, last if addressed is None else addressed)
+
+    def give_up(self, number: int | None = None) -> None:
+        """Give up this cut; None: the one under way."""
+        if self.under_way is not None and number in (None, self.under_way.number):
+            self.under_way = None
+
+    def is_lost(self, number: int) -> bool:
+        """Return whether an unfinished cut was given up."""
+        now = self.under_way
+        return self.last < number and (now is None or now.number != number)
+
+    def holds_rounds(self, last_closed: int) -> bool:
+        """Sync: whether the round after `last_closed` must not close yet."""
+        now = self.under_way
+        return (
+            now is not None
+            and now.members is None
+            and (now.round is None or now.round <= last_closed)
+        )
+
+    def check_behind(self, worker: int, sequence: int, server: int) -> None:
+        """Refuse for now a push behind its worker's mark."""
+        now = self.under_way
+        if now is not None and sequence > now.marks.get(worker, sequence):
+            raise Later(
+                f"push {sequence} of worker {worker} comes after the cut of a snapshot "
+                f"that server {server} has not made; send it again"
+            )
+
+    def is_due(
+        self, last_closed: int, sequences: Mapping[int, int], leavers: Iterable[int]
+    ) -> bool:
+        """Return whether the shard is now at the position of the cut."""
+        now = self.under_way
+        if now is None:
+            return False
+        if now.members is None:
+            return now.round is not None and now.round <= last_closed
+        seats = set(now.members) - set(leavers)
+        return all(
+            # Beyond the mark it has taken a push that does not belong into the cut: it is never made here.
+            seat in now.marks and now.addressed[seat] <= sequences.get(seat, 0) <= now.marks[seat]
+            for seat in seats
+        )
+
+    def made(self) -> int:
+        """The cut is made; its number."""
+        assert self.under_way is not None
+        self.last = self.under_way.number
+        self.under_way = None
+        return self.last

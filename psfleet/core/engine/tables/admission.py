@@ -1,0 +1,179 @@
+"""Admission to a sparse table: which ids get a row, decided by its entry and by the room that there is."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.evictions import EvictionCause
+from psfleet.core.engine.kernels.dedup import ascending
+from psfleet.core.engine.kernels.hashing import drawn
+from psfleet.core.engine.kernels.initial_values import initializer_arguments
+from psfleet.core.engine.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.budget import MemoryAccount
+from psfleet.core.engine.tables.lifetime import (
+    CandidateCounts,
+    CandidateIds,
+    EvictionRanking,
+    rows_to_evict,
+)
+from psfleet.core.engine.tables.row_memory import RowMemory
+from psfleet.core.engine.tables.row_scan import RowScan
+from psfleet.core.engine.tables.row_update import RowValues
+
+Ids = NDArray[np.int64]
+
+M = TypeVar("M", bound="Make")
+_NONE = np.zeros(0, np.int64)
+
+
+class AdmissionRule:
+    """Rule of an entry for ids without a row, on one server.
+
+    Attributes:
+        candidates: Those that wait for one, with what the entry's `candidate` says; None: it says nothing.
+            They are in snapshots, and expire with the rows.
+    """
+
+    candidates: CandidateIds | None = None
+
+    def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        """Return a mask of the ids without a row that get one by the push of this step; changes nothing."""
+        raise NotImplementedError
+
+    def pushed(self, ids: Ids, step: int) -> None:
+        """The push of this step has named these ids without a row. Only if there are candidates."""
+
+
+Make = Callable[[Any, TableSpec, int], AdmissionRule]
+_RULES: dict[type[Entry], Make] = {}
+
+
+def admits(entry: type[Entry]) -> Callable[[M], M]:
+    """Say what an entry does; a decorator of a class that is made of it, the table and how many servers."""
+
+    def make_known(rule: M) -> M:
+        _RULES[entry] = rule
+        return rule
+
+    return make_known
+
+
+def admission_rule(spec: TableSpec, servers: int) -> AdmissionRule | None:
+    """Return the rule of the table's entry for ids without a row; None: each gets one."""
+    parts = () if spec.entry is None else spec.entry.parts
+    entry = next((part for part in parts if part.admits), None)
+    return None if entry is None else _RULES[type(entry)](entry, spec, servers)
+
+
+@admits(ProbabilityEntry)
+class _ChanceRule(AdmissionRule):
+    def __init__(self, entry: ProbabilityEntry, spec: TableSpec, servers: int) -> None:
+        self._probability = entry.probability
+        self._stream = int(initializer_arguments(spec.initializer, spec.seed, spec.name)[3])
+
+    def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        return drawn(ids, self._probability, self._stream, step)
+
+
+@admits(CountFilterEntry)
+class _CountRule(AdmissionRule):
+    candidates: CandidateCounts
+
+    def __init__(self, entry: CountFilterEntry, spec: TableSpec, servers: int) -> None:
+        self.candidates = CandidateCounts(entry.count_filter, -(-entry.candidates // servers))
+
+    def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        return self.candidates.passing(ids)
+
+    def pushed(self, ids: Ids, step: int) -> None:
+        self.candidates.count(ids, step)
+
+
+class AdmissionFilter:
+    """Not thread-safe. A step is everywhere that of the table's last update.
+
+    Args:
+        index: Index of the table's rows.
+        scan: Removes those that have to go.
+        room: Memory for more.
+        rule: Rule by which unknown ids get a row; None: all do.
+        ranking: In which rows go.
+    """
+
+    def __init__(
+        self,
+        index: RowMemory,
+        scan: RowScan,
+        room: MemoryAccount,
+        rule: AdmissionRule | None,
+        ranking: EvictionRanking,
+    ) -> None:
+        self._ranking = ranking
+        self._index = index
+        self._scan = scan
+        self._room = room
+        self._rule = rule
+
+    @property
+    def admits_all(self) -> bool:
+        """True if every id gets a row for which there is room."""
+        return self._rule is None
+
+    def check(self, parts: Sequence[Ids], step: int, written: bool = False) -> None:
+        """See SparseTable.check_room."""
+        if self._room.surely_fit(sum(map(len, parts))):
+            return
+        ids = ascending(parts)
+        slots, unknown = self._index.locate(ids)
+        mask = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
+        new = ids[mask & (slots == 0)]
+        self._room.check(int(np.count_nonzero(mask)), new, unknown, written)
+
+    def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
+        """See SparseTable.surplus; the table lets rows go."""
+        ids = ascending(parts)
+        slots, _ = self._index.locate(ids)
+        mask = self._rowed(ids, slots, step)
+        new = int(np.count_nonzero(mask & (slots == 0)))
+        short = new - self._room.affordable(new)
+        if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
+            return _NONE
+        count = max(short, len(self._index) // 16)
+        first = self._ranking.first(step, count + len(ids), 0)
+        return first[~np.isin(first, ids)][:count]
+
+    def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
+        """Return the push without the unknown ids that get no row; there is room for the rest."""
+        if self._rule is None and self._room.surely_fit(len(ids)):
+            return ids, gradients
+        slots, unknown = self._index.locate(ids)
+        mask = self._rowed(ids, slots, step) if unknown else np.ones(len(ids), np.bool_)
+        new = ids[mask & (slots == 0)]
+        self._room.check(int(np.count_nonzero(mask)), new, unknown)
+        if unknown and self._rule is not None and self._rule.candidates is not None:
+            self._rule.pushed(np.ascontiguousarray(ids[slots == 0]), step + 1)
+        if not mask.all():
+            ids, gradients = ids[mask], gradients[mask]
+        if self._room.evicts and len(new) > self._room.places:
+            self._ranking.use(ids, step + 1)
+            self.make_places(len(new), step + 1, self._room.limit)
+        return ids, gradients
+
+    def make_places(self, more: int, step: int, most: int) -> None:
+        """Let rows go so that with `more` new ones there are `most`, none of those pushed at `step`."""
+        count = rows_to_evict(len(self._index), more, most)
+        if self._room.evicts and count:
+            ids = self._ranking.first(step, count, least=1)
+            self._scan.drop(ids, step, EvictionCause.CAPACITY)
+
+    def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
+        """Return a mask of the ids that have a row after the next update, if that names them."""
+        if self._rule is None:
+            return np.ones(len(ids), np.bool_)
+        mask: NDArray[np.bool_] = slots != 0
+        unknown = np.flatnonzero(~mask)
+        mask[unknown] = self._rule.passing(np.ascontiguousarray(ids[unknown]), step + 1)
+        return mask

@@ -1,0 +1,242 @@
+"""The memory budget of a server's tables, and what each table uses of it."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.schema.entry import CapacityEntry, part_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.lifetime import CandidateIds
+from psfleet.core.engine.tables.row_memory import RowMemory
+
+
+@dataclass
+class MemoryBudget:
+    """Memory that each table takes, and its limit.
+
+    The tables themselves ask for it.
+
+    Attributes:
+        limit: Bytes that they may take in all; None: as many as there are.
+        spare: Bytes beyond the limit for tables that are loaded: what was within it when it was saved.
+        held: Bytes of pushes that wait for their round.
+        place: Name of the memory, for messages.
+        advice: Advice for a memory that is too small, for messages.
+        only_reads: The tables are filled once, and then only read.
+        folder: Folder of its files, of a memory that has some.
+    """
+
+    limit: int | None = None
+    spare: int = 0
+    held: int = 0
+    place: str = "memory"
+    advice: str = (
+        "Give the server more memory, use more servers, or let rows go (entry=CapacityEntry())"
+    )
+    only_reads: bool = False
+    folder: str = ""
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    def take(self, table: str, total: int) -> None:
+        """The table takes so many bytes now."""
+        self._taken[table] = total
+
+    def room(self, table: str = "") -> int:
+        """Bytes that this table may take in all; without a name: that are left."""
+        assert self.limit is not None
+        return self.limit - self.held - self.taken(besides=table)
+
+    def taken(self, besides: str = "") -> int:
+        """Bytes that tables take, but for this one."""
+        return sum(total for name, total in self._taken.items() if name != besides)
+
+    @property
+    def used(self) -> float:
+        """The part of the limit that tables and held pushes take; 0: there is no limit."""
+        return 1 - self.room() / self.limit if self.limit else 0.0
+
+    def fits(self, table: str, total: int) -> bool:
+        """Return whether the table may take so many bytes in all."""
+        return self.limit is None or total <= max(self.room(table), self._taken.get(table, 0))
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within, tables may take what is spare too: what a process takes itself differs a little."""
+        limit = self.limit
+        if limit is not None:
+            self.limit = limit + self.spare
+        try:
+            yield
+        finally:
+            self.limit = limit
+
+    def check(self, table: str, total: int, action: str) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            UsageError: It names the table and the action.
+        """
+        if not self.fits(table, total):
+            raise UsageError(
+                f"table {table!r} was asked to {action}, for which it needs {_mib(total)} of {self.place}; "
+                f"this server may give it {_mib(max(self.room(table), 0))}. {self.advice}"
+            )
+
+
+def tables_share(free: float, most: int) -> float:
+    """Bytes that tables may take of so many that are free.
+
+    An eighth is left for the gradients, ids and sums of the calls under way.
+
+    Args:
+        free: Bytes.
+        most: Bytes that they are allowed at most; 0: it is not said.
+    """
+    return min(free * 7 / 8, most or math.inf)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+Ids = NDArray[np.int64]
+
+
+class MemoryAccount:
+    """Not thread-safe, but for `surely_fit`.
+
+    Args:
+        spec: Definition of the table.
+        index: Index of its rows.
+        waiting: The ids that wait for a row, if its entry lets them.
+        fixed: Bytes that the table takes besides, however many rows it has.
+        budget: The memory that it shares with other tables.
+        limit: The most rows that pushes may bring it to.
+
+    Attributes:
+        limit: The same, as far as there is address space.
+        evicts: Rows go when others need their places.
+
+    Raises:
+        UsageError: There is no memory for the table.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        index: RowMemory,
+        waiting: CandidateIds | None,
+        fixed: int,
+        budget: MemoryBudget,
+        limit: int,
+    ) -> None:
+        self.limit = min(limit, index.max_rows)
+        self._fixed = fixed
+        capacity = part_of(spec.entry, CapacityEntry)
+        self.evicts = capacity is not None and capacity.evicts
+        self._name = spec.name
+        self._index = index
+        self._waiting = waiting
+        self._budget = budget
+        budget.check(spec.name, self._taken(0), "be made")
+        budget.take(spec.name, self._taken(0))
+
+    @property
+    def places(self) -> int:
+        """Number of rows that pushes may add before others are evicted."""
+        return max(self.limit - len(self._index), 0)
+
+    @property
+    def evicts_for_memory(self) -> bool:
+        """True if rows are evicted when there is no memory for others."""
+        return self.evicts and self._budget.limit is not None
+
+    def surely_fit(self, count: int) -> bool:
+        """Return whether any so many ids fit. Any thread may ask."""
+        index = self._index
+        if count > index.spare - (index.max_rows - self.limit) or not index.has_lines(count):
+            return False
+        if self._budget.limit is None:
+            return True
+        # To count the rows takes longer than all else here, so first as if no slot of one were free.
+        return self._budget.fits(self._name, self._at_most(count)) or self._budget.fits(
+            self._name, self._taken(count)
+        )
+
+    def reserve(self, rows: int) -> None:
+        """See SparseTable.reserve."""
+        more = max(rows - len(self._index), 0)
+        self._budget.check(self._name, self._taken(more), f"reserve {rows} rows")
+        self._index.reserve(rows)
+        self._budget.take(self._name, self._taken(0))
+
+    def account(self) -> None:
+        """Say what the table takes now, and have some of what is left made ready for it."""
+        if self._budget.only_reads:
+            return
+        if self._budget.limit is None:
+            self._index.keep_ahead()
+        else:
+            self._budget.take(self._name, self._taken(0))
+            self._index.keep_ahead(self._budget.room())
+
+    def affordable(self, most: int) -> int:
+        """Return the number of rows, `most` at most, that may be added within the free memory."""
+        low, high = -1, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._budget.fits(self._name, self._taken(middle)):
+                low = middle
+            else:
+                high = middle - 1
+        return max(low, min(most, self._index.free))
+
+    def check(self, count: int, new: Ids, unknown: int, written: bool = False) -> None:
+        """Refuse an update of `count` rows, of which these are new, if there is no room for it.
+
+        Args:
+            unknown: Number of ids that need a row or a place to wait.
+            written: The rows are written, not pushed.
+        """
+        most, there = self._index.max_rows if written else self.limit, len(self._index)
+        if self.evicts and count > most:
+            raise UsageError(
+                f"table {self._name!r} holds at most {most} rows on this server and was asked "
+                f"to set {count} at once; push fewer at a time or give it more room"
+            )
+        if not self.evicts and len(new) > max(most - there, 0):
+            raise UsageError(
+                f"table {self._name!r} is full: it holds {there} rows of "
+                f"at most {most} and was asked to add {len(new)}"
+            )
+        self._index.grow(min(len(new), max(most - there, 0)))
+        if not self._index.has_lines(len(new)):
+            raise UsageError(
+                f"table {self._name!r} cannot add {len(new)} ids whose hashes are so much "
+                "alike that its index would outgrow its place; renumber them"
+            )
+        more = len(new) if self._waiting is None else unknown
+        if not more:  # what was made ready ahead counts, and is no reason to refuse
+            return
+        self._budget.check(self._name, self._taken(more), f"add {len(new)} rows")
+
+    def _taken(self, more: int) -> int:
+        """Memory that the table takes at most once `more` unknown ids have been pushed."""
+        # Beyond the most rows, new ones take the places of others.
+        rows = max(min(more, self._index.max_rows - len(self._index)), 0) if more else 0
+        total = self._fixed + self._index.taken(rows)
+        if self._waiting is not None:
+            total += self._waiting.index.taken(min(more, self._waiting.room))
+        return total
+
+    def _at_most(self, more: int) -> int:
+        """No less than `_taken`, in less time."""
+        total = self._fixed + self._index.taken_at_most(more)
+        if self._waiting is not None:
+            total += self._waiting.index.taken_at_most(more)
+        return total

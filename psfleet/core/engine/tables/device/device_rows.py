@@ -1,0 +1,294 @@
+"""The rows of a sparse table in the memory of a CUDA device."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.device.cuda import table_kernels
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
+from psfleet.core.engine.kernels.generate import device_eviction_kernels
+from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
+from psfleet.core.engine.kernels.hashing import ids_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.device.device_index import DeviceIndex
+from psfleet.core.engine.tables.device.device_memory import DeviceArena
+from psfleet.core.engine.tables.row_memory import EVERY, Keys, Listed, RowStore, StoreScores
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_FEWEST_ROWS = 256
+_STEP = 16  # rows become more by one in so many at least: a segment costs calls of the driver
+_PAGE = 1 << 20  # rows that are copied between host and device at a time
+
+cuda_rows = table_kernels("cuda_rows")
+
+
+class DeviceRowMemory(RowStore):
+    """See RowStore. A row stays where it is while there become more.
+
+    Attributes:
+        width: Width of a row.
+        queue: Queue of the table's work.
+    """
+
+    listed_at_once = 16  # each time costs a launch of a kernel
+
+    def __init__(self, width: int, max_rows: int, marks: bool) -> None:
+        if not 1 <= max_rows < 2**32 - 2:
+            raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
+        self.views = []
+        self.max_rows = max_rows
+        self.width = width
+        self.queue = DeviceQueue()
+        self._index = DeviceIndex(max_rows, self.queue)
+        self._buffers = DeviceBuffers(self.queue)
+        self._live, self._freed, self._next = 0, 0, 1
+        self._slots = 0
+        self._rows = DeviceArena((max_rows + 1) * width, np.float32)
+        self._freed_slots = DeviceArena(max_rows + 1, np.uint32)
+        self._marks = DeviceArena(max_rows + 1, np.uint8) if marks else None
+        self._grow(1)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._live
+
+    @property
+    @override
+    def bytes(self) -> int:
+        return self._index.bytes + self._bytes_of_slots(self._slots)
+
+    @property
+    @override
+    def device_bytes(self) -> int:
+        return self.bytes
+
+    @property
+    def rows(self) -> Any:
+        """All of them: float32 on the device, flat."""
+        return self._rows.array
+
+    @property
+    @override
+    def next_slot(self) -> int:
+        return self._next
+
+    @override
+    def free_slots(self) -> Ids:
+        return self.queue.read(self._freed_slots.array[: self._freed]).astype(np.int64)
+
+    @override
+    def has_lines(self, count: int) -> bool:
+        return True
+
+    @override
+    def taken(self, more: int) -> int:
+        return self._taken(more, max(more - self.free, 0))
+
+    @override
+    def taken_at_most(self, more: int) -> int:
+        return self._taken(more, more)
+
+    def keep_ahead(self, room: int | None = None) -> None:
+        """Do nothing: only an empty row is worth a thread, and a device clears them at once."""
+
+    @override
+    def reserve(self, rows: int) -> None:
+        self._grow(min(rows, self.max_rows) + 1)
+
+    def _taken(self, more: int, slots: int) -> int:
+        if not more:
+            return self.bytes
+        index = self._index.bytes_with(self._live + more)
+        return index + self._bytes_of_slots(self._grown(self._next + slots))
+
+    def _bytes_of_slots(self, slots: int) -> int:
+        marks = 0 if self._marks is None else self._marks.taken(slots)
+        return self._rows.taken(slots * self.width) + self._freed_slots.taken(slots) + marks
+
+    def _grown(self, slots: int) -> int:
+        """Return the number of slots after growth to at least so many."""
+        if slots <= self._slots:
+            return self._slots
+        larger = max(self._slots + self._slots // _STEP, _FEWEST_ROWS)
+        return max(slots, min(larger, self.max_rows + 1))
+
+    def _grow(self, slots: int) -> None:
+        """Have so many slots, the first one included."""
+        if slots > self._slots:
+            size = self._grown(slots)
+            self._rows.grow(size * self.width)
+            self._freed_slots.grow(size)
+            if self._marks is not None:
+                self._marks.grow(size)
+            self._slots = size
+
+    # -- ids -----------------------------------------------------------------------------------
+
+    def send(self, ids: Ids) -> Any:
+        """Ids on the device, as uint64, until the next call."""
+        return self._buffers.fill("ids", np.ascontiguousarray(ids).view(np.uint64))
+
+    def find(self, ids: Any, steps: Ids | None = None, now: int = 0) -> tuple[Any, Any]:
+        """Slots and steps of the last push of ids on the device, there too. See DeviceIndex.find."""
+        slots = self._buffers.get("found", ids.shape, np.int64)
+        last_steps = self._buffers.get("touched", ids.shape, np.int64)
+        self._index.find(ids, now, steps, slots, last_steps)
+        return slots, last_steps
+
+    def unknown(self) -> int:
+        """Return the number of ids that the last `find` has not found."""
+        return int(self._index.unknown().sum())
+
+    def add(self, ids: Any, steps: Ids) -> tuple[Any, Any | None]:
+        """Slots of ids on the device, new ones for unknown ids; and which of them are new, if any is.
+
+        steps: At which they are pushed: for each, or one for all.
+        """
+        slots, _ = self.find(ids, steps)
+        unknown = self._index.unknown()
+        new = int(unknown.sum())
+        if not new:
+            return slots, None
+        again = min(new, self._freed)
+        self._index.make_room(unknown)
+        self._grow(self._next + new - again)
+        fresh = self._buffers.get("fresh", ids.shape, np.uint8)
+        free = self._freed_slots.array, self._freed, self._next
+        self._index.add(ids, steps, free, slots, fresh)
+        self._live, self._freed = self._live + new, self._freed - again
+        self._next += new - again
+        return slots, fresh
+
+    @override
+    def locate(self, ids: Ids) -> tuple[Ids, int]:
+        slots = self.queue.read(self.find(self.send(ids))[0])
+        return slots, int(np.count_nonzero(slots == 0))
+
+    @override
+    def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
+        self.keep(ids)
+        slots = self.queue.read(self.find(self.send(ids), np.array([step]))[0])
+        return slots, int(np.count_nonzero(slots == 0))
+
+    @override
+    def place(self, ids: Ids, steps: Ids) -> Ids:
+        self.keep(ids)
+        return self.queue.read(self.add(self.send(ids), np.ascontiguousarray(steps))[0])
+
+    @override
+    def remove(self, ids: Ids) -> int:
+        self.keep(ids)
+        count = self._index.forget(self.send(ids), self._freed_slots.array, self._freed)
+        self._live, self._freed = self._live - count, self._freed + count
+        return count
+
+    @override
+    def recall(self, ids: Ids, step: int) -> Listed:
+        slots, last_steps = self.find(self.send(ids), now=step)
+        return ids, self.queue.read(slots), self.queue.read(last_steps)
+
+    @override
+    def restamp(self, old: int, new: int) -> None:
+        self._index.restamp(old, new)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    @override
+    def aged(
+        self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
+    ) -> Listed:
+        return self._index.aged(step, least, segments, most, self._live)
+
+    @override
+    def histogram(self, step: int, shift: int, bins: int) -> Ids:
+        return self._index.histogram(step, shift, bins)
+
+    @override
+    def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
+        self.keep_segments(0, SEGMENT_COUNT)
+        return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
+
+    @override
+    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+        return DeviceScores(spec, self, place)
+
+    def rank(
+        self, kernels: ModuleType, place: int, step: int, least: int, most: int
+    ) -> tuple[Any, Any]:
+        """Hashes and keys, up to `most`, of the rows at least `least` old; on the device.
+
+        place: Offset of the scores in a row.
+        """
+        rows = self.rows, self.width, place
+        return self._index.rank(kernels, rows, (step, least, np.uint64(most)), self._live)
+
+    def use(self, kernels: ModuleType, place: int, ids: Ids, step: int) -> None:
+        """The update of this step names these ids, no id twice; those that have a row count it."""
+        self.keep(ids)
+        self._index.use(kernels, (self.rows, self.width, place), self.send(ids), step)
+
+    def others(self, slots: Any) -> tuple[Any, Any]:
+        """The slots of all rows but these, and their ids, on the device."""
+        assert self._marks is not None
+        marks = self._marks.array
+        self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
+        rows = self._index.unmarked(marks, self._live)
+        self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 0)
+        return rows
+
+    @override
+    def gather(self, slots: Ids) -> Floats:
+        out = np.empty((len(slots), self.width), np.float32)
+        for start in range(0, len(slots), _PAGE):
+            part = self._buffers.fill("slots", slots[start : start + _PAGE])
+            values = self._buffers.get("values", (len(part) * self.width,), np.float32)
+            self.queue.launch(
+                cuda_rows.gather, len(values), self.rows, self.width, part, len(values), values
+            )
+            self.queue.read_into(values, out[start : start + _PAGE])
+        return out
+
+    @override
+    def scatter(self, slots: Ids, rows: Floats) -> None:
+        self.set_first(slots, rows)
+
+    def set_first(self, slots: Ids, values: Floats) -> None:
+        """Set the first values of rows: float32 [n, at most width]."""
+        for start in range(0, len(slots), _PAGE):
+            part = self._buffers.fill("slots", slots[start : start + _PAGE])
+            rows = self._buffers.fill("values", values[start : start + _PAGE].reshape(-1))
+            self.queue.launch(
+                cuda_rows.scatter,
+                len(rows),
+                *(self.rows, self.width, part, len(rows), values.shape[1], rows),
+            )
+
+
+class DeviceScores:
+    """See psfleet.core.engine.tables.row_memory.StoreScores. The keys are sorted out by the host."""
+
+    def __init__(self, spec: TableSpec, memory: DeviceRowMemory, place: int) -> None:
+        self._memory = memory
+        self._place = place
+        self._kernels = device_eviction_kernels(spec.policy, spec.pushed_scores)
+
+    def keys(self, step: int, least: int, most: int) -> Keys:
+        """See StoreScores."""
+        _, keys = self._memory.rank(self._kernels, self._place, step, least, most)
+        return self._memory.queue.read(keys)
+
+    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
+        """See StoreScores."""
+        hashes, keys = self._memory.rank(self._kernels, self._place, step, least, most)
+        return ids_of(self._memory.queue.read(hashes)), self._memory.queue.read(keys)
+
+    def use(self, ids: Ids, step: int) -> None:
+        """See StoreScores."""
+        self._memory.use(self._kernels, self._place, ids, step)

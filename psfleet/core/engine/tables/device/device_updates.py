@@ -1,0 +1,299 @@
+"""Updates of rows in the memory of the device, plain and packed."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.engine.kernels.dedup import dedup
+from psfleet.core.engine.kernels.device.cuda import CudaUpdate, table_kernels
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
+from psfleet.core.engine.kernels.hashing import CONSTANT, UNIFORM
+from psfleet.core.engine.kernels.initial_values import initial_rows, initializer_arguments
+from psfleet.core.engine.kernels.number_formats import encode, pack_rows, rounded
+from psfleet.core.engine.kernels.row_format import RowColumn, RowFormat
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
+from psfleet.core.engine.tables.row_update import RowValues
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_PAGE = 1 << 16  # rows that rest at a time
+
+cuda_rows = table_kernels("cuda_rows")
+
+
+class MergedRows:
+    """See psfleet.core.engine.tables.row_update.DeviceValues; `values`: float32 on the device, flat."""
+
+    def __init__(self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue) -> None:
+        self.values = values
+        self._width = width
+        self._buffers = buffers
+        self._queue = queue
+
+    def __getitem__(self, mask: NDArray[np.bool_]) -> "MergedRows":
+        """See DeviceValues."""
+        places = self._buffers.fill("kept", np.flatnonzero(mask))
+        values = self._buffers.get("gradients", (len(places) * self._width,), np.float32)
+        self._queue.launch(
+            cuda_rows.gather, len(values), self.values, self._width, places, len(values), values
+        )
+        return MergedRows(values, self._width, self._buffers, self._queue)
+
+    def to_host(self) -> Floats:
+        """See DeviceValues."""
+        return self._queue.read(self.values).reshape(-1, self._width)
+
+
+class DeviceRowUpdate:
+    """See psfleet.core.engine.tables.row_update.RowUpdate.
+
+    First values that are constant or uniform are made on the device. Normal ones are made on the host: they
+    take a logarithm and a cosine, which are other functions on a device.
+    """
+
+    def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
+        self._spec = spec
+        self._memory = memory
+        self._queue = memory.queue
+        self._form = RowFormat(spec.rule, spec.dim, spec.precision)
+        self._update = CudaUpdate(
+            spec.rule,
+            spec.decay,
+            self._queue,
+            spec.dim,
+            push_scores=spec.pushed_scores,
+            row_scores=spec.scores if self._form.plain else 0,
+        )
+        self._buffers = DeviceBuffers(self._queue)
+        kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
+        self._on_host = kind not in (CONSTANT, UNIFORM)
+        self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
+        self._state = cuda.to_device(self._new_row())
+
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """See RowUpdate."""
+        if not len(ids):
+            return 0
+        memory, dim = self._memory, self._spec.dim
+        device_ids = memory.send(ids)
+        slots, _ = memory.find(device_ids)
+        new = memory.unknown()
+        weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
+        self._read_weights(device_ids, slots, weights)
+        self._queue.read_into(weights, out)
+        if self._on_host and new:
+            unknown = self._queue.read(slots) == 0
+            out[unknown] = self._first_values(ids[unknown])
+        return new
+
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, MergedRows]:
+        """See RowUpdate."""
+        union = dedup(np.concatenate([ids for ids, _ in parts]), 1)
+        ids, width = union.unique[0], self._spec.push_width
+        sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
+        self._queue.zero(sums)
+        start = 0
+        for one, rows in parts:
+            codes = self._buffers.fill("codes", union.inverse[start : start + len(one)])
+            values = self._buffers.fill("gradients", rows.reshape(-1))
+            self._queue.launch(
+                cuda_rows.merge, len(values), codes, len(values), width, values, sums
+            )
+            start += len(one)
+        factor = np.float32(1.0 / len(parts))
+        self._queue.launch(
+            cuda_rows.scale, len(sums), sums, len(sums), width, self._spec.dim, factor
+        )
+        return ids, MergedRows(sums, width, self._buffers, self._queue)
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        memory, spec = self._memory, self._spec
+        device_ids = memory.send(ids)
+        slots, fresh = memory.add(device_ids, np.array([step]))
+        if fresh is not None:
+            self._begin(ids, device_ids, slots, fresh)
+        if isinstance(gradients, MergedRows):
+            values = gradients.values
+        else:
+            assert isinstance(gradients, np.ndarray)
+            values = self._buffers.fill("gradients", gradients.reshape(-1))
+        self._apply(slots, device_ids, values, scalars, step)
+        self._queue.launch(
+            cuda_rows.add_scores,
+            len(ids) * spec.pushed_scores,
+            *(memory.rows, memory.width, slots, len(ids)),
+            *(self._form.words, spec.pushed_scores, values, spec.dim),
+        )
+        self._pushed = slots
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        width = self._spec.push_width
+        others, ids = self._memory.others(self._pushed)
+        gradients = self._buffers.get("resting", (min(len(others), _PAGE) * width,), np.float32)
+        self._queue.zero(gradients)
+        for start in range(0, len(others), _PAGE):
+            slots = others[start : start + _PAGE]
+            self._apply(
+                slots, ids[start : start + _PAGE], gradients[: len(slots) * width], scalars, step
+            )
+
+    def _begin(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
+        """Give new rows their first values."""
+        memory, dim = self._memory, self._spec.dim if self._form.plain else 0
+        self._queue.launch(
+            cuda_rows.begin,
+            len(ids) * memory.width,
+            *(memory.rows, memory.width, device_ids, slots, fresh, len(ids), dim),
+            *(*self._first, self._state),
+        )
+        if self._on_host:
+            new = self._queue.read(fresh) != 0
+            self._set_weights(self._queue.read(slots)[new], self._first_values(ids[new]))
+
+    # -- what differs between rows in float32 and packed ones -----------------------------------
+
+    def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
+        """The weights of these rows, or their first values: float32 [n * dim] on the device."""
+        memory, first = self._memory, self._first
+        self._queue.launch(
+            cuda_rows.weights,
+            len(out),
+            *(memory.rows, memory.width, ids, slots, len(out), self._spec.dim, *first, out),
+        )
+
+    def _set_weights(self, slots: Ids, weights: Floats) -> None:
+        """Set the first weights of new rows."""
+        self._memory.set_first(slots, weights)
+
+    def _apply(self, slots: Any, ids: Any, gradients: Any, scalars: Floats, step: int) -> None:
+        """Update rows; slots, ids and gradients are on the device."""
+        self._update.rows(self._memory.rows, slots, gradients, scalars, step)
+
+    def _first_values(self, ids: Ids) -> Floats:
+        spec = self._spec
+        return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
+
+    def _new_row(self) -> Floats:
+        """Return a new row as it is stored, without its weights: the first state, and its scores."""
+        initial = [0.0, *(slot.initial for slot in self._spec.rule.slots)]
+        counts = [column.count for column in self._form.columns]
+        row = np.repeat(np.array(initial, np.float32), counts)[None]
+        scores = np.zeros(self._spec.scores, np.float32)
+        scores[self._spec.pushed_scores :] = 1  # updates that have named it
+        return np.append(pack_rows(self._form, row)[0], scores)
+
+
+_FORMS = {"float32": 0, "bfloat16": 1, "int8": 2}  # as in the kernels
+
+
+def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:
+    """The table's rule for its rows on a device."""
+    plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
+    return (DeviceRowUpdate if plain else DevicePackedUpdate)(spec, memory)
+
+
+class DevicePackedUpdate(DeviceRowUpdate):
+    """See DeviceRowUpdate. The rule updates copies of the rows in float32, which are then rounded.
+
+    Roundings are drawn as psfleet.core.engine.kernels.row_rounding says.
+    """
+
+    def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
+        super().__init__(spec, memory)
+        *_, self._stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
+
+    @override
+    def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
+        memory = self._memory
+        self._queue.launch(
+            cuda_rows.packed_weights,
+            len(out),
+            *(self._as(np.uint16), memory.width, ids, slots, len(out), self._spec.dim),
+            *(*self._first, out),
+        )
+
+    @override
+    def _begin(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
+        super()._begin(ids, device_ids, slots, fresh)
+        if not self._on_host:
+            dim, width = self._spec.dim, self._memory.width
+            self._queue.launch(
+                cuda_rows.packed_begin,
+                len(ids) * dim,
+                *(self._as(np.uint16), width, device_ids, slots, fresh, len(ids) * dim, dim),
+                *self._first,
+            )
+
+    @override
+    def _first_values(self, ids: Ids) -> Floats:
+        return rounded(super()._first_values(ids), "bfloat16")
+
+    @override
+    def _set_weights(self, slots: Ids, weights: Floats) -> None:
+        padding = (0, 0), (0, weights.shape[1] % 2)
+        words = np.pad(encode(weights, "bfloat16"), padding).view(np.float32)
+        self._memory.set_first(slots, words)
+
+    @override
+    def _apply(self, slots: Any, ids: Any, gradients: Any, scalars: Floats, step: int) -> None:
+        width = self._form.width
+        per_row = self._spec.push_width
+        for start in range(0, len(slots), _PAGE):
+            part, own = slots[start : start + _PAGE], ids[start : start + _PAGE]
+            values = gradients[start * per_row : (start + len(part)) * per_row]
+            wide = self._buffers.get("wide", (len(part) * width,), np.float32)
+            for column in self._form.columns:
+                self._widen(column, part, wide)
+            self._update.rows(wide, _numbers()[: len(part)], values, scalars, step)
+            for column in self._form.columns:
+                self._narrow(column, part, own, wide, step)
+
+    def _widen(self, column: RowColumn, slots: Any, wide: Any) -> None:
+        """Copy a column of these rows to `wide` as float32."""
+        n, memory = len(slots) * column.count, self._memory
+        self._queue.launch(
+            cuda_rows.widen,
+            n,
+            *(memory.rows, self._as(np.uint16), self._as(np.int8), memory.width, slots, n),
+            *(_FORMS[column.format], column.word, column.count),
+            *(wide, self._form.width, column.place),
+        )
+
+    def _narrow(self, column: RowColumn, slots: Any, ids: Any, wide: Any, step: int) -> None:
+        """Store a column of `wide` in these rows."""
+        has_codes, memory = column.format == "int8", self._memory
+        n = len(slots) if has_codes else len(slots) * column.count
+        form = () if has_codes else (_FORMS[column.format],)
+        self._queue.launch(
+            cuda_rows.narrow_codes if has_codes else cuda_rows.narrow,
+            n,
+            *(
+                memory.rows,
+                self._as(np.int8 if has_codes else np.uint16),
+                memory.width,
+                slots,
+                ids,
+                n,
+            ),
+            *(*form, column.word, column.count),
+            *(wide, self._form.width, column.place, self._stream, step),
+        )
+
+    def _as(self, dtype: type[np.generic]) -> Any:
+        """The memory of all rows as an array of this dtype."""
+        return self._memory.rows.view(dtype)
+
+
+@cache
+def _numbers() -> Any:
+    """0, 1, 2 and so on: the rows of `wide`."""
+    return cuda.to_device(np.arange(_PAGE))

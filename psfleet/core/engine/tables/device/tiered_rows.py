@@ -1,0 +1,273 @@
+"""The rows of a sparse table on a device, and those for which it has no room in host memory."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.budget import MemoryAccount, MemoryBudget
+from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
+from psfleet.core.engine.tables.device.device_updates import device_row_update
+from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.row_data import PackedRows
+from psfleet.core.engine.tables.row_memory import EVERY, Listed, RowMemory, RowStore
+from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+_BATCH = 16  # at least one in so many rows of the device moves to the host at a time
+_PAGE = 1 << 16  # rows that are copied at a time
+
+
+class TieredRowMemory(RowMemory):
+    """See RowMemory. A row is on the device or in host memory, and is read and updated where it is.
+
+    Both give the same bits, so where a row is matters to speed alone: `fetch` brings the rows of a push to
+    the device and makes room there by moving those that were pushed the longest time ago to host memory.
+    A slot on the host is negative.
+
+    Args:
+        spec: Definition of the table.
+        max_rows: The most that the table can hold.
+        budget: The host memory that the table shares with others.
+        device_budget: The device's likewise.
+
+    Raises:
+        UsageError: The device has too little memory for an empty table.
+    """
+
+    def __init__(
+        self, spec: TableSpec, max_rows: int, budget: MemoryBudget, device_budget: MemoryBudget
+    ) -> None:
+        width = PackedRows(spec).width
+        self.host = HostRowMemory(width, max_rows, spec.every_row)
+        self.max_rows = self.host.max_rows
+        self.device = DeviceRowMemory(width, self.max_rows, spec.every_row)
+        self._account = MemoryAccount(spec, self.device, None, 0, device_budget, self.max_rows)
+        self._budget = budget
+
+    @property
+    @override
+    def stores(self) -> tuple[RowStore, RowStore]:
+        return self.device, self.host
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self.host)
+
+    @property
+    @override
+    def bytes(self) -> int:
+        return self.device.bytes + self.host.bytes
+
+    @property
+    @override
+    def device_bytes(self) -> int:
+        return self.device.bytes
+
+    @property
+    @override
+    def spare(self) -> int:
+        return self.max_rows - len(self)
+
+    @property
+    @override
+    def free(self) -> int:
+        return self.host.free
+
+    @override
+    def has_lines(self, count: int) -> bool:
+        return self.host.has_lines(count)
+
+    def taken(self, more: int) -> int:
+        """See RowMemory; in host memory alone."""
+        return self.host.taken(more - self._room(more) if more else 0)
+
+    def taken_at_most(self, more: int) -> int:
+        """See RowMemory; in host memory alone, as if the device had room for no row."""
+        return self.host.taken_at_most(more)
+
+    @override
+    def keep_ahead(self, room: int | None = None) -> None:
+        self._account.account()
+        if len(self.host):
+            self.host.keep_ahead(room)
+
+    @override
+    def reserve(self, rows: int) -> None:
+        on_device = len(self.device) + self._room(max(rows - len(self), 0))
+        self.device.reserve(on_device)
+        self._account.account()
+        if rows > on_device:
+            self.host.reserve(rows - on_device)
+
+    def _room(self, most: int) -> int:
+        """Return the number of rows, `most` at most, for which the device has room."""
+        if self._account.surely_fit(most):
+            return most
+        return min(self._account.affordable(most), self.max_rows - len(self.device))
+
+    # -- where rows are ------------------------------------------------------------------------
+
+    def fetch(self, ids: Ids, step: int) -> Mask:
+        """Have the rows of a push on the device as far as there is room.
+
+        Args:
+            ids: int64 [n], no id twice.
+            step: Step of the push.
+
+        Returns:
+            Which ids have a row in host memory all the same, or get it there because it is new.
+        """
+        if self._room(len(ids)) < len(ids):
+            missing = self.device.touch(ids, step)[1]  # those that are there are no longer old
+            if self._room(missing) < missing:
+                self._spill(missing, step)
+        cold = ids[self.on_host(ids)]
+        self._move(cold[: self._room(len(cold))], self.host, self.device, step)
+        return self._beyond(ids)
+
+    def _spill(self, least: int, step: int) -> None:
+        """Move so many of the oldest rows of the device or more to host memory, if that has room for them."""
+        count = max(len(self.device) // _BATCH, least)
+        limit, more = self._budget.limit, self.host.taken(count) - self.host.taken(0)
+        if limit is None or more <= self._budget.room():
+            self._move(self.device.oldest(step, count, least=1), self.device, self.host, step)
+
+    def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
+        for start in range(0, len(ids), _PAGE):
+            part, slots, steps = source.recall(ids[start : start + _PAGE], step)
+            target.put(part, steps, source.gather(slots))
+            source.remove(part)
+
+    def on_host(self, ids: Ids) -> Mask:
+        """Return a mask of the ids that have a row in host memory."""
+        if not len(self.host):
+            return np.zeros(len(ids), np.bool_)
+        mask: Mask = self.host.locate(ids)[0] != 0
+        return mask
+
+    def _beyond(self, ids: Ids) -> Mask:
+        """Return a mask of the ids that have a row in host memory, or get it there because it is new."""
+        mask = self.on_host(ids)
+        room = self._room(len(ids))
+        if room < len(ids):
+            new = ~mask & (self.device.locate(ids)[0] == 0)
+            mask |= new & (np.cumsum(new) > room)
+        return mask
+
+    # -- ids -----------------------------------------------------------------------------------
+
+    @override
+    def locate(self, ids: Ids) -> tuple[Ids, int]:
+        slots, unknown = self.device.locate(ids)
+        on_host, missing = self.host.locate(ids)
+        return slots - on_host, unknown + missing - len(ids)
+
+    @override
+    def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
+        slots, unknown = self.device.touch(ids, step)
+        on_host, missing = self.host.touch(ids, step)
+        return slots - on_host, unknown + missing - len(ids)
+
+    @override
+    def place(self, ids: Ids, steps: Ids) -> Ids:
+        slots, on_host = np.empty(len(ids), np.int64), self._beyond(ids)
+        slots[on_host] = -self.host.place(ids[on_host], steps[on_host])
+        slots[~on_host] = self.device.place(ids[~on_host], steps[~on_host])
+        return slots
+
+    @override
+    def remove(self, ids: Ids) -> int:
+        return self.device.remove(ids) + self.host.remove(ids)
+
+    @override
+    def recall(self, ids: Ids, step: int) -> Listed:
+        _, slots, steps = self.device.recall(ids, step)
+        _, on_host, earlier = self.host.recall(ids, step)
+        return ids, slots - on_host, steps + earlier
+
+    @override
+    def restamp(self, old: int, new: int) -> None:
+        for store in self.stores:
+            store.restamp(old, new)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    @override
+    def aged(
+        self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
+    ) -> Listed:
+        ids, slots, ages = self.device.aged(step, least, segments, most)
+        also, on_host, their = self.host.aged(step, least, segments, most)
+        return np.append(ids, also), np.append(slots, -on_host), np.append(ages, their)
+
+    @override
+    def histogram(self, step: int, shift: int, bins: int) -> Ids:
+        return self.device.histogram(step, shift, bins) + self.host.histogram(step, shift, bins)
+
+    @override
+    def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
+        return np.concatenate([store.decay(place, factors, least) for store in self.stores])
+
+    @override
+    def gather(self, slots: Ids) -> Floats:
+        out = np.empty((len(slots), self.device.width), np.float32)
+        for store, part, own in self._parts(slots):
+            out[part] = store.gather(own)
+        return out
+
+    @override
+    def scatter(self, slots: Ids, rows: Floats) -> None:
+        for store, part, own in self._parts(slots):
+            store.scatter(own, rows[part])
+
+    def _parts(self, slots: Ids) -> Iterator[tuple[RowStore, Mask, Ids]]:
+        """Yield each memory with a mask of the slots that are in it, and their numbers there."""
+        on_host = slots < 0
+        yield self.device, ~on_host, slots[~on_host]
+        yield self.host, on_host, -slots[on_host]
+
+
+class TieredRowUpdate:
+    """See psfleet.core.engine.tables.row_update.RowUpdate. Each row is read and updated where it is."""
+
+    def __init__(self, spec: TableSpec, memory: TieredRowMemory) -> None:
+        self._memory = memory
+        self._device = device_row_update(spec, memory.device)
+        self._host = HostRowUpdate(spec, memory.host)
+
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """See RowUpdate."""
+        on_host = self._memory.on_host(ids)
+        if not on_host.any():
+            return self._device.pull_into(ids, out)
+        unknown = 0
+        for rule, part in ((self._host, on_host), (self._device, ~on_host)):
+            rows = np.empty((np.count_nonzero(part), out.shape[1]), np.float32)
+            unknown += rule.pull_into(ids[part], rows)
+            out[part] = rows
+        return unknown
+
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
+        """See RowUpdate."""
+        return self._device.mean(parts)
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        on_host = self._memory.fetch(ids, step)
+        if on_host.any():
+            values = gradients if isinstance(gradients, np.ndarray) else gradients.to_host()
+            self._host.push(ids[on_host], values[on_host], scalars, step)
+            ids, gradients = ids[~on_host], values[~on_host]
+        self._device.push(ids, gradients, scalars, step)
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        self._device.rest(scalars, step)
+        self._host.rest(scalars, step)

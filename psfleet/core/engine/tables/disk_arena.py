@@ -1,0 +1,233 @@
+"""Files without a name for rows of tables: they go with the process, however that ends."""
+
+import ctypes
+import math
+import mmap
+import os
+import signal
+import tempfile
+import weakref
+from contextlib import suppress
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.logs import log_of
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.arena import AHEAD, Arena
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.row_data import PackedRows
+
+Ids = NDArray[np.int64]
+_log = log_of(__name__)
+
+PAGE = 4096
+LEAST = 4 << 20
+"""Bytes of rows that a table has in memory at least."""
+_LEAST_GROWTH = 1 << 20
+_PART = 16  # of the file, by which it grows
+_MAP_FIXED = 0x10
+_DONTNEED = 4  # MADV_DONTNEED
+_WRITTEN = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+_libc.syscall.restype = ctypes.c_long
+_folders: set[str] = set()  # of all files
+
+
+def _end_at_fault(number: int) -> None:
+    """End the process: a page of a file that is used by address cannot be read."""
+    end_for(
+        f"the disk of {', '.join(map(repr, sorted(_folders)))} does not give back rows of tables"
+    )
+
+
+def end_for(why: str) -> NoReturn:
+    """End the process: rows are lost, and only a snapshot and the log have them."""
+    text = f"{why}; start again from the log or a snapshot"
+    _log.critical(text)
+    os.write(2, f"{text}\n".encode())
+    os._exit(1)
+
+
+_fault = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end_at_fault)
+
+
+class DiskArena(Arena):
+    """A range of bytes of which the first `near` are memory, and the others those of a file without a name.
+
+    Of the latter only what `grow` has made may be touched.
+
+    Args:
+        size: Bytes in all.
+        near: Bytes that are memory: whole pages.
+        folder: Folder of the file.
+        row: Bytes of the rows that `transfer` reads.
+
+    Attributes:
+        made: Bytes that the file has.
+    """
+
+    def __init__(self, size: int, near: int, folder: str, row: int = 0) -> None:
+        super().__init__(size)
+        self.made = 0
+        self._near, self._folder, self._row = near, folder, row
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder, prefix="psfleet-rows-", buffering=0) as file:
+                self._file = self._direct = os.dup(file.fileno())
+        except OSError as error:
+            raise UsageError(f"cannot make a file for rows in {folder!r}: {error}") from error
+        weakref.finalize(self, os.close, self._file)  # as the memory goes, without a warning
+        with suppress(OSError):  # not every file system reads past the page cache
+            self._direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_DIRECT)
+            weakref.finalize(self, os.close, self._direct)
+        where = self.address + near, self.size - near, mmap.PROT_READ | mmap.PROT_WRITE
+        if _libc.mmap(*where, mmap.MAP_SHARED | _MAP_FIXED, self._file, 0) != where[0]:
+            why = os.strerror(ctypes.get_errno())
+            raise UsageError(f"cannot map a file of {folder!r} into memory: {why}")
+        _libc.madvise(where[0], where[1], mmap.MADV_RANDOM)
+        _folders.add(folder)
+        _libc.signal(signal.SIGBUS, _fault)
+        self._kernels = static_kernels("disk_rows")
+        self._context = ctypes.c_long()
+        self._work = np.zeros(0, np.uint8)
+
+    def grow(self, end: int) -> None:
+        """Have the first `end` bytes of the file on the disk.
+
+        Raises:
+            UsageError: It has no room; nothing was changed.
+        """
+        if end <= self.made:
+            return
+        ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
+        for size in (end + ahead, end):
+            size = -(-size // PAGE) * PAGE
+            try:
+                os.posix_fallocate(self._file, self.made, size - self.made)
+            except OSError as error:
+                why = error.strerror
+                os.ftruncate(self._file, self.made)  # a part of it may be there
+            else:
+                self.made = size
+                return
+        raise UsageError(
+            f"the rows on disk in {self._folder!r} cannot grow to {end / 2**20:,.1f} MiB: {why}. Make room "
+            "there, use more servers, or let rows go (entry=CapacityEntry())"
+        )
+
+    def transfer(self, writes: bool, offsets: Ids, places: Ids, sizes: Ids | None = None) -> bool:
+        """Read ranges of the file to these addresses, or write them from there. -> whether all came through.
+
+        sizes: Bytes of each range, whole pages at addresses of pages; None: those of a row.
+        """
+        if not len(self._work):
+            self._begin()
+        work, pages = self._places
+        if sizes is None:
+            sizes = np.full(len(offsets), self._row, np.int64)
+        else:
+            pages = 0
+        where = self._context.value, self._direct, int(writes)
+        count = self._kernels.transfer(*where, offsets, sizes, places, work, pages)
+        return bool(count == len(offsets))
+
+    def _begin(self) -> None:
+        """Have what requests need; they are made one by one if there are too many in the system."""
+        kernels = self._kernels
+        words = kernels.AT_ONCE * (kernels.REQUEST + kernels.EVENT + 16)
+        room = kernels.AT_ONCE * (-(-self._row // PAGE) + 1) * PAGE
+        self._work = np.zeros(words + PAGE + room, np.uint8)
+        work = address_of(self._work)
+        self._places = work, -(-(work + words) // PAGE) * PAGE
+        if kernels.SETUP >= 0:
+            status = _libc.syscall(kernels.SETUP, kernels.AT_ONCE, ctypes.byref(self._context))
+            if status == 0:
+                end = kernels.SETUP + 1  # io_destroy
+                weakref.finalize(self, _libc.syscall, end, ctypes.c_long(self._context.value))
+
+    def drop(self) -> bool:
+        """Write what was changed by address, and keep no page of the file in memory. -> if it could."""
+        success: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
+        self.unmap()
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return success
+
+    def unmap(self) -> None:
+        """Let go of the pages that were read or changed by address; the system still has to write them."""
+        _libc.madvise(self.address + self._near, self.made, _DONTNEED)
+
+    def forget(self, end: int) -> None:
+        """Give back the memory behind the first `end` bytes of it."""
+        start = -(-end // (1 << 21)) * (1 << 21)
+        if start < self._near:
+            _libc.madvise(self.address + start, self._near - start, _DONTNEED)
+        self._made = min(self._made, start)
+
+    @override
+    def taken(self, end: int) -> int:
+        return min(super().taken(end), LEAST)
+
+    def near_taken(self, end: int) -> int:
+        """Memory that the first `end` bytes take."""
+        return super().taken(end)
+
+
+class MappedRowMemory(HostRowMemory):
+    """Rows on disk of a table of which each update changes all: they are read and written by their address.
+
+    Arguments as for DiskRowMemory.
+    """
+
+    def __init__(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> None:
+        self._folder = own.folder
+        super().__init__(PackedRows(spec).width, max_rows, True, spec.entry is not None)
+        assert isinstance(self._rows, DiskArena)
+        self._disk = self._rows
+        self.grow(1)
+
+    @override
+    def _rows_arena(self, size: int) -> Arena:
+        return DiskArena(size, 0, self._folder)
+
+    @override
+    def _most_rows(self, row: int) -> int:
+        return 1 << 40
+
+    @override
+    def has_lines(self, count: int) -> bool:
+        return super().has_lines(count) and self._size(count) <= self._disk.made
+
+    def _size(self, more: int) -> int:
+        """Bytes of the rows with so many new ones, which take the free slots first."""
+        return (self.next_slot + max(more - self.free, 0)) * self._width * 4
+
+    @override
+    def grow(self, more: int) -> None:
+        self._disk.grow(self._size(more))
+
+    @override
+    def reserve(self, rows: int) -> None:
+        self.grow(max(rows - len(self), 0))
+
+    @override
+    def keep_ahead(self, room: int | None = None) -> None:
+        if room is not None and self._disk.made > room:
+            self._disk.drop()
+
+
+def block_rows(row: int) -> int:
+    """Number of rows of so many bytes that fill whole pages."""
+    return PAGE // math.gcd(row, PAGE)

@@ -1,0 +1,456 @@
+"""Rows of a sparse table of which those in use are in memory, and the others in a file.
+
+One range of addresses holds all rows: its first slots are memory, those behind them a map of the file. So
+all that reads or writes rows finds them. What is here only moves rows: those that a call names to memory,
+and those that are not in use to the file. See docs/decisions/0030-rows-on-disk.md.
+"""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.memory import available_memory
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.kernels.hash_index import (
+    CHUNK_LINES,
+    CHUNKS,
+    EARLY_CHUNKS,
+    FEWEST_ROWS,
+    FIRST_CHUNKS,
+    FREE_ROW,
+    NEXT_SLOT,
+    SEGMENT_COUNT,
+    STRIDE,
+)
+from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.arena import Arena
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.disk_arena import LEAST, PAGE, DiskArena, block_rows, end_for
+from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
+from psfleet.core.engine.tables.row_data import PackedRows
+from psfleet.core.engine.tables.row_memory import (
+    ROW_BYTES,
+    DiskTraffic,
+    Keys,
+    Listed,
+    StoreScores,
+    clear_bits,
+)
+from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_BESIDE = 9  # bytes of id and uses beside a row in memory
+_PART = 16  # of the rows in memory, of which some places are always free
+_AT_ONCE = 4096  # rows that go together
+_SPARE = 4  # blocks that cleaning needs
+_WINDOW = 1 << 14  # blocks among which the emptiest are looked for
+
+
+class DiskRowMemory(HostRowMemory):
+    """Rows in memory and in a file; their index is in memory.
+
+    The file consists of blocks of rows that fill whole pages. A block is written at once, and again when all
+    of its rows have left it.
+
+    Args:
+        spec: Definition of the table.
+        max_rows: As for HostRowMemory.
+        host: Memory of all tables. Rows get what others leave of it, LEAST at least.
+        own: Memory of rows of tables on disk; it names the folder.
+    """
+
+    def __init__(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> None:
+        self.paging = self._traffic = DiskTraffic()
+        self._own, self._table = own, spec.name
+        width = PackedRows(spec).width
+        self._row, self._block = width * 4, block_rows(width * 4)
+        self._default = available_memory() // 2
+        slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
+        self._far = min(-(-slots // 1024) * 1024, 1 << 31)  # the first slot in the file
+        most = min(max_rows, (2**32 - 2 - self._far) // 2)
+        super().__init__(width, most, False, spec.entry is not None, host.only_reads)
+        assert isinstance(self._rows, DiskArena)
+        self._disk = self._rows
+        self._moves = static_kernels("disk_rows")
+        self._owners = DiskArena(self._disk.size // self._row * 8, self._far * 8, own.folder)
+        self._ids = np.frombuffer(self._owners._map, np.int64)  # of each slot
+        self._uses = np.frombuffer(Arena(self._far)._map, np.uint8)
+        self._there = np.zeros(0, np.uint8)  # of each slot of the file: whether it has a row
+        self._held = np.zeros(0, np.int64)  # rows of each block
+        self._counts = np.zeros(3, np.int64)
+        self._hand = self._in_file = self._moved = 0
+        self._early = int(self._words[EARLY_CHUNKS])
+        self.grow(1)
+        self.keep_ahead(None if host.limit is None else host.room())
+
+    @override
+    def _rows_arena(self, size: int) -> Arena:
+        return DiskArena(size, self._far * self._row, self._own.folder, self._row)
+
+    @override
+    def _most_rows(self, row: int) -> int:
+        return 1 << 40  # the address space decides, and then the disk
+
+    @override
+    def _most(self, rows: int) -> list[int]:
+        sizes = super()._most(rows)
+        return [(self._far + self._blocks(rows) * self._block) * self._row, *sizes[1:]]
+
+    def _blocks(self, rows: int) -> int:
+        """Return how many blocks so many rows need: half as many again, so that some are nearly empty."""
+        return -(-rows * 3 // (2 * self._block)) + 4 * _SPARE
+
+    # -- memory and disk -----------------------------------------------------------------------
+
+    @property
+    @override
+    def bytes(self) -> int:
+        return super().bytes - self._disk.taken(self._used()[0]) + len(self) * self._row
+
+    @property
+    @override
+    def device_bytes(self) -> int:
+        """Bytes of the rows that are on the disk."""
+        return self._in_file * self._row
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the rows that are there."""
+        return self._disk.near_taken(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
+
+    @property
+    @override
+    def next_slot(self) -> int:
+        return self._far + len(self._there)
+
+    @property
+    @override
+    def spare(self) -> int:
+        return self.max_rows - len(self)
+
+    @property
+    @override
+    def free(self) -> int:
+        return int(self._words[NEXT_SLOT]) - 1 - len(self) + self._in_file
+
+    @override
+    def has_lines(self, count: int) -> bool:
+        fits = self._words[NEXT_SLOT] + count <= self._far
+        return (
+            fits and super().has_lines(count) and self._blocks(len(self) + count) <= len(self._held)
+        )
+
+    @override
+    def taken_at_most(self, more: int) -> int:
+        return super().taken_at_most(more) + 2 * (len(self) + more)  # what is known of slots
+
+    @override
+    def _used(self, more: int = 0) -> list[int]:
+        slots, chunks, parts = int(self._words[NEXT_SLOT]), int(self._words[CHUNKS]), self._parts
+        if more:
+            least = FIRST_CHUNKS + (len(self) + more) * ROW_BYTES // (CHUNK_LINES * 64)
+            chunks = max(chunks, least)
+            slots, parts = slots + more, max(parts, 4 * chunks)
+        return self._sizes(slots, chunks, parts)
+
+    @override
+    def grow(self, more: int) -> None:
+        if self._words[NEXT_SLOT] + more > self._far:
+            raise UsageError(
+                f"table {self._table!r} was asked to add {more} rows at once; at most "
+                f"{self._far - self._words[NEXT_SLOT]} have room in memory. Push fewer at a time"
+            )
+        blocks = self._blocks(len(self) + more)
+        if blocks <= len(self._held):
+            return
+        self._disk.grow(blocks * self._block * self._row)
+        total = self._disk.made // (self._block * self._row)
+        self._owners.grow(total * self._block * 8)
+        new = total - len(self._held)
+        self._held = np.append(self._held, np.zeros(new, np.int64))
+        self._there = np.append(self._there, np.zeros(new * self._block, np.uint8))
+
+    @override
+    def reserve(self, rows: int) -> None:
+        self.grow(max(min(rows, self.max_rows) - len(self), 0))
+        self._lines.populate(0, min(rows, self.max_rows) * ROW_BYTES)
+
+    @override
+    def keep_ahead(self, room: int | None = None) -> None:
+        super().keep_ahead(room)
+        size = self._default
+        if room is not None:
+            size = room + self._disk.taken(self._used()[0]) - self._own.taken(besides=self._table)
+        self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
+        self._own.take(self._table, self.resident_bytes)
+
+    # -- where rows are ------------------------------------------------------------------------
+
+    def near(self, ids: Ids) -> Iterator[slice]:
+        """Yield parts of these ids. The rows of each are in memory until the next is asked for."""
+        most = max(self._limit // 4, 256)
+        for start in range(0, len(ids), most):
+            part = ids[start : start + most]
+            self._make_room()
+            cold = np.empty(len(part), np.int64)
+            count = self._moves.look(
+                self.address, address_of(part), len(part), self._far, self._uses, cold, self._counts
+            )
+            self._traffic.found = int(self._counts[self._moves.FOUND])
+            if count:
+                self._read(cold[:count])
+            new = int(self._counts[self._moves.UNKNOWN])
+            self._moved = count + new
+            yield slice(start, start + most)
+            if new:
+                self._meet(part)
+
+    def _meet(self, ids: Ids) -> None:
+        """Note of which ids the new rows are."""
+        slots = self.locate(ids)[0]
+        self._ids[slots] = ids
+        self._uses[slots] = np.maximum(self._uses[slots], self._moves.IDLE)
+
+    def _read(self, ids: Ids) -> None:
+        """Move these rows from the file to memory."""
+        for view in self.views:
+            view.keep(ids)
+        start = time.perf_counter()
+        slots, places = np.empty((2, len(ids)), np.int64)
+        arrays = self._uses, self._there, self._held, self._ids, slots, places
+        count = self._moves.fetch(self.address, ids, self._far, *arrays)
+        self._check(self._disk.transfer(False, slots[:count] * self._row, places[:count]))
+        self._count_file(-count)
+        self._traffic.read += count
+        self._traffic.seconds += time.perf_counter() - start
+
+    def _count_file(self, more: int) -> None:
+        self._in_file += more
+        # The index may have as many chunks as all rows allow, not only those in memory.
+        self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
+
+    def _make_room(self) -> None:
+        """Let rows go to the file, so that a call like the last one has room."""
+        most = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
+        over = len(self) - self._in_file - most
+        if over > 0:
+            over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
+        while over > 0:
+            slots = np.empty(min(over, _AT_ONCE), np.int64)
+            count = self._moves.sweep(self.address, self._uses, len(slots), slots, self._counts)
+            if not count:
+                break
+            over -= self._let_go(slots[:count])
+        if self._words[NEXT_SLOT] > self._limit + self._limit // 32:
+            self._shrink()
+
+    def _let_go(self, slots: Ids) -> int:
+        """Move the rows of these slots in memory to the file. -> how many there are."""
+        ids = self._ids[slots]
+        there = self.locate(ids)[0] == slots
+        ids, slots = ids[there], slots[there]
+        if len(ids):
+            self._write(self._free_blocks(-(-len(ids) // self._block)), ids, super().gather(slots))
+            self._count_file(len(ids))
+        return len(ids)
+
+    def _shrink(self) -> None:
+        """Use fewer slots of memory. Rows behind those go to the file, whether they are in use or not."""
+        first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
+        for start in range(first, end, _AT_ONCE):
+            self._let_go(np.arange(start, min(start + _AT_ONCE, end)))
+        self._moves.chain(self.address, super().free_slots(), first)
+        self._uses[first:end] = self._moves.FREE
+        self._disk.forget(first * self._row)
+
+    def _write(self, blocks: Ids, ids: Ids, rows: Floats) -> None:
+        """Move these rows to free blocks, from wherever they are."""
+        for view in self.views:
+            view.keep(ids)
+        size = self._block * self._row
+        pages = _whole_pages(len(blocks) * size)
+        pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
+        first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)  # of each run of blocks
+        sizes = np.diff(first, append=len(blocks)) * size
+        places = address_of(pages) + first * size
+        self._check(self._disk.transfer(True, blocks[first] * size, places, sizes))
+        slots = self._far + self._slots(blocks)[: len(ids)]
+        arrays = self._uses, self._there, self._held, self._ids
+        self._moves.settle(self.address, ids, slots, self._far, *arrays)
+        self._owners.unmap()
+        self._traffic.written += len(ids)
+
+    def _slots(self, blocks: Ids) -> Ids:
+        return (blocks[:, None] * self._block + np.arange(self._block)).reshape(-1)
+
+    def _free_blocks(self, count: int) -> Ids:
+        while True:
+            free = np.flatnonzero(self._held == 0)
+            if len(free) >= count + _SPARE:
+                return free[:count]
+            self._compact(free)
+
+    def _compact(self, free: Ids) -> None:
+        """Move the rows of nearly empty blocks to fewer blocks."""
+        size = self._block * self._row
+        window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))
+        window %= len(self._held)
+        window = window[self._held[window] > 0]
+        most = max(_SPARE * _SPARE, (1 << 20) // size)
+        blocks = window[np.argsort(self._held[window], kind="stable")[:most]]
+        counts = -(-np.cumsum(self._held[blocks]) // self._block)
+        gains = (np.arange(1, len(blocks) + 1) - counts)[counts < len(free)]
+        if not len(gains) or gains.max() <= 0:
+            self._hand = (self._hand + _WINDOW) % len(self._held)
+            return
+        count = int(np.argmax(gains)) + 1
+        blocks = np.sort(blocks[:count])
+        pages = _whole_pages(count * size)
+        places, sizes = address_of(pages) + np.arange(count) * size, np.full(count, size)
+        self._check(self._disk.transfer(False, blocks * size, places, sizes))
+        slots = self._slots(blocks)
+        there = self._there[slots] != 0
+        rows = pages.view(np.float32).reshape(len(slots), -1)[there]
+        self._write(free[: counts[count - 1]], self._ids[self._far + slots[there]], rows)
+
+    def _check(self, success: bool) -> None:
+        if not success:
+            end_for(
+                f"the disk of {self._own.folder!r} does not keep the rows of table {self._table!r}"
+            )
+
+    def drop(self) -> None:
+        """Keep no page of the file in memory, of those that were read or changed by address."""
+        self._check(self._disk.drop())
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    @override
+    def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
+        for part in self.near(ids):
+            super().put(ids[part], steps[part], rows[part])
+
+    @override
+    def remove(self, ids: Ids) -> int:
+        self.keep(ids)
+        slots = self.locate(ids)[0]
+        in_file = slots >= self._far
+        there = np.unique(slots[in_file]) - self._far
+        # Free slots in memory are linked through their rows. The links of others go to row 0, which is none.
+        free, self._d[STRIDE] = self._words[FREE_ROW], 0
+        count = super().remove(ids[in_file])
+        self._d[[FREE_ROW, STRIDE]] = free, self._row
+        self._there[there] = 0
+        np.subtract.at(self._held, there // self._block, 1)
+        self._count_file(-len(there))
+        return count + super().remove(ids[~in_file])
+
+    @override
+    def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
+        ids = super().decay(place, factors, least)
+        self.drop()
+        return ids
+
+    @override
+    def used(self) -> NDArray[np.uint64]:
+        bits = np.zeros(self.next_slot // 64 + 1, np.uint64)
+        end, words = int(self._words[NEXT_SLOT]), int(self._words[NEXT_SLOT]) // 64 + 1
+        bits[:words] = 2**64 - 1
+        beyond = np.arange(end, words * 64)
+        clear_bits(bits, np.concatenate([super().free_slots(), beyond, [0]]))
+        in_file = np.packbits(self._there, bitorder="little")
+        bits[self._far // 64 :].view(np.uint8)[: len(in_file)] = in_file
+        return bits
+
+    @override
+    def listed(self, first: int, last: int, step: int) -> Listed:
+        """Rows in memory come by segments, and those of the file in as many parts, in its order.
+
+        A row that moves meanwhile was kept before, so that it may be in two parts, or in none.
+        """
+        ids, slots, steps = super().listed(first, last, step)
+        near = slots < self._far
+        blocks = len(self._held)
+        part = slice(*(at * blocks // SEGMENT_COUNT * self._block for at in (first, last)))
+        there = self._far + part.start + np.flatnonzero(self._there[part])
+        also = self.recall(self._ids[there], step)
+        pairs = zip((ids[near], slots[near], steps[near]), also, strict=True)
+        ids, slots, steps = map(np.concatenate, pairs)
+        return ids, slots, steps
+
+    @override
+    def gather(self, slots: Ids) -> Floats:
+        in_file = np.flatnonzero(slots >= self._far)
+        if not len(in_file):
+            return super().gather(slots)
+        rows = np.empty((len(slots), self._width), np.float32)
+        near = slots < self._far
+        rows[near] = super().gather(slots[near])
+        places = slots[in_file] - self._far
+        first, end = int(places.min()), int(places.max()) + 1
+        if end - first <= 2 * len(places):
+            start = first * self._row // PAGE * PAGE
+            size = -(-(end * self._row - start) // PAGE) * PAGE
+            pages = _whole_pages(size)
+            where = np.array([[start], [address_of(pages)], [size]], np.int64)
+            self._check(self._disk.transfer(False, *where))
+            part = pages[first * self._row - start :][: (end - first) * self._row]
+            rows[in_file] = part.view(np.float32).reshape(end - first, -1)[places - first]
+        else:
+            to = address_of(rows) + in_file * self._row
+            self._check(self._disk.transfer(False, places * self._row, to))
+        return rows
+
+    @override
+    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+        return DiskScores(spec, self, place)
+
+
+def _whole_pages(size: int) -> NDArray[np.uint8]:
+    """Bytes, of which the first is at the start of a page."""
+    room = np.empty(size + PAGE, np.uint8)
+    start = -address_of(room) % PAGE
+    return room[start : start + size]
+
+
+class DiskScores(HostScores):
+    """Scores of rows on disk: to rank them, all are read."""
+
+    _index: DiskRowMemory
+
+    @override
+    def use(self, ids: Ids, step: int) -> None:
+        for part in self._index.near(ids):
+            super().use(ids[part], step)
+
+    @override
+    def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
+        count = super()._rank(step, least, most, keys, ids)
+        self._index.drop()
+        return count
+
+
+class DiskRowUpdate(HostRowUpdate):
+    """A rule at work on rows on disk."""
+
+    _index: DiskRowMemory
+
+    @override
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        parts = self._index.near(ids)
+        return sum(super(DiskRowUpdate, self).pull_into(ids[part], out[part]) for part in parts)
+
+    @override
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        assert isinstance(gradients, np.ndarray)
+        for part in self._index.near(ids):
+            super().push(ids[part], gradients[part], scalars, step)

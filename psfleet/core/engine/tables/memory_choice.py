@@ -1,0 +1,277 @@
+"""The memory of each table: the host's, files or an NVIDIA GPU, as settings and definitions say.
+
+The library of the GPU is loaded when a table is made there, or looked for."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.declared_settings import JobSettings
+from psfleet.core.engine.kernels.cache import load_in_any_order
+from psfleet.core.engine.kernels.generate import static_kernels
+from psfleet.core.engine.rules.rule import is_same_on_devices
+from psfleet.core.engine.schema.table import Device, TableSpec
+from psfleet.core.engine.tables.budget import MemoryBudget, tables_share
+from psfleet.core.engine.tables.disk_arena import MappedRowMemory
+from psfleet.core.engine.tables.disk_rows import DiskRowMemory, DiskRowUpdate
+from psfleet.core.engine.tables.host_rows import HostRowMemory, index_kernels
+from psfleet.core.engine.tables.memory_kind import (
+    DenseMemory,
+    HostDenseMemory,
+    MemoryKind,
+    dense_bytes,
+    gradient_places,
+)
+from psfleet.core.engine.tables.row_data import PackedRows
+from psfleet.core.engine.tables.row_memory import RowMemory
+from psfleet.core.engine.tables.row_update import (
+    HostRowUpdate,
+    RowUpdate,
+    host_kernels,
+    host_pull_kernels,
+)
+
+Floats = NDArray[np.float32]
+
+
+class HostMemory(MemoryKind):
+    """See MemoryKind. How much of it a server's tables may take follows from all that the server may."""
+
+    name: Device = "cpu"
+    label = "memory"
+    is_host = True
+
+    @override
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget()
+
+    @override
+    def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
+        return HostDenseMemory(spec, value, width)
+
+    @override
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        removes = spec.entry is not None
+        _load_kernels(spec, *index_kernels(removes))
+        rows = HostRowMemory(
+            PackedRows(spec).width, max_rows, spec.every_row, removes, host.only_reads
+        )
+        return rows, HostRowUpdate(spec, rows), host
+
+
+class DiskMemory(HostMemory):
+    """Files for the rows of sparse tables, of which those in use are in host memory."""
+
+    name: Device = "disk"
+    label = "memory"
+    needs_folder = True
+
+    @override
+    def why_not(self, spec: TableSpec) -> str:
+        return "" if spec.kind == "sparse" else "only the rows of sparse tables may be on disk"
+
+    @override
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        _load_kernels(spec, "disk_rows", *index_kernels(spec.entry is not None))
+        if spec.every_row:
+            memory = MappedRowMemory(spec, max_rows, host, own)
+            return memory, HostRowUpdate(spec, memory), host
+        rows = DiskRowMemory(spec, max_rows, host, own)
+        return rows, DiskRowUpdate(spec, rows), host
+
+
+class CudaMemory(MemoryKind):
+    """Memory of an NVIDIA GPU. Rows for which it has no room are in host memory."""
+
+    name: Device = "cuda"
+    label = "the GPU's memory"
+    setting = "device_memory"
+
+    @override
+    def why_missing(self) -> str:
+        return why_no_gpu()
+
+    def why_not(self, spec: TableSpec) -> str:
+        """See MemoryKind: it has to let the same rows go as the CPU."""
+        score = spec.policy.score()
+        if score is None or is_same_on_devices(score):
+            return ""
+        return (
+            f"its eviction policy {spec.policy.name!r} takes powers or remainders, whose "
+            "last bits differ on a GPU"
+        )
+
+    def limit(self, most: int) -> int | None:
+        """See MemoryKind; under a simulator there is as much as is asked for."""
+        limit = tables_share(_free_and_total()[0], most)
+        return int(limit) if math.isfinite(limit) else None
+
+    @override
+    def dense_bytes(self, spec: TableSpec, count: int) -> int:
+        return dense_bytes(spec, count, gradient_places(count))
+
+    @override
+    def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
+        from psfleet.core.engine.tables.device.device_memory import DeviceDenseMemory
+
+        return DeviceDenseMemory(spec, value, width)
+
+    @override
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        from psfleet.core.engine.tables.device.tiered_rows import TieredRowMemory, TieredRowUpdate
+
+        rows = TieredRowMemory(spec, max_rows, host, own)
+        return rows, TieredRowUpdate(spec, rows), host
+
+
+def _load_kernels(spec: TableSpec, *names: str) -> None:
+    own = [partial(host_kernels, spec, rests) for rests in (False, True)[: 1 + spec.every_row]]
+    load_in_any_order(
+        *(partial(static_kernels, name) for name in names), *own, partial(host_pull_kernels, spec)
+    )
+
+
+HOST, DISK = HostMemory(), DiskMemory()
+KINDS: dict[str, MemoryKind] = {kind.name: kind for kind in (HOST, CudaMemory(), DISK)}
+"""The kinds of memory by name, in the order in which the setting auto looks for one that is not the host's.
+
+Code asks them for what they are and does not compare their names.
+"""
+
+_AUTO = "auto"
+
+
+@dataclass
+class MemoryChoice:
+    """Choice of memory for each table of a process.
+
+    Attributes:
+        default: For tables that name no device.
+        has_devices: True if this process may use one: only servers and embedded training do.
+        limits: By kind the bytes that tables may take of it; 0 or none: what the kind says.
+        is_auto: Tables that name no device are in host memory where the default one has no room for them.
+        folder: Folder for rows on disk; "": there is none.
+    """
+
+    default: Device = HOST.name
+    has_devices: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
+    is_auto: bool = False
+    folder: str = ""
+
+    @classmethod
+    def embedded(cls, folder: str) -> "MemoryChoice":
+        """Return the choice of a process that trains without servers."""
+        return cls(DISK.name, True, folder=folder) if folder else cls(has_devices=True)
+
+    @classmethod
+    def of_settings(cls, settings: JobSettings) -> "MemoryChoice":
+        """Return the choice by the setting `device`, and the sizes by each memory's own.
+
+        Raises:
+            ConfigError: It names a device that is not here.
+        """
+        kinds, folder = KINDS.values(), settings.disk
+        limits: dict[str, int] = {
+            kind.name: getattr(settings, kind.setting) for kind in kinds if kind.setting
+        }
+        if settings.device == _AUTO:
+            there = (kind for kind in kinds if not kind.is_host and not kind.why_missing())
+            return cls(next(there, DISK if folder else HOST).name, True, limits, True, folder)
+        kind = KINDS[settings.device]
+        choice = cls((DISK if folder and kind is HOST else kind).name, True, limits, folder=folder)
+        if why := choice._why_missing(kind):
+            raise ConfigError(
+                f"PSFLEET_DEVICE is {kind.name!r}, but {why}. Say auto or cpu to hold tables in host memory"
+            )
+        return choice
+
+    def limit(self, kind: MemoryKind) -> int | None:
+        """Bytes of this memory that tables may take in all, before there is any; None: no limit."""
+        return kind.limit(self.limits.get(kind.name, 0))
+
+    def of(self, spec: TableSpec, may_refuse: bool = True) -> MemoryKind:
+        """Return the memory for the table.
+
+        Args:
+            may_refuse: It is made now. Else it was made before, perhaps by a process with another device.
+
+        Raises:
+            ConfigError: Its definition names a device that this process lacks.
+        """
+        kind = KINDS[spec.device or self.default]
+        why = kind.why_not(spec)
+        if spec.device is not None and not why:
+            why = self._why_missing(kind)
+        if why and spec.device is not None and may_refuse:
+            raise ConfigError(
+                f"table {spec.name!r} asks for device={kind.name!r}, but {why}; use device='cpu'"
+            )
+        return HOST if why else kind
+
+    def may_be_moved(self, spec: TableSpec, may_refuse: bool = True) -> bool:
+        """Return whether a table for which a device has no room goes to host memory.
+
+        Arguments as for `of`.
+        """
+        return not may_refuse or (spec.device is None and self.is_auto)
+
+    def _why_missing(self, kind: MemoryKind) -> str:
+        if kind.needs_folder and not self.folder:
+            return "no folder for it is named (--server-disk, PSFLEET_DISK)"
+        if self.has_devices or kind.is_host:
+            return kind.why_missing()
+        return "this process keeps tables in host memory"
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Explain why this process cannot use a GPU, as the end of a sentence; empty: it can."""
+    missing = "numba's CUDA target is not installed; pip install '.[cuda]' in psfleet's checkout"
+    try:
+        from numba import config, cuda
+    except ImportError:
+        return missing
+    try:
+        cuda.current_context()  # type: ignore[no-untyped-call]
+    except Exception as error:  # no driver, or what numba and cuda.core say of a GPU that refuses
+        why = " ".join(str(error).split()).removeprefix("Error at driver init: ")
+        return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
+    simulated = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
+    return "" if simulated or find_spec("numba_cuda") else missing  # numba's own one is old
+
+
+def _free_and_total() -> tuple[float, float]:
+    """Bytes of the GPU's memory; under a simulator infinitely many."""
+    from numba import cuda
+
+    free, total = cuda.current_context().get_memory_info()  # type: ignore[no-untyped-call]
+    return free, total
+
+
+def check_device_memory(table: str, size: int) -> None:
+    """Refuse a table that is larger than what the GPU has left.
+
+    Raises:
+        UsageError: It is.
+    """
+    free, total = _free_and_total()
+    if size > free:
+        raise UsageError(
+            f"table {table!r} needs {size >> 20:,} MiB of the GPU's memory, of which "
+            f"{int(free) >> 20:,} of {int(total) >> 20:,} MiB are free; use device='cpu' or more servers"
+        )

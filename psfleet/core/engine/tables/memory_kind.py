@@ -1,0 +1,209 @@
+"""Kinds of memory for tables, behind one interface; and dense values in that of the host."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.engine.kernels.generate import dense_kernels
+from psfleet.core.engine.kernels.initial_values import address_of, copy_over
+from psfleet.core.engine.kernels.rule_source import scratch_for
+from psfleet.core.engine.schema.table import MAX_DIM, Device, TableSpec
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.row_memory import RowMemory
+from psfleet.core.engine.tables.row_update import RowUpdate
+
+Floats = NDArray[np.float32]
+
+_SHORT = 1 << 24  # weights whose update takes long beside the copy of their gradient to a device
+
+
+class DenseMemory(Protocol):
+    """The planes of one server's part of a dense table: plane 0 holds the weights, each other a state slot.
+
+    A plane is float32, with a value for each weight, or one for each unit
+    (psfleet.core.engine.rules.rule.Slot). Not thread-safe. The memory is given back with the object.
+
+    Attributes:
+        lengths: Lengths of the planes.
+        bytes: That it takes there.
+    """
+
+    lengths: list[int]
+    bytes: int
+
+    def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
+        """Update every weight.
+
+        Args:
+            gradient: float32 [m], contiguous, of any alignment.
+            scalars: Scalars of psfleet.core.engine.kernels.rule_source.scalars_of.
+            step: Number of this update, from 1.
+        """
+
+    def pull_into(self, out: Floats) -> None:
+        """Write the weights to `out`, float32 [m], contiguous."""
+
+    def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
+        """A copy of values start to end - 1 of a plane."""
+
+    def write(self, plane: int, start: int, values: Floats) -> None:
+        """Set values of a plane from `start` on."""
+
+
+class HostDenseMemory:
+    """See DenseMemory. Arguments as for psfleet.core.engine.tables.memory_kind.MemoryKind."""
+
+    def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
+        rule, decay, count = spec.rule, spec.decay, len(value)
+        self._planes = [np.array(value, np.float32)]
+        self._planes += [
+            np.full(size, slot.initial, np.float32)
+            for slot, size in zip(rule.slots, slot_sizes(spec, count, width), strict=True)
+        ]
+        self.lengths = [len(plane) for plane in self._planes]
+        self.bytes = sum(plane.nbytes for plane in self._planes)
+        self._units = count // width if width else 0
+        self._width = width
+        self._turns = rule.turns
+        constant = width if rule.unit == "row" and width <= MAX_DIM else 0
+        self._kernels = dense_kernels(rule, bool(decay.l1), bool(decay.l2), constant)
+        self._scratch = scratch_for(rule)
+        # They never move, and asking NumPy where an array lies costs as much as a short update.
+        self._scratch_place = address_of(self._scratch)
+        self._places = [address_of(plane) for plane in self._planes]
+
+    def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
+        """See DenseMemory."""
+        places = self._places
+        if self._turns:
+            fixed = len(places) - self._turns
+            places = [*places[:fixed], places[fixed + (step - 1) % self._turns]]
+        self._kernels.push(
+            self._units,
+            self._width,
+            address_of(scalars),
+            address_of(gradient),
+            self._scratch_place,
+            *places,
+        )
+
+    def pull_into(self, out: Floats) -> None:
+        """See DenseMemory."""
+        copy_over(out, self._planes[0])
+
+    def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
+        """See DenseMemory."""
+        return self._planes[plane][start:end].copy()
+
+    def write(self, plane: int, start: int, values: Floats) -> None:
+        """See DenseMemory."""
+        self._planes[plane][start : start + len(values)] = values
+
+
+def dense_bytes(spec: TableSpec, count: int, gradients: int = 0) -> int:
+    """Memory that a part of `count` weights takes with its state, and with room for so many gradients."""
+    return 4 * ((1 + gradients) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
+
+
+def gradient_places(count: int) -> int:
+    """For how many gradients of so many weights a GPU has room."""
+    return 2 if count <= _SHORT else 1
+
+
+def unit_width(spec: TableSpec, count: int) -> int:
+    """Return the number of weights that one update spans in a part of `count`, see Rule.unit.
+
+    Raises:
+        ShapeError: The part is no whole rows, which the rule updates.
+    """
+    if spec.rule.unit != "row":
+        return count
+    width = math.prod(spec.shape[1:])
+    if width and count % width:
+        raise ShapeError(f"table {spec.name!r}: {count} values are no whole rows of {width}")
+    return width
+
+
+def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:
+    """Return the length of each state slot's plane, for a part of `count` weights."""
+    units = count // width if width else 0
+    return [units if slot.per_unit else count for slot in spec.rule.slots]
+
+
+class MemoryKind(ABC):
+    """Says where tables may be, and makes what they consist of there.
+
+    It loads no library of a device before it is asked for a table or whether one is here.
+
+    Attributes:
+        name: Name in settings and tables (psfleet/core/base/settings/kinds.py).
+        label: Name of the memory, for messages.
+        setting: The setting that says how much of it tables may take; "": there is none.
+        is_host: Kernels for the CPU reach it, and every process has it.
+        needs_folder: It is in files.
+    """
+
+    name: Device
+    label: ClassVar[str]
+    setting: ClassVar[str] = ""
+    is_host: ClassVar[bool] = False
+    needs_folder: ClassVar[bool] = False
+
+    # -- where it may be used ------------------------------------------------------------------
+
+    def why_missing(self) -> str:
+        """Explain why this process cannot use it, as the end of a sentence; empty: it can."""
+        return ""
+
+    def why_not(self, spec: TableSpec) -> str:
+        """Explain why this table cannot be in such memory on any machine, likewise; empty: it can."""
+        return ""
+
+    # -- how much of it ------------------------------------------------------------------------
+
+    def limit(self, most: int) -> int | None:
+        """Bytes that tables may take in all, before there is any; None: as many as they like.
+
+        most: By the setting; 0: it is not said.
+        """
+        return most or None
+
+    def budget(self) -> MemoryBudget:
+        """Return the budget that the tables of a shard share, without its limit."""
+        flag = f", or give tables more of it (--{self.setting.replace('_', '-')})"
+        advice = f"Use device='cpu' or more servers{flag if self.setting else ''}"
+        return MemoryBudget(place=self.label, advice=advice)
+
+    def dense_bytes(self, spec: TableSpec, count: int) -> int:
+        """Memory that a part of `count` weights of a dense table takes with its state, and with its gradients
+        if they get places here."""
+        return dense_bytes(spec, count)
+
+    # -- tables --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
+        """Memory for a part of a dense table that starts with these weights, float32 [m].
+
+        width: Number of weights that one update spans.
+
+        Raises:
+            UsageError: There is too little.
+        """
+
+    @abstractmethod
+    def sparse(
+        self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        """Memory for the rows of a sparse table, the table's rule for these rows, and of which budget the
+        table takes what `RowMemory.taken` says: of this memory's own, or of the host's.
+
+        host, own: Bytes that the table may take in either memory.
+
+        Raises:
+            UsageError: There is too little, or `max_rows` is none.
+        """

@@ -1,0 +1,258 @@
+"""A rule at work on the rows of a sparse table, in host memory or on a device behind the same interface."""
+
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.kernels.dedup import first_repeat, merge_pushes
+from psfleet.core.engine.kernels.generate import (
+    address_of_kernel,
+    pull_kernels,
+    sparse_kernels,
+    static_kernels,
+)
+from psfleet.core.engine.kernels.initial_values import address_of, initializer_arguments, int64s_at
+from psfleet.core.engine.kernels.row_format import RowFormat
+from psfleet.core.engine.kernels.rule_source import scalars_of, scratch_for, with_decay
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.budget import MemoryAccount
+from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.lifetime import RowLifetime
+from psfleet.core.engine.tables.row_memory import RowMemory
+
+if TYPE_CHECKING:
+    from psfleet.core.engine.tables.sparse import SparseTable
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_FEW = 64  # ids of which each is compared with all others
+
+
+class DeviceValues(Protocol):
+    """float32 [n, width] on a device."""
+
+    def __getitem__(self, mask: NDArray[np.bool_]) -> "DeviceValues":
+        """Some of the rows. What they were chosen from is of no use any more."""
+
+    def to_host(self) -> Floats:
+        """A copy of the rows in host memory."""
+
+
+RowValues = Floats | DeviceValues
+"""One row of values for each id of a push, wherever they lie."""
+
+
+class RowUpdate(Protocol):
+    """Pulls and pushes of one table. Not thread-safe."""
+
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """Write the weights of ids to `out`, float32 [n, dim]; of an unknown id its first values.
+
+        Returns:
+            How many ids were unknown.
+        """
+
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
+        """The ids of several pushes, in the order in which they first come, and the means of their gradients.
+
+        Each sum is taken in the order of the pushes, and shows and clicks are summed alone. None of the
+        pushes names an id twice. The means are of use for the next `push` only.
+        """
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        """Update the rows of these ids; unknown ones are added first.
+
+        Args:
+            ids: int64 [n], no id twice, any alignment.
+            gradients: float32 [n, TableSpec.push_width], contiguous, any alignment.
+            scalars: Scalars of psfleet.core.engine.kernels.rule_source.scalars_of.
+            step: Number of this update, from 1.
+        """
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """Update every row that the push of this step did not name, with a zero gradient."""
+
+
+def host_pull_kernels(spec: TableSpec) -> ModuleType:
+    """The kernels that read a table's rows in host memory."""
+    form = RowFormat(spec.rule, spec.dim, spec.precision)
+    return pull_kernels(spec.dim, form.plain, 4 * (form.words + spec.scores))
+
+
+def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
+    """The kernel of a table's rule for rows in host memory: of those that a push names, or that rest."""
+    return sparse_kernels(
+        spec.rule,
+        bool(spec.decay.l1),
+        bool(spec.decay.l2),
+        spec.dim,
+        rests,
+        spec.pushed_scores,
+        spec.counts_frequency,
+        spec.precision,
+    )
+
+
+class HostRowUpdate:
+    """See RowUpdate."""
+
+    def __init__(self, spec: TableSpec, index: HostRowMemory) -> None:
+        rule = spec.rule
+        self._index = index
+        self._dim = spec.dim
+        self._turns = rule.turns
+        self._push, self._pull = host_kernels(spec).push, host_pull_kernels(spec).pull
+        self._rest = host_kernels(spec, rests=True).rest if spec.every_row else None
+        self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
+        self._ring = np.empty(192, np.int64)
+        self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)
+        self._zeros = np.zeros(spec.dim, np.float32)
+
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """See RowUpdate."""
+        unknown: int = self._pull(
+            self._index.address,
+            address_of(ids),
+            len(ids),
+            address_of(out),
+            *self._initial,
+            address_of(self._ring),
+        )
+        return unknown
+
+    def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
+        """See RowUpdate."""
+        ids, rows = merge_pushes(parts, 1.0 / len(parts))
+        if rows.shape[1] > self._dim:
+            counts = [(ids, values[:, self._dim :]) for ids, values in parts]
+            rows[:, self._dim :] = merge_pushes(counts, 1.0)[1]
+        return ids, rows
+
+    def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        assert isinstance(gradients, np.ndarray)
+        self._index.expect(len(ids))
+        self._push(
+            self._index.address,
+            address_of(ids),
+            len(ids),
+            address_of(gradients),
+            address_of(scalars),
+            (step - 1) % self._turns if self._turns else 0,
+            step,
+            *self._initial,
+            address_of(self._ring),
+            address_of(self._scratch),
+        )
+
+    def rest(self, scalars: Floats, step: int) -> None:
+        """See RowUpdate."""
+        assert self._rest is not None
+        self._rest(
+            self._index.address,
+            address_of(scalars),
+            (step - 1) % self._turns if self._turns else 0,
+            step,
+            address_of(self._zeros),
+            self._initial[-1],
+            address_of(self._scratch),
+        )
+
+    def block(self) -> NDArray[np.int64]:
+        """Return the block of psfleet/core/engine/kernels/sources/plain_call.py."""
+        kind, low, span, stream = self._initial
+        kernels = address_of_kernel(self._push), address_of_kernel(self._pull), self._index.address
+        floats, last = np.array([low, span]).view(np.int64), np.array([stream]).view(np.int64)
+        arrays = address_of(self._ring), address_of(self._scratch)
+        return np.concatenate([[*kernels, kind], floats, last, arrays]).astype(np.int64)
+
+
+def placed_rows(
+    table: "SparseTable",
+    lock: threading.Lock,
+    rule: RowUpdate,
+    index: RowMemory,
+    room: MemoryAccount,
+    lifetime: RowLifetime,
+) -> "PlacedRows | None":
+    """Return the pulls and pushes of a table; None: its rows are not in host memory alone."""
+    # Classes that derive from these page rows, or have them elsewhere.
+    if type(rule) is HostRowUpdate and type(index) is HostRowMemory:
+        return PlacedRows(table, lock, rule, index, room, lifetime)
+    return None
+
+
+class PlacedRows:
+    """Pulls and pushes of few rows of a table, by the addresses of their arrays.
+
+    They do not give up Python's lock, which takes longer than they do. Nothing else changes the table
+    meanwhile, and nobody follows its changes.
+
+    Args:
+        table: The table.
+        lock: Its lock.
+        rule: The rule at work on its rows.
+        index, room, lifetime: Index of these rows, memory for more, and when they go.
+    """
+
+    def __init__(
+        self,
+        table: "SparseTable",
+        lock: threading.Lock,
+        rule: HostRowUpdate,
+        index: HostRowMemory,
+        room: MemoryAccount,
+        lifetime: RowLifetime,
+    ) -> None:
+        kernels, spec = static_kernels("plain_call"), table.spec
+        self._push, self._pull, self._unknown = kernels.push, kernels.pull, kernels.unknown
+        self._table, self._lock, self._index = table, lock, index
+        self._room, self._lifetime = room, lifetime
+        self._rule = rule  # has the arrays whose places are in the block
+        self._block = rule.block()
+        self._place = address_of(self._block)
+        self._scalars = scalars_of(spec.rule, spec.decay, 0.1, 1)
+        self._scalars_at = address_of(self._scalars)
+        self._words: Any = self._scalars.data
+        self._grows = False
+
+    def fits(self, ids: int, count: int) -> bool:
+        """Return whether no id is named twice, and those without a row have room for sure."""
+        if count <= _FEW:
+            unknown = self._unknown(self._place, ids, count)
+        else:
+            unknown = -1 if first_repeat(int64s_at(ids, count)) is not None else count
+        self._grows = unknown > 0
+        return unknown == 0 or (unknown > 0 and self._room.surely_fit(count))
+
+    def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
+        """Push what has been found to fit, see SparseTable.push."""
+        table, words, place = self._table, self._words, 0
+        with self._lock:
+            if self._grows:
+                self._index.expect(count)
+            if self._index.views:
+                self._index.keep(int64s_at(ids, count))
+            step = table.step = table.step + 1
+            spec, turns = table.spec, table.spec.rule.turns
+            for number in with_decay(spec.rule.scalars(learning_rate, step), spec.decay):
+                words[place] = number
+                place += 1  # as fast as it goes
+            table.traffic.updated += count
+            turn = (step - 1) % turns if turns else 0
+            self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)
+            if self._grows:
+                self._room.account()
+            self._lifetime.age(step)
+
+    def pull(self, ids: int, count: int, out: int) -> None:
+        """See SparseTable.pull_into."""
+        traffic = self._table.traffic
+        with self._lock:
+            traffic.unknown += self._pull(self._place, ids, count, out)
+            traffic.pulled += count

@@ -1,0 +1,449 @@
+"""A server's part of one sparse table: rows of weights and optimizer state by 64-bit id.
+
+For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `write_candidates` and
+`set_clock` take it back. Meanwhile `table.mark()` has it remember what it removes:
+    changes = table.changed_since(mark)     # ids to write again, ids to delete
+    delta = table.rows(changes.ids)
+    table.release(mark)
+"""
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.kernels.dedup import ascending
+from psfleet.core.engine.kernels.rule_source import scalars_of
+from psfleet.core.engine.schema.entry import EvictionStreamEntry, part_of
+from psfleet.core.engine.schema.table import Device, TableSpec
+from psfleet.core.engine.tables.admission import AdmissionFilter, admission_rule
+from psfleet.core.engine.tables.budget import MemoryAccount, MemoryBudget
+from psfleet.core.engine.tables.lifetime import RowLifetime, eviction_ranking
+from psfleet.core.engine.tables.memory_choice import KINDS
+from psfleet.core.engine.tables.row_data import (
+    CandidateData,
+    HistoryPoint,
+    PackedRows,
+    RowData,
+    TableChanges,
+    TableClock,
+)
+from psfleet.core.engine.tables.row_memory import EVERY, RowLimits, RowTraffic
+from psfleet.core.engine.tables.row_scan import EvictionStream, RowScan
+from psfleet.core.engine.tables.row_snapshot import FrozenRows, FrozenSparseTable
+from psfleet.core.engine.tables.row_update import PlacedRows, RowValues, placed_rows
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class SparseTable:
+    """Rows that appear when they are first updated, and go as the table's entry says.
+
+    Attributes:
+        spec: The table's definition.
+        step: Number of updates that the table has had.
+        device: Memory that holds its rows.
+        traffic: Traffic of the table, for displays.
+        scan: Scan of its rows, which says what changes.
+        paging: Traffic with the disk, for displays; None: the rows are in memory.
+        evictions: The ids that went last; None: the entry does not ask for them.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        max_rows: int = 2**28,
+        servers: int = 1,
+        budget: MemoryBudget | None = None,
+        device: Device = "cpu",
+        device_budget: MemoryBudget | None = None,
+    ) -> None:
+        """An empty table.
+
+        Args:
+            spec: Its definition.
+            max_rows: The most rows this part can hold, whatever the entry says.
+            servers: Number of parts of the table, which share the limits of the entry.
+            budget: The host memory that this table shares with others; None: it takes what there is.
+            device: Memory that holds it.
+            device_budget: The same of the device.
+
+        Raises:
+            UsageError: There is no memory for it.
+        """
+        self.spec = spec
+        self.step = 0
+        self.device = device
+        self.traffic = RowTraffic()
+        self._packed = layout = PackedRows(spec)
+        limits = RowLimits.of(spec, layout.width, servers, max_rows)
+        budget, own = budget or MemoryBudget(), device_budget or MemoryBudget()
+        index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
+        self._index, self.paging = index, index.paging
+        self._ranking = ranking = eviction_ranking(spec, index, layout.scores)
+        rule = admission_rule(spec, servers)
+        self._waiting = waiting = None if rule is None else rule.candidates
+        entry = part_of(spec.entry, EvictionStreamEntry)
+        stream = None if entry is None else EvictionStream(spec.name, -(-entry.keep // servers))
+        self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
+        self.scan = scan = RowScan(index, spec.every_row, stream)
+        self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
+        self._admission = AdmissionFilter(index, scan, self._room, rule, ranking)
+        self._lifetime = RowLifetime(spec, index, scan, waiting, layout.scores, ranking)
+        self._counts = spec.counts_frequency
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of rows, state and index, and of the ids that wait for a row."""
+        waiting = 0 if self._waiting is None else self._waiting.index.bytes
+        return self._index.bytes + waiting + self._stream_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of that in a device's memory."""
+        return self._index.device_bytes
+
+    @property
+    def spilled(self) -> int:
+        """Rows of a table on a device that are in host memory, for displays."""
+        return sum(map(len, self._index.stores[1:]))
+
+    @property
+    def dropped(self) -> int:
+        """Rows that were evicted, shrunk or removed so far, for displays."""
+        return self.scan.dropped
+
+    @property
+    def admitted(self) -> int:
+        """Rows that pushes have added so far, for displays."""
+        return len(self._index) + self.scan.dropped - self.traffic.restored
+
+    @property
+    def waiting(self) -> int:
+        """Ids that have been pushed too seldom for a row, for displays."""
+        return 0 if self._waiting is None else len(self._waiting.index)
+
+    def pull_into(self, ids: Ids, out: Floats) -> int:
+        """Write the weights of ids to `out`, first values of those without a row; returns how many these are.
+
+        Args:
+            ids: int64 [n], repeats allowed, any alignment.
+            out: float32 [n, dim], side by side, any alignment.
+        """
+        with self._lock:
+            unknown = self._rule.pull_into(np.ascontiguousarray(ids), out)
+            self.traffic.pulled += len(ids)
+            self.traffic.unknown += unknown
+        return unknown
+
+    def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
+        """Update rows, adding those of unknown ids (that the entry admits) with their first values.
+
+        Whoever takes a gradient from outside checks that it fits, see ShardTables.check_gradient.
+
+        Args:
+            ids: int64 [n], no id twice, any alignment.
+            gradients: float32 [n, dim], any alignment; in a table that counts shows and clicks
+                [n, dim + 2], with those behind each gradient.
+            learning_rate: Learning rate of this push.
+
+        Raises:
+            UsageError: The table is full; nothing was changed.
+        """
+        with self._lock:
+            self._push(np.ascontiguousarray(ids), np.ascontiguousarray(gradients), learning_rate)
+
+    def placed(self) -> PlacedRows | None:
+        """Pulls and pushes by the places of their arrays; None: this table needs the arrays."""
+        if not self._admission.admits_all or self._counts or self.spec.every_row:
+            return None
+        return placed_rows(self, self._lock, self._rule, self._index, self._room, self._lifetime)
+
+    def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
+        """`push` of the mean of several, summed in their order; shows and clicks are summed."""
+        if len(parts) == 1:
+            self.push(*parts[0], learning_rate)
+            return
+        with self._lock:
+            self._push(*self._rule.mean(parts), learning_rate)
+
+    def _push(self, ids: Ids, gradients: RowValues, learning_rate: float) -> None:
+        ids, gradients = self._admission.admit(ids, gradients, self.step)
+        self._update(ids, gradients, learning_rate)
+        self._lifetime.age(self.step)
+
+    def _update(self, ids: Ids, gradients: RowValues, learning_rate: float) -> None:
+        rule, decay = self.spec.rule, self.spec.decay
+        if self.spec.every_row:
+            self._index.keep_segments(*EVERY)
+        else:
+            self._index.keep(ids)
+        scalars = scalars_of(rule, decay, learning_rate, self.step + 1)
+        self.step += 1
+        self.traffic.updated += len(ids)
+        if self._counts:
+            self._ranking.use(ids, self.step)
+        self._rule.push(ids, gradients, scalars, self.step)
+        self.scan.updated(ids, self.step)
+        self._room.account()
+        if self.spec.every_row:
+            self._rule.rest(scalars_of(rule, decay, learning_rate, self.step, True), self.step)
+
+    @property
+    def evicts(self) -> bool:
+        """True if rows are evicted when others need their places."""
+        return self._room.evicts
+
+    # -- who gets a row ------------------------------------------------------------------------
+
+    def check_room(self, parts: Sequence[Ids], written: bool = False) -> None:
+        """Refuse ids that the table cannot all take with its next update.
+
+        Each counts once; those with a row do not count, nor those that the entry does not admit.
+
+        Args:
+            written: Their rows are written, whatever the entry admits.
+
+        Raises:
+            UsageError: The table would be full.
+        """
+        # What surely fits need not wait for a pull to let go of the lock.
+        if not self._room.surely_fit(sum(map(len, parts))):
+            with self._lock:
+                self._admission.check(parts, self.step, written)
+
+    def reserve(self, rows: int) -> None:
+        """Have memory for so many rows in all made now, so that no push waits for it.
+
+        Raises:
+            UsageError: There is not so much memory for the table.
+        """
+        with self._lock:
+            self._room.reserve(rows)
+
+    def surplus(self, parts: Sequence[Ids]) -> Ids:
+        """Ids of rows that have to go so that memory suffices for the next update, which names these ids.
+
+        None of `parts`, a sixteenth of the table at least, pushed the longest time ago. Empty if memory
+        suffices, the table does not let rows go, or letting all others go were not enough.
+        """
+        if not self._room.evicts_for_memory or self._room.surely_fit(sum(map(len, parts))):
+            return np.zeros(0, np.int64)
+        with self._lock:
+            return self._admission.surplus(parts, self.step)
+
+    def use(self, ids: Ids) -> None:
+        """The last update has named these ids otherwise than by `push`: rows that are there count it."""
+        if self._counts:
+            with self._lock:
+                self._ranking.use(ids, self.step)
+
+    # -- who loses it --------------------------------------------------------------------------
+
+    def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
+        """Forget rows; returns how many were there. Their ids start anew when next updated.
+
+        cause: Reason of the removal; None: they are no evictions.
+        """
+        ids = np.ascontiguousarray(ids)
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.index.remove(ids)
+            there = ids[self._index.locate(ids)[0] != 0]
+            return self.scan.drop(ascending([there]), self.step, cause)
+
+    def evict(self, count: int) -> int:
+        """Remove the `count` rows that go first; returns how many went."""
+        with self._lock:
+            first = self._ranking.first(self.step, count, 0)
+            return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
+
+    def evicted(self, position: int, limit: int) -> EvictedIds:
+        """Up to `limit` of the evictions from a position on.
+
+        Raises:
+            UsageError: The table's entry does not ask for them, or it has not come so far.
+        """
+        if self.evictions is None:
+            why = "does not remember evicted ids; join its entry with an EvictionStreamEntry"
+            raise UsageError(f"table {self.spec.name!r} {why}")
+        with self._lock:
+            return self.evictions.read(position, limit)
+
+    def set_evictions(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Remember the evictions that a snapshot holds, if the entry asks for them."""
+        if self.evictions is not None:
+            with self._lock:
+                self.evictions.set(columns)
+
+    @property
+    def tick_every(self) -> float:
+        """Wanted seconds between calls of `tick`; 0: the table does not depend on time."""
+        return self._lifetime.tick_every
+
+    def tick(self, seconds: float) -> int:
+        """So much time has passed; returns how many rows went because of that."""
+        with self._lock:
+            return self._lifetime.tick(seconds, self.step)
+
+    def shrink(self, threshold: float | None = None, unseen: int | None = None) -> int:
+        """Remove rows that are worth little or not in use; returns how many went.
+
+        Args:
+            threshold: A table that counts shows and clicks: the least score of a row that stays; None:
+                its entry's. A table whose eviction policy has scores: the least of those likewise; None:
+                all stay. Other tables: as `unseen`.
+            unseen: Rows that no push has named since the unseen-th shrink before this one go. None:
+                the entry's delete_after_unseen; in other tables none go.
+        """
+        with self._lock:
+            return self._lifetime.shrink(threshold, unseen, self.step)
+
+    # -- reading and writing -------------------------------------------------------------------
+
+    def ids(self) -> Ids:
+        """Return the ids of all rows, ascending: int64 [n]."""
+        with self._lock:
+            return self.scan.ascending().copy()
+
+    def segment_ids(self, first: int, last: int, since: HistoryPoint | None = None) -> Ids:
+        """Ids of the rows of these segments (that updates have named since a mark), in no good order."""
+        with self._lock:
+            return self.scan.pushed_since(since, self.step, (first, last))
+
+    def rows(self, ids: Ids) -> RowData:
+        """The rows of these ids with all that is known of them; ids without a row are left out."""
+        ids = np.ascontiguousarray(ids, np.int64)
+        with self._lock:
+            _, slots, steps = self._index.recall(ids, self.step)
+            present = slots != 0
+            rows = self._index.gather(slots[present])
+        return self._packed.unpack(ids[present], rows, steps[present])
+
+    def write(self, rows: RowData) -> None:
+        """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.
+
+        Set the clock first, so that a table that evicts knows how old rows are.
+
+        Raises:
+            UsageError: The table is full; nothing was changed.
+        """
+        ids, words = np.ascontiguousarray(rows.ids, np.int64), self._packed.pack(rows)
+        steps = np.ascontiguousarray(rows.touched, np.int64)
+        index = self._index
+        with self._lock:
+            new = ids[index.locate(ids)[0] == 0]
+            self._room.check(len(ids), new, len(new), written=True)
+            if len(new) > index.max_rows - len(index):
+                later = max(self.step, int(steps.max(initial=0))) + 1
+                self._admission.make_places(len(ids), later, index.max_rows)
+            index.put(ids, steps, words)
+            self.scan.wrote(ids)
+            self.traffic.restored += len(new)
+            self._room.account()
+
+    def candidates(self) -> CandidateData:
+        """The ids that have been pushed too seldom for a row."""
+        with self._lock:
+            return CandidateData() if self._waiting is None else self._waiting.read(self.step)
+
+    def write_candidates(self, candidates: CandidateData) -> None:
+        """Set what `candidates` gave, leaving others alone; of too many the latest."""
+        if self._waiting is None:
+            if len(candidates):
+                raise UsageError(
+                    f"table {self.spec.name!r} gives every id a row; it has no place for "
+                    f"{len(candidates)} that wait for one"
+                )
+            return
+        with self._lock:
+            self._waiting.write(candidates, self.step)
+
+    @property
+    def clock(self) -> TableClock:
+        """Clock of the table."""
+        return self._lifetime.clock(self.step)
+
+    def set_clock(self, clock: TableClock) -> None:
+        """Set it to what `clock` was; rows keep the steps at which they were pushed."""
+        with self._lock:
+            self._lifetime.set_clock(clock, self.step)
+            self.step = clock.step
+
+    def page(self, offset: int, limit: int) -> RowData:
+        """Some of `rows`, in ascending order of id."""
+        with self._lock:
+            ids = self.scan.ascending()[offset : offset + limit].copy()
+        return self.rows(ids)
+
+    def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
+        """A page of ids and `RowData.values`, in ascending order of id."""
+        rows = self.page(offset, limit)
+        return rows.ids, rows.values
+
+    def restore(
+        self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
+    ) -> None:
+        """`write` for rows of which less may be known: then as if the last update had named them."""
+        touched = np.full(len(ids), self.step) if touched is None else touched
+        if scores is None:
+            scores = np.zeros((len(ids), self.spec.scores), np.float32)
+        self.write(RowData(ids, values, touched, scores))
+
+    def restore_step(self, step: int) -> None:
+        """Set how many updates the table has had, and nothing else of its clock."""
+        self.set_clock(dataclasses.replace(self.clock, step=step))
+
+    def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
+        """The table as it is now (or these `changes` of it), to be read while it goes on.
+
+        Costs one byte a row now; see psfleet.core.engine.tables.row_snapshot. Close it when it is read.
+        """
+        with self._lock:
+            waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
+            stores, clock = self._index.stores, self.clock
+            only = None if changes is None else changes.ids
+            rows = [FrozenRows(one, self._lock, lambda: self.step, only) for one in stores]
+            since = None if changes is None else changes.evicted
+            evictions = {} if self.evictions is None else self.evictions.columns(since)
+        rest = None if changes is None else changes.removed, evictions, self._packed.unpack
+        return FrozenSparseTable(self.spec, clock, rows, waiting, *rest)
+
+    # -- what has changed ----------------------------------------------------------------------
+
+    def mark(self, *, bounded: bool = False) -> HistoryPoint:
+        """A point to which `changed_since` looks back; until its release, removed ids are kept.
+
+        bounded: Not when there are more than 4 million of them; `scan.knows` says that.
+        """
+        with self._lock:
+            return self.scan.mark(self.step, bounded=bounded)
+
+    def changed_since(self, mark: HistoryPoint) -> TableChanges:
+        """Return the ids of rows that are new or may differ since the mark, and of those removed since.
+
+        Costs one look at the index (3 to 8 ns a row), and nothing while the table trains. Candidates and the
+        clock are not part of it: they are small, and written whole.
+        """
+        with self._lock:
+            return self.scan.changed_since(mark, self.step)
+
+    def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
+        """Ids of rows that were set otherwise than by an update since a mark, and of those that are gone."""
+        with self._lock:
+            return self.scan.set_since(mark)
+
+    def release(self, mark: HistoryPoint) -> None:
+        """Drop a mark: changes since it are not needed any more."""
+        with self._lock:
+            self.scan.release(mark)

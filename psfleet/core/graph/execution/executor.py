@@ -1,0 +1,438 @@
+"""Running programs: validate the feed, fetch parameters, forward, backward, update."""
+
+import atexit
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.settings.environment import plan_file
+from psfleet.core.base.threads import deferred
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.graph.execution import model_files
+from psfleet.core.graph.parameters import binding
+from psfleet.core.graph.parameters.binding import invalidate, note, read_ahead
+from psfleet.core.graph.parameters.parameter import SparseGrad, fetch
+from psfleet.core.graph.program.operation import Array, Gradient
+from psfleet.core.graph.program.pipeline.chunk import shared_norms
+from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun, pipelined_step
+from psfleet.core.graph.program.program import Program, default_main_program
+from psfleet.core.graph.program.recompute import RecomputingRun
+from psfleet.core.graph.program.run import (
+    ExecutionPlan,
+    ProgramRun,
+    batch_size,
+    check_feed,
+    make_plan,
+)
+from psfleet.core.graph.program.variable import Variable, VariableSource
+from psfleet.core.net.connections import grpc_process
+from psfleet.core.runtime.process_runtime import active, current
+from psfleet.core.runtime.stages import here
+from psfleet.data.read_ahead import with_next
+
+_log = log_of(__name__)
+
+_runs = 0  # of programs with parameters and without an update, which are not for tests
+
+
+def note_untrained_run() -> None:
+    """A program with parameters was run that no optimizer updates."""
+    global _runs
+    _runs += 1
+    _tell_at_exit()
+
+
+def check_trained() -> None:
+    """At the end of a loop over the data: refuse to go on as if it had trained.
+
+    Raises:
+        UsageError: Programs were run in it, and no gradient was pushed.
+    """
+    if sentence := _suspicion():
+        _forget()
+        raise UsageError(sentence)
+
+
+def _suspicion() -> str:
+    """Return the warning; empty: there was one run at most, or the script has trained, or loaded a model."""
+    if _runs < 2 or binding.has_pushed() or model_files.has_loaded():
+        return ""
+    return (
+        f"a program with parameters was run {_runs} times and never trained: no optimizer minimizes its "
+        "loss; call minimize(loss) of an optimizer before exe.run, or run program.clone(for_test=True) to "
+        "evaluate"
+    )
+
+
+def _forget() -> None:
+    global _runs
+    _runs = 0
+
+
+@functools.cache
+def _tell_at_exit() -> None:
+    atexit.register(_tell)
+
+
+def _tell() -> None:
+    sentence = _suspicion()
+    if sentence and not hasattr(sys, "last_value"):
+        _log.warning(f"psfleet: {sentence}")
+
+
+T = TypeVar("T")
+Fetch = Variable | VariableSource | str
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+_PLANS = 64  # programs and fetch lists whose plans an executor remembers
+
+
+@checked
+class CPUPlace:
+    """Programs run on the CPU."""
+
+    def __repr__(self) -> str:
+        return "CPUPlace()"
+
+
+@checked
+class CUDAPlace:
+    """Accepted for the reference's sake: programs run on the CPU, CUDA is the servers' matter."""
+
+    def __init__(self, id: int = 0) -> None:
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"CUDAPlace({self.id})"
+
+
+@checked
+class Executor:
+    """Runs programs.
+
+    Attributes:
+        place: Device; kept for the reference's sake.
+        meter: If set, an object whose `measure(run)` is called after every operation.
+    """
+
+    def __init__(self, place: Any = None) -> None:
+        _settle_process()
+        self.place = CPUPlace() if place is None else place
+        self.meter: Any = None
+        self._plans: OrderedDict[tuple[int, tuple[str, ...]], ExecutionPlan] = OrderedDict()
+        self._pair: _Pair = None, None
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Sequence[Fetch] | Fetch | None = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Any = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = True,
+        use_prune: bool = True,
+    ) -> list[Any]:
+        """Run a program once; if optimizers have added updates to it, this is a training step.
+
+        Args:
+            program: The default main program if None. A startup program has nothing to do.
+            feed: Arrays by the names of the program's data.
+            fetch_list: Variables or names of what to return: results, parameters, gradients; or
+                schedules that count updates, for the rate of this one.
+            return_numpy: False gives concrete variables instead of arrays.
+            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for the
+                reference's sake.
+
+        Returns:
+            One array per entry of the fetch list; SparseGrad for a sparse parameter's gradient.
+
+        Raises:
+            ShapeError: A feed does not fit its variable.
+            IdError: Ids are fractional, NaN or outside a table.
+            UsageError: A feed is missing or unknown, a fetch is unknown, or nothing would be computed.
+        """
+        if fetch_list is None:
+            _check_trains(program or default_main_program())
+        return self._run(program, feed, fetch_list, self._following(program, feed), return_numpy)
+
+    def _following(
+        self, program: Program | None, feed: Mapping[str, Any] | None
+    ) -> Mapping[str, Any] | None:
+        """The feed after this one, if this is the step of `read_ahead` that trains with it."""
+        program = program or default_main_program()
+        present, following = self._pair
+        if feed is None or feed is not present or program.for_test or not program.updates:
+            return None
+        self._pair = None, None
+        return following
+
+    def read_ahead(
+        self, batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Feeds for a loop of `run` that reads what the next one needs while this one is computed.
+
+            for feed in exe.read_ahead(fleet.shard(batches())):
+                exe.run(feed=feed, fetch_list=[loss])
+
+        Async mode: each step then sees values that lack this worker's last push, and that one only. In
+        the other modes, and where the next batch is not known, nothing changes.
+
+        Args:
+            batches: Batches. Of `fleet.shard` and `fleet.dataset` the next one is seen without
+                being taken; any other iterable is one batch ahead of the training.
+            feed: Makes a feed of a batch; None: batches are feeds.
+        """
+        try:
+            for present, following in _with_next(batches, feed):
+                self._pair = present, following
+                yield present
+        finally:
+            self._pair = None, None
+
+    def _run(
+        self,
+        program: Program | None,
+        feed: Mapping[str, Any] | None,
+        fetch_list: Sequence[Fetch] | Fetch | None,
+        following: Mapping[str, Any] | None,
+        return_numpy: bool = True,
+    ) -> list[Any]:
+        """See `run`. While it computes, what the step with the feed `following` needs is read."""
+        program = program or default_main_program()
+        if not isinstance(program, Program):
+            raise UsageError(f"the program to run is {program!r}; it must be a Program or None")
+        fetches = [_named(program, entry) for entry in _entries(fetch_list)]
+        plan = self._plan(program, fetches)
+        arrays = check_feed(program, plan.feeds, feed or {})
+        if plan_file() and plan.backwards and program.updates:
+            _write_plan(program, plan, arrays)
+        run: ProgramRun | PipelinedRun
+        if plan.pipelined:
+            run = pipelined_step(program, plan, arrays, fetches, self.meter)
+        else:
+            _check_whole(program)
+            run = self._step(program, plan, arrays, following)
+        results = [run.result(variable) for variable in fetches]
+        if not (program.updates or program.for_test) and program.all_parameters():
+            note_untrained_run()
+        self._update(program, run.values, _counted(plan, batch_size(program, arrays)))
+        if return_numpy:
+            return results
+        return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
+
+    def _plan(self, program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
+        key = (program.version, tuple(variable.name for variable in fetches))
+        if key not in self._plans:
+            self._plans[key] = make_plan(program, fetches)
+            while len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return self._plans[key]
+
+    def _step(
+        self,
+        program: Program,
+        plan: ExecutionPlan,
+        feeds: dict[Variable, Array],
+        following: Mapping[str, Any] | None,
+    ) -> ProgramRun:
+        kind = RecomputingRun if plan.recomputes else ProgramRun
+        run = kind(program, plan, feeds, self.meter)
+        if not program.records:
+            return run
+        run.forward(plan.early)
+        dense = [v.parameter for v in plan.dense if v.parameter]
+        fetch(dense, plan.asked(run.values))
+        run.take_parameters()
+        if following is not None and all(v in feeds for each in plan.lookups for v in each.inputs):
+            read_ahead(dense, plan.asked(check_feed(program, plan.feeds, following)))
+        run.main()
+        run.backward()
+        run.forward(plan.late)
+        return run
+
+    @staticmethod
+    @deferred()
+    def _update(program: Program, gradients: Mapping[Variable, Any], samples: int) -> None:
+        averages = program.take_observed()
+        if program.for_test or _shows_averages(program):
+            return
+        if program.updates:
+            for parameter, momentum, value in averages:
+                note(parameter, momentum, value)
+        for update in program.updates:
+            values: list[tuple[Any, Gradient]] = [
+                (parameter, gradients[variable])
+                for parameter, variable in update.params_grads
+                if gradients.get(variable) is not None
+            ]
+            loss = None if update.loss is None else float(gradients[update.loss].item())
+            with shared_norms([parameter.name for parameter, _ in update.params_grads]):
+                update.optimizer.apply_values(values, samples=samples, loss=loss)
+        program.step += 1
+        if here().processes > 1:  # the other stages have changed what is theirs
+            invalidate()
+        if program.updates:
+            for hook in program.after_step:
+                hook(program.step)
+
+    def train_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Mapping[str, Any]] | None = None,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Variable | str] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: Callable[[list[Any]], Any] | None = None,
+        read_ahead: bool = False,
+    ) -> int:
+        """Run the program once for each batch of a dataset.
+
+        Args:
+            program: The default main program if None.
+            dataset: Feeds: a dataset of fluid.DatasetFactory, or any iterable of feeds.
+            scope, thread, debug: Accepted for the reference's sake.
+            fetch_list: Printed every `print_period` batches, each behind its text of `fetch_info`.
+            fetch_handler: Called with the fetched values in place of printing.
+            read_ahead: Async mode: read what the next batch needs while this one is computed. Each step
+                then sees values that lack this worker's last push, and that one only; see
+                `Executor.read_ahead`. Ids that the program computes from its feeds, and the other
+                modes, are read when it is their turn.
+
+        Returns:
+            The number of batches.
+        """
+        if dataset is None:
+            raise UsageError("train_from_dataset needs a dataset")
+        names = [v if isinstance(v, str) else v.name for v in fetch_list or ()]
+        texts = list(fetch_info or names)
+        if len(texts) != len(names):
+            raise UsageError(
+                f"train_from_dataset: fetch_info has {len(texts)} texts for {len(names)} fetches; give one "
+                "for each, or none"
+            )
+        count = 0
+        feeds = _with_next(dataset) if read_ahead else ((feed, None) for feed in dataset)
+        for count, (feed, following) in enumerate(feeds, 1):
+            fetches = fetch_list if count % max(print_period, 1) == 0 else None
+            values = self._run(program, feed, fetches, following)
+            if fetches and fetch_handler is not None:
+                fetch_handler(values)
+            elif fetches:
+                parts = (f"{text}: {value}" for text, value in zip(texts, values, strict=True))
+                print(f"batch {count}", *parts, flush=True)
+        return count
+
+    def infer_from_dataset(
+        self,
+        program: Program | None = None,
+        dataset: Iterable[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> int:
+        """Run as train_from_dataset does, without updates."""
+        test = (program or default_main_program()).clone(for_test=True)
+        return self.train_from_dataset(test, dataset, **options)
+
+    def close(self) -> None:
+        """Let go of the plans."""
+        self._plans.clear()
+
+
+def _with_next(
+    batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Each feed with the one after it, as far as that can be read ahead."""
+    make: Callable[[Any], Mapping[str, Any]] = feed or _itself
+    next_feed: Mapping[str, Any] | None = None
+    for batch, following in with_next(batches, _reads_ahead):
+        present = make(batch) if next_feed is None else next_feed
+        next_feed = None if following is None else make(following)
+        yield present, next_feed
+
+
+def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
+    return feed
+
+
+def _reads_ahead() -> bool:
+    return current().is_active and active().reads_ahead
+
+
+def _check_trains(program: Any) -> None:
+    """Refuse to run without anything to fetch what computes something and trains nothing."""
+    if isinstance(program, Program) and program.records and not program.updates:
+        raise UsageError(
+            "run: fetch_list is None and the program trains nothing, so that nothing would be computed; name "
+            "results, such as fetch_list=[loss], or let an optimizer minimize(loss) first"
+        )
+
+
+def _check_whole(program: Program) -> None:
+    """Refuse to train in every stage what is meant to be trained by all of them together."""
+    if program.updates and not program.for_test and here().processes > 1:
+        raise UsageError(
+            f"the program is not cut into stages, and this is {here().name(here().process)}; "
+            "minimize with fleet.distributed_optimizer or a PipelineOptimizer"
+        )
+
+
+def _write_plan(program: Program, plan: ExecutionPlan, feeds: dict[Variable, Array]) -> None:
+    """For `psfleet plan`: say what the step would be, and end the script."""
+    from psfleet.core.graph.program.pipeline.plan_report import study
+
+    Path(plan_file()).write_text(study(program, plan, feeds) + "\n")
+    raise SystemExit(0)
+
+
+def _counted(plan: ExecutionPlan, samples: int) -> int:
+    """The samples that this process tells of: of several stages only the first one does."""
+    return 0 if plan.pipelined and here().process else samples
+
+
+def _shows_averages(program: Program) -> bool:
+    """Return whether parameters show averages of themselves: then there is nothing to update.
+
+    In the reference such a run updates the averages, which `restore` throws away.
+    """
+    return any(
+        getattr(parameter.binding, "read_only", False)
+        for update in program.updates
+        for parameter, _ in update.params_grads
+    )
+
+
+@functools.cache
+def _settle_process() -> None:
+    """Let this process keep the memory that every step uses anew: 20 % of a step of an MLP."""
+    grpc_process.prepare()
+
+
+def _entries(fetch_list: Sequence[Fetch] | Fetch | None) -> list[Fetch]:
+    if fetch_list is None:
+        return []
+    return [*fetch_list] if isinstance(fetch_list, list | tuple) else [fetch_list]  # type: ignore[list-item]
+
+
+def _named(program: Program, entry: Any) -> Variable:
+    if isinstance(entry, VariableSource):
+        entry = entry.as_variable(program)
+    if not isinstance(entry, Variable | str) and not hasattr(entry, "name"):
+        raise UsageError(f"fetch_list has {entry!r}; it must hold variables or names")
+    return program.variable(entry if isinstance(entry, str) else entry.name, "fetch")
+
+
+def _wrapped(variable: Variable, value: Array | SparseGrad) -> Any:
+    if isinstance(value, SparseGrad):
+        return value
+    return Variable(variable.name, np.shape(value), value.dtype, value=value, stop_gradient=True)

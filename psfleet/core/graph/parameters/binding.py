@@ -1,0 +1,427 @@
+"""Binding of the optimizers' parameters: one table each, and the values this worker has seen.
+
+Moving averages of what batches show, such as batch_norm's means, are dense tables that no optimizer trains.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.threads import deferred
+from psfleet.core.engine.interface import Asked, Gradient, PooledIds, Runtime, is_trained
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.table import DecaySpec, TableSpec
+from psfleet.core.graph.parameters.gradients import Grad, SparseElements, densify, gradient_of
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad, check_rows
+from psfleet.core.graph.parameters.parameter_client import ParameterClient, are_equal
+from psfleet.core.graph.parameters.table_kind import AveragedBinding, LazyBinding, has_any_id, place
+from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.stages import here
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+_LOOKUPS = 8  # of one sparse table whose rows are kept within a step
+
+
+class TableOwner(Protocol):
+    """Owner of a table: the optimizer that updates it."""
+
+    lazy: bool
+    every_row: bool
+
+    def rule(self, parameter: Parameter | None = None) -> Rule: ...
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec: ...
+    def lender(self, parameter: Parameter) -> "TableOwner": ...
+
+
+class ValueCache(Protocol):
+    """Has seen values of tables."""
+
+    def forget(self) -> None:
+        """Every table may have changed."""
+
+
+@dataclass(slots=True, eq=False)
+class BoundTable:
+    """One parameter's table.
+
+    Attributes:
+        value: Dense tables: the value last pulled; None: it may have changed since.
+        rows: Sparse tables: rows pulled for this step, or what was pooled of them, with what was asked for.
+    """
+
+    key: int
+    spec: TableSpec
+    parameter: Parameter
+    owner: TableOwner
+    value: Floats | None = None
+    rows: list[tuple[Asked, Floats]] = field(default_factory=list)
+
+    def forget(self) -> None:
+        """The table may have changed."""
+        self.value = None
+        self.rows.clear()
+
+    @property
+    def bounded(self) -> bool:
+        """True if the parameter is an array: dense, or with a known number of rows."""
+        return not has_any_id(self.parameter)
+
+    def all_ids(self) -> Ids:
+        """Every id of a bounded sparse table."""
+        return np.arange(self.parameter.shape[0], dtype=np.int64)
+
+
+class BoundTables(ParameterClient):
+    """The tables of one runtime. Implements psfleet.core.graph.parameters.parameter.Binding for all
+    parameters in it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        # By id() of the parameter, the seat that has its value now; by owner and parameter, all.
+        self._seats: dict[int, BoundTable] = {}
+        self._owned: dict[tuple[int, int], BoundTable] = {}
+        self._names: dict[str, int] = {}
+        self._pushed: list[BoundTable] = []
+        # What the next push brings along: by table the sum of some values, their number and rate.
+        self._along: dict[int, tuple[BoundTable, Floats, int, float]] = {}
+
+    # -- Binding -------------------------------------------------------------------------------
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole current value, read-only."""
+        seat = self._seats[id(parameter)]
+        if seat.spec.kind == "sparse":
+            return self.lookup(parameter, seat.all_ids())
+        if seat.value is None:
+            # A step that asks for one value will ask for those that changed with it.
+            stale = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
+            self._fetch(stale if seat in stale else [seat], [])
+        assert seat.value is not None
+        return seat.value
+
+    def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
+        """Current rows of a sparse parameter: float32 [*ids.shape, dim]."""
+        seat = self._seats[id(parameter)]
+        check_rows(parameter, ids)
+        if seat.spec.kind == "dense":
+            rows: Floats = self.value(parameter)[ids]
+            return rows
+        return self._looked_up(seat, ids)[1]
+
+    def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
+        """Pool rows of a distributed parameter."""
+        source, values = self._looked_up(self._seats[id(parameter)], lookup)
+        assert isinstance(source, PooledIds)
+        return source, values
+
+    def _looked_up(self, seat: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
+        """Return the looked-up rows of a sparse table: those pulled in this step, or pulled now."""
+        for pair in seat.rows:
+            if are_equal(pair[0], lookup):
+                return pair
+        if len(seat.rows) >= _LOOKUPS:
+            seat.rows.clear()
+        self._fetch([], [(seat, lookup)])
+        return seat.rows[-1]
+
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
+        """Bring what a step needs in one pull; with other workers about, all of it anew."""
+        whole = {id(p): self._seats[id(p)] for p in dense}
+        rows: list[tuple[BoundTable, Asked]] = []
+        for parameter, lookup in sparse:
+            seat = self._seats[id(parameter)]
+            if not isinstance(lookup, PooledIds):
+                check_rows(parameter, lookup)
+            if seat.spec.kind == "dense":
+                whole[id(parameter)] = seat
+            else:
+                rows.append((seat, lookup))
+        for seat in [*whole.values(), *(s for s, _ in rows)]:
+            if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
+                seat.forget()
+        rows += [(s, s.all_ids()) for s in whole.values() if s.spec.kind == "sparse"]
+        self._fetch([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
+
+    def read_ahead(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
+        """Begin to bring what the step after the one that runs needs: its push overtakes that.
+
+        Nothing is read ahead in modes in which a step must see the push before it.
+        """
+        if not self.runtime.reads_ahead:
+            return
+        seats = [self._seats[id(parameter)] for parameter in dense]
+        rows = [(self._seats[id(parameter)], lookup) for parameter, lookup in sparse]
+        if all(seat.spec.kind == "dense" for seat in seats) and all(
+            seat.spec.kind == "sparse" for seat, _ in rows
+        ):
+            self.begin_pull(
+                [seat.key for seat in seats], [(seat.key, lookup.copy()) for seat, lookup in rows]
+            )
+
+    def _fetch(
+        self, dense: Sequence[BoundTable], sparse: Sequence[tuple[BoundTable, Asked]]
+    ) -> None:
+        if not dense and not sparse:
+            return
+        sparse = [(seat, lookup.copy()) for seat, lookup in sparse]
+        values, rows = self.pull([s.key for s in dense], [(s.key, lookup) for s, lookup in sparse])
+        for array in (*values, *rows):
+            array.flags.writeable = False
+        for seat, array in zip(dense, values, strict=True):
+            seat.value = array
+        for (seat, lookup), array in zip(sparse, rows, strict=True):
+            seat.rows.append((lookup, array))
+
+    @deferred()
+    def push(
+        self, gradients: Sequence[tuple[BoundTable, Gradient]], samples: int, loss: float | None
+    ) -> None:
+        """Send the gradients of one step. The runtime reports what goes wrong with them."""
+        global _pushes
+        along = [
+            (seat, Gradient(seat.key, total / np.float32(count), None, rate))
+            for seat, total, count, rate in self._along.values()
+        ]
+        self._along.clear()
+        gradients = [*gradients, *along]
+        self.send([g for _, g in gradients], samples, loss)
+        _pushes += 1
+        self._pushed = [seat for seat, _ in gradients]
+        for seat in self._pushed:
+            seat.forget()
+
+    def send_along(self, seat: BoundTable, gradient: Floats, rate: float) -> None:
+        """Let the next push bring a dense table's gradient: the mean, if there are several by then."""
+        before = self._along.get(seat.key)
+        total, count = (gradient, 1) if before is None else (before[1] + gradient, before[2] + 1)
+        self._along[seat.key] = seat, total, count, rate
+
+    # -- seats ---------------------------------------------------------------------------------
+
+    def seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
+        """The parameter's table under this optimizer, made if it is new."""
+        if isinstance(parameter.binding, AveragedBinding):
+            raise UsageError(
+                f"parameter {parameter.name!r} shows its average; restore() before training on"
+            )
+        if isinstance(parameter.binding, LazyBinding):
+            parameter.binding = None
+        seat = self._owned.get((id(owner), id(parameter)))
+        if seat is not None and self._seats.get(id(parameter)) is seat:
+            parameter.binding = parameter.binding or self
+            return seat
+        if seat is not None:  # another optimizer has trained the parameter in between
+            self._move(parameter, seat)
+        else:
+            seat = self._new_seat(owner, parameter, by_rows)
+        self._owned[id(owner), id(parameter)] = seat
+        self._seats[id(parameter)] = seat
+        parameter.binding = self
+        return seat
+
+    def find(self, owner: TableOwner, parameter: Parameter) -> BoundTable | None:
+        """The parameter's table under this optimizer, if it has one."""
+        return self._owned.get((id(owner), id(parameter)))
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters that have a table here."""
+        return [seat.parameter for seat in self._seats.values()]
+
+    def _new_seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> BoundTable:
+        spec = self._spec(owner, parameter, by_rows)
+        seat = BoundTable(spec.key, spec, parameter, owner)
+        if spec.kind == "dense":
+            self.runtime.create(spec, _master(parameter))
+        elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
+            self.runtime, [spec.name]
+        ):
+            self.runtime.create(spec)
+        else:
+            self.exclusively(lambda: self._preload(seat))
+            self.runtime.create(spec)
+        return seat
+
+    def _spec(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> TableSpec:
+        if by_rows and len(parameter.shape) == 2:
+            parameter.sparse = True
+        owner = owner.lender(parameter)
+        rule, decay = owner.rule(parameter), owner.decay(parameter)
+        where = place(parameter, rule, decay, owner.lazy, owner.every_row)
+        shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]
+        # A second table for one name: another optimizer's, or of a parameter that came later.
+        number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
+        name = parameter.name if number == 1 else f"{parameter.name}~{number}"
+        return TableSpec(
+            name,
+            where.kind,
+            tuple(shape),
+            rule,
+            decay,
+            parameter.initializer,
+            parameter.seed,
+            where.every_row,
+            parameter.entry,
+            servers=parameter.servers,
+            precision=parameter.precision,
+        )
+
+    def _preload(self, seat: BoundTable) -> None:
+        """Give a sparse table the rows that its parameter has now."""
+        self.runtime.create(seat.spec)
+        source = seat.parameter.binding
+        if isinstance(source, BoundTables) and not seat.bounded:
+            state = source.runtime.read_table(source._seats[id(seat.parameter)].key)
+            assert state.ids is not None
+            ids, rows = state.ids, state.values[0]
+        else:
+            ids, rows = seat.all_ids(), _master(seat.parameter)
+        self.begin_rows(seat.spec, ids, rows)
+
+    def _move(self, parameter: Parameter, seat: BoundTable) -> None:
+        """Bring the value that another optimizer's table holds into this one; state stays."""
+        before = self._seats[id(parameter)]
+        self.exclusively(lambda: self._copy_value(before, seat))
+        seat.forget()
+
+    def _copy_value(self, source: BoundTable, target: BoundTable) -> None:
+        if not target.bounded:
+            raise UsageError(
+                f"parameter {target.parameter.name!r} has rows for any id and is "
+                "trained by "
+                "two optimizers in turn; use one"
+            )
+        value = np.array(self.value(source.parameter), np.float32)
+        ids = target.all_ids() if target.spec.kind == "sparse" else None
+        self.set_weights(target.spec, value, ids)
+
+    def exclusively(self, write: Callable[[], None]) -> None:
+        """Run exclusively, as ParameterClient.exclusively does.
+
+        Raises:
+            UsageError: The workers are cut into stages, which have different tables.
+        """
+        if here().processes > 1:
+            raise UsageError(
+                "optimizer state and values cannot be set from the stages of a pipeline, each "
+                "of which knows its own tables only; use fleet.load_model"
+            )
+        super().exclusively(write)
+        self.forget()
+
+    def forget(self) -> None:
+        """Every table may have changed."""
+        super().forget()
+        for seat in self._seats.values():
+            seat.forget()
+
+
+_pushes = 0  # of all tables that there were
+
+
+def tables(runtime: Runtime | None = None) -> BoundTables:
+    """The tables of a runtime; None: of the active one."""
+    process = current()
+    runtime = runtime or process.active()
+    bound: BoundTables | None = process.bound_tables
+    if bound is None or bound.runtime is not runtime:
+        bound = process.bound_tables = BoundTables(runtime)
+    return bound
+
+
+def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
+    """Begin to bring what the next step needs, see `BoundTables.read_ahead`, if one runtime has it all."""
+    bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
+    binding = next(iter(bindings.values()), None)
+    if len(bindings) == 1 and isinstance(binding, BoundTables):
+        binding.read_ahead(dense, sparse)
+
+
+def has_pushed() -> bool:
+    """Return whether this process has trained any parameter."""
+    return _pushes > 0
+
+
+def watch(watcher: ValueCache) -> None:
+    """Tell it, for as long as it lives, of each `invalidate`."""
+    current().caches.add(watcher)
+
+
+def invalidate() -> None:
+    """Forget the values seen: the tables were changed by more than this worker's pushes."""
+    process = current()
+    if process.bound_tables is not None:
+        process.bound_tables.forget()
+    for cache in process.caches:
+        cache.forget()
+
+
+def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
+    """A gradient in the form that the seat's table takes."""
+    if seat.spec.kind == "sparse" and isinstance(grad, np.ndarray):
+        grad = SparseGrad(seat.all_ids(), grad)
+    elif seat.spec.kind == "dense" and isinstance(grad, SparseGrad):
+        grad = densify(seat.parameter, grad)
+    return gradient_of(seat.key, grad, rate)
+
+
+def _master(parameter: Parameter) -> Floats:
+    """The value in float32, whatever precision the parameter shows."""
+    bound = parameter.binding
+    return np.array(bound.value(parameter) if bound else parameter.numpy(), np.float32)
+
+
+def _has_value(parameter: Parameter) -> bool:
+    return parameter._value is not None
+
+
+@dataclass(eq=False)
+class _Average:
+    """Updates a table as average = momentum * average + (1 - momentum) * value.
+
+    That is SGD at the rate 1 - momentum with the gradient -value and the L2 decay 1. The decay is the
+    servers': it takes the average that they have, however old the one is that a worker has seen, so that an
+    average of variances never falls below 0.
+    """
+
+    momentum: float
+    lazy: bool = False
+    every_row: bool = False
+
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        return SGD()
+
+    def decay(self, parameter: Parameter | None = None) -> DecaySpec:
+        return DecaySpec(l2=1.0)
+
+    def lender(self, parameter: Parameter) -> "_Average":
+        return self
+
+
+@functools.cache
+def _average(momentum: float) -> _Average:
+    return _Average(momentum)
+
+
+def promise(parameter: Parameter, momentum: float) -> None:
+    """Let a parameter's value come from its table, which is made when it is first needed."""
+    owner = _average(momentum)
+    binding = LazyBinding(lambda target: tables().seat(owner, target), early=True)
+    parameter.binding = parameter.binding or binding
+
+
+def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
+    """Take a value into the average, with the next push of this worker."""
+    home = tables()
+    seat = home.seat(_average(momentum), parameter)
+    home.send_along(seat, -np.asarray(value, np.float32), 1.0 - momentum)

@@ -1,0 +1,301 @@
+"""A trainable array as the graph, the optimizers and a plain script see it."""
+
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.core.base.errors import IdError, ShapeError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.validation.annotations import Must, NonNegative, checked
+from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.interface import Asked, PooledIds
+from psfleet.core.engine.kernels.initial_values import initial_array, initial_rows
+from psfleet.core.engine.schema.entry import Entry
+from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, ServerCount
+from psfleet.initializer import Assign, Initializer, starting
+
+Floats = NDArray[np.float32]
+_MANY = 10_000  # rows of an embedding from which on dense gradients are worth a line
+
+_log = log_of(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGrad:
+    """A gradient that is zero but for some rows.
+
+    Attributes:
+        ids: int64 [n]: the rows, repeats allowed.
+        rows: float32 [n, dim]: their gradients; those of a repeated id are summed.
+        scores: float32 [n, 2]: how often each id was shown and clicked, summed likewise; None: once
+            and never. For parameters with a ShowClickEntry.
+    """
+
+    ids: NDArray[np.int64]
+    rows: Floats
+    scores: Floats | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", np.asarray(self.ids))
+        object.__setattr__(
+            self, "rows", as_numbers(self.rows, "the rows array of a sparse gradient")
+        )
+        if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
+            raise ShapeError(
+                f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
+                "they must be [n] and [n, dim]"
+            )
+        if self.scores is not None and self.scores.shape != (len(self.ids), 2):
+            raise ShapeError(
+                f"a sparse gradient of {len(self.ids)} ids has scores {self.scores.shape}; "
+                "they must be [n, 2]: shows and clicks"
+            )
+
+    def counted(self) -> Floats:
+        """The scores, also where they are not given: float32 [n, 2]."""
+        if self.scores is None:
+            return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
+        return self.scores
+
+    def with_rows(self, rows: Floats) -> "SparseGrad":
+        """Other gradients of the same ids."""
+        return SparseGrad(self.ids, rows, self.scores)
+
+
+def as_numbers(value: Any, what: str) -> NDArray[Any]:
+    """An array of numbers, of the type that it has.
+
+    Args:
+        what: Description of the parameter, for messages.
+
+    Raises:
+        ShapeError: It is no array of real numbers.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"{what} cannot be read as an array: {error}") from None
+    if array.dtype.kind not in "fiub":
+        fault = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
+        raise ShapeError(f"{what} {fault}; it must be an array of real numbers")
+    return array
+
+
+class Parameter:
+    """A named float32 array (or an id -> row table) that an optimizer updates.
+
+    Until an optimizer binds it, the value lives here. Once bound, it lives in a table of the
+    runtime; `numpy()` then fetches it when it may have changed.
+
+    Attributes:
+        name: Unique in the fleet: it names the table.
+        shape: Shape of the array. For `sparse` parameters (rows or -1 for any 64-bit id, dim).
+        sparse: Rows live in a sparse table and gradients are SparseGrad.
+        distributed: Sparse only: ids are any int64 and rows appear when first updated.
+        entry: Distributed only: which unknown ids of a push get a row; None: all.
+        precision: Sparse only: how servers store its rows, see psfleet.core.engine.schema.table.
+        servers: Number of servers that hold it, see psfleet.core.engine.schema.table; None: rows on all,
+            others by their size.
+        initializer, seed: The first values: what was made of one of psfleet.initializer, whose own seed
+            comes first. `value` overrides them for parameters with a known shape.
+        trainable, learning_rate, regularizer, need_clip: Use of it by an optimizer;
+            learning_rate is a factor on the optimizer's rate.
+        optimizer: Its own one, whose rule, decay and rate it has, whichever optimizer minimizes; None:
+            those of the one that minimizes.
+        gradient_clip: Clip set by psfleet.clip.set_gradient_clip.
+        do_model_average: True if averages of the weights include it.
+        dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
+            with the bits of bfloat16). Its float32 master is what the tables hold and update.
+        grad: Gradient of the last backward pass: an array, a SparseGrad or None.
+    """
+
+    @checked
+    def __init__(
+        self,
+        name: Annotated[str, Must(bool, "a text")],
+        value: ArrayLike | None = None,
+        *,
+        shape: tuple[int, ...] | None = None,
+        sparse: bool = False,
+        distributed: bool = False,
+        initializer: InitializerSpec | Initializer | None = None,
+        seed: int = 0,
+        trainable: bool = True,
+        learning_rate: NonNegative = 1.0,
+        regularizer: Any = None,
+        do_model_average: bool = True,
+        need_clip: bool = True,
+        dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+        entry: Entry | None = None,
+        precision: RowPrecision = "float32",
+        servers: ServerCount | None = None,
+    ) -> None:
+        if entry is not None and not (sparse and distributed):
+            raise ShapeError(
+                f"parameter {name!r} has all its rows; {entry} is for distributed ones"
+            )
+        if isinstance(initializer, Assign) and not distributed and (shape or ())[:1] != (-1,):
+            value, shape = _assigned(name, value, initializer, shape), None
+            initializer = None
+        if value is None and shape is None:
+            raise ShapeError(f"parameter {name!r} needs a value or a shape")
+        start = None if value is None else as_numbers(value, f"the value of parameter {name!r}")
+        half = start is not None and start.dtype == np.float16
+        self.dtype = dtype or ("float16" if half else "float32")
+        self.name = name
+        self._value = None if start is None else np.array(start, dtype=np.float32)
+        self.shape: tuple[int, ...] = shape if self._value is None else self._value.shape  # type: ignore[assignment]
+        self.sparse = sparse
+        self.distributed = distributed
+        self.entry = entry
+        self.precision = precision
+        self.servers = servers
+        self.initializer, self.seed = starting(initializer, self.shape, seed, f"parameter {name!r}")
+        self.trainable = trainable
+        self.learning_rate = learning_rate
+        self.regularizer = regularizer
+        self.do_model_average = do_model_average
+        self.need_clip = need_clip
+        self.optimizer: Any = None
+        self.gradient_clip: Any = None
+        self.grad: Floats | SparseGrad | None = None
+        self.binding: Binding | None = None
+        _living.add(self)
+
+    def __repr__(self) -> str:
+        kind = ", sparse" if self.sparse else ""
+        return f"Parameter({self.name!r}, shape={tuple(self.shape)}{kind})"
+
+    def numpy(self) -> Floats:
+        """The current value, float32 in the parameter's shape. Sparse: rows 0 to shape[0] - 1."""
+        if self.sparse:
+            if self.shape[0] < 0:
+                raise ShapeError(f"parameter {self.name!r} has rows for any id; use lookup(ids)")
+            return self.lookup(np.arange(self.shape[0], dtype=np.int64))
+        if self.binding is not None:
+            return self._shown(self.binding.value(self))
+        if self._value is None:
+            self._value = initial_array(self.shape, self.initializer, self.seed, self.name)
+        return self._shown(self._value)
+
+    def lookup(self, ids: NDArray[np.int64]) -> Floats:
+        """Rows of a sparse parameter: float32 [*ids.shape, dim].
+
+        Raises:
+            IdError: An id is no whole number, or not one of the rows.
+        """
+        ids = as_ids(ids, f"parameter {self.name!r}")
+        if self.binding is not None:
+            return self._shown(self.binding.lookup(self, ids))
+        check_rows(self, ids)
+        if self._value is not None:
+            return self._shown(self._value[ids])
+        return self._shown(initial_rows(ids, self.shape[1], self.initializer, self.seed, self.name))
+
+    def pooled(self, lookup: PooledIds) -> tuple[PooledIds, Floats]:
+        """Pool rows of a distributed parameter: float32 [bags, dim].
+
+        Returns:
+            What the gradient may be of, which is `lookup` or equal to it, and the values.
+        """
+        if isinstance(self.binding, PoolingBinding):
+            return self.binding.pooled(self, lookup)
+        return lookup, lookup.pool(self.lookup(lookup.ids))
+
+    def _shown(self, master: Floats) -> Floats:
+        """The values in the parameter's precision."""
+        if self.dtype == "float16":
+            return master.astype(np.float16)
+        if self.dtype == "bfloat16":
+            bits = np.ascontiguousarray(master).view(np.uint32)
+            even = (bits >> np.uint32(16)) & np.uint32(1)  # ties go to the even neighbour
+            nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+            return np.where(np.isfinite(master), nearest.view(np.float32), master)
+        return master
+
+
+def _assigned(
+    name: str, value: ArrayLike | None, start: Assign, shape: tuple[int, ...] | None
+) -> ArrayLike:
+    """The value that a parameter starts with: its own, or that of the initializer."""
+    if value is not None:
+        return value
+    if shape is not None and start.value.shape != tuple(shape):
+        raise ShapeError(
+            f"parameter {name!r} of shape {tuple(shape)} cannot start as an array of "
+            f"shape {start.value.shape}"
+        )
+    return start.value
+
+
+_living: "weakref.WeakSet[Parameter]" = weakref.WeakSet()
+
+
+def living_names() -> set[str]:
+    """The names of all parameters that this process has, whether they have a table yet or not."""
+    return {parameter.name for parameter in list(_living)}
+
+
+def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:
+    """Refuse ids that a parameter with a known number of rows does not have."""
+    rows = parameter.shape[0]
+    if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= rows:
+        raise IdError(
+            f"parameter {parameter.name!r} has rows 0 to {rows - 1}; "
+            f"id {low if low < 0 else high} is not one of them"
+        )
+
+
+class Binding(Protocol):
+    """Source of a bound parameter's value. Set on the parameter by the optimizer that owns it."""
+
+    def value(self, parameter: Parameter) -> Floats:
+        """The whole current value."""
+
+    def lookup(self, parameter: Parameter, ids: NDArray[np.int64]) -> Floats:
+        """Current rows of a sparse parameter."""
+
+    def prefetch(
+        self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
+    ) -> None:
+        """Bring everything that a step needs in one call; the other methods then find it here."""
+
+
+@runtime_checkable
+class PoolingBinding(Binding, Protocol):
+    """One that pools rows where they arrive."""
+
+    def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
+        """See `Parameter.pooled`."""
+
+
+def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
+    """Bring the values that a step is going to use, with one call for each binding."""
+    bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)] if p.binding}
+    for binding in bindings.values():
+        binding.prefetch(
+            [p for p in dense if p.binding is binding],
+            [(p, ids) for p, ids in sparse if p.binding is binding],
+        )
+
+
+def note_dense_rows(label: str, rows: int, instead: str) -> None:
+    """Say once that an embedding with many rows is a dense table, and what sends fewer."""
+    if rows >= _MANY:
+        _warn_once(
+            f"psfleet: {label} has {rows:,} rows and dense gradients, so each step sends and brings all of "
+            f"them; {instead}, it would be those of the batch"
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning(text)

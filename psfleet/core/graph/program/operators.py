@@ -1,0 +1,98 @@
+"""Arithmetic signs and conversions of variables."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.graph.program.operation import Op, dtype_of
+from psfleet.core.graph.program.ops import arithmetic
+from psfleet.core.graph.program.ops import manipulate as shaping
+from psfleet.core.graph.program.ops import matmul as products
+
+if TYPE_CHECKING:
+    from psfleet.core.graph.program.variable import Variable
+
+
+@checked
+class Operators:
+    """Operators that make `x * 2 + y` an expression of variables, parameters, arrays and numbers."""
+
+    dtype: np.dtype[Any]
+
+    def _apply(self, op: Op, *inputs: Any) -> "Variable":
+        raise NotImplementedError
+
+    def reshape(self, shape: Sequence[int]) -> "Variable":
+        """The values in another shape, as layers.reshape."""
+        return self._apply(shaping.Reshape(tuple(int(n) for n in shape)), self)
+
+    def astype(self, dtype: DTypeLike) -> "Variable":
+        """The values in another dtype."""
+        return self._apply(shaping.Cast(dtype_of(dtype).name), self)
+
+    def __add__(self, other: Any) -> "Variable":
+        return self._binary(arithmetic.Add(), self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> "Variable":
+        return self._binary(arithmetic.Sub(), self, other)
+
+    def __rsub__(self, other: Any) -> "Variable":
+        if _is_number(other):
+            return self._apply(arithmetic.Scale(-1.0, float(other)), self)
+        return self._binary(arithmetic.Sub(), other, self)
+
+    def __mul__(self, other: Any) -> "Variable":
+        return self._binary(arithmetic.Mul(), self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> "Variable":
+        return self._binary(arithmetic.Div(), self, other)
+
+    def __rtruediv__(self, other: Any) -> "Variable":
+        if _is_number(other):
+            return self._apply(
+                arithmetic.Scale(float(other)), self._apply(arithmetic.Power(-1.0), self)
+            )
+        return self._binary(arithmetic.Div(), other, self)
+
+    def __pow__(self, other: Any) -> "Variable":
+        if _is_number(other):
+            return self._apply(arithmetic.Power(float(other)), self)
+        return self._binary(arithmetic.Pow(), self, other)
+
+    def __neg__(self) -> "Variable":
+        return self._apply(arithmetic.Scale(-1.0), self)
+
+    def __matmul__(self, other: Any) -> "Variable":
+        return self._apply(products.MatMul(), self, other)
+
+    def __rmatmul__(self, other: Any) -> "Variable":
+        return self._apply(products.MatMul(), other, self)
+
+    # Without this NumPy would take an array on the left apart and ask for each of its elements.
+    __array_ufunc__ = None
+
+    def _binary(self, op: Op, first: Any, second: Any) -> "Variable":
+        """Arithmetic; a number on the right of floats costs no variable of its own."""
+        if _is_number(second) and self.dtype.kind == "f":
+            number = float(second)
+            match op:
+                case arithmetic.Add():
+                    return self._apply(arithmetic.Scale(1.0, number), first)
+                case arithmetic.Sub():
+                    return self._apply(arithmetic.Scale(1.0, -number), first)
+                case arithmetic.Mul():
+                    return self._apply(arithmetic.Scale(number), first)
+                case arithmetic.Div() if number:
+                    return self._apply(arithmetic.Scale(1.0 / number), first)
+        return self._apply(op, first, second)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -1,0 +1,175 @@
+"""Rows of a table by id, alone or pooled by bags."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import IdError, ShapeError
+from psfleet.core.engine.interface import Asked, PooledIds
+from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.graph.parameters.gradients import PooledGradient
+from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.program.operation import Array, Context, Gradient, Op, Spec, scatter_rows
+
+if TYPE_CHECKING:
+    from psfleet.core.graph.program.variable import Variable
+
+
+Ids = NDArray[np.int64]
+
+
+def check_ids(name: str, ids: Ids, rows: int | None) -> None:
+    """Refuse ids outside [0, rows); any id is good where there is no number of rows.
+
+    Raises:
+        IdError: Quotes the first bad id.
+    """
+    if rows is None or ids.size == 0 or (ids.min() >= 0 and ids.max() < rows):
+        return
+    bad = ids[(ids < 0) | (ids >= rows)].flat[0]
+    raise IdError(f"embedding {name!r} has rows 0 to {rows - 1}; an id is {bad}")
+
+
+def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
+    """Shows or clicks of each id, float32 in the shape of the ids.
+
+    Args:
+        counts: Count of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
+
+    Raises:
+        ShapeError: They are for neither.
+    """
+    if counts.shape != shape:
+        if not shape or counts.shape not in ((shape[0],), (shape[0], 1)):
+            raise ShapeError(
+                f"{name!r} has shape {counts.shape} for ids {shape}; shows and clicks have the shape "
+                "of the ids, or one value for each sample"
+            )
+        counts = counts.reshape(shape[0], *(1 for _ in shape[1:]))
+    return np.broadcast_to(counts, shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Embedding(Op):
+    """Inputs: ids of any shape and the weights [rows, dim]. Output: [*ids.shape, dim].
+
+    Ids equal to `padding` give zeros and get no gradient.
+    """
+
+    padding: int | None = None
+
+    def infer(self, ids: "Variable", weights: "Variable", *scores: "Variable") -> Spec:
+        if ids.dtype.kind not in "iu":
+            raise IdError(
+                f"embedding {weights.name!r}: ids {ids.name!r} have dtype {ids.dtype}, "
+                "they must be int64"
+            )
+        return (*ids.shape, weights.shape[1]), weights.dtype
+
+    def _blank(self, ids: Ids, out: Array) -> Array:
+        """Zeros where the padding is."""
+        if self.padding is None:
+            return out
+        pads = ids == self.padding
+        if pads.any():
+            out = out.copy()
+            out[pads] = 0
+        return out
+
+    def _kept(self, ids: Ids, gradient: Array) -> tuple[Ids, Array]:
+        """Flat ids and the rows of their gradients, without the padding's."""
+        flat, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+        if self.padding is None:
+            return flat, rows
+        keep = flat != self.padding
+        return (flat, rows) if keep.all() else (flat[keep], rows[keep])
+
+
+class Embedding(_Embedding, saved="embedding padding"):
+    """Embedding of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad.
+
+    Two more inputs say how often each sample, or each id, was shown and clicked; the gradient brings
+    them along.
+    """
+
+    by_rows = True
+
+    def asked(self, ids: Ids, *others: Array) -> Asked:
+        """Return what a run reads of the parameter, from the values of all other inputs."""
+        return ids
+
+    def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
+        return inputs[:2]
+
+    def forward(self, context: Context, ids: Ids, table: Parameter, *scores: Array) -> Array:
+        if not table.distributed:
+            check_ids(table.name, ids, table.shape[0])
+        context.save(ids, *scores)
+        return self._blank(ids, table.lookup(ids))
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        ids, *scores = context.saved
+        flat, rows = self._kept(ids, gradient)
+        row_gradient = SparseGrad(
+            flat, np.ascontiguousarray(rows), self._scores(context, ids, scores)
+        )
+        return None, row_gradient, *(None for _ in scores)
+
+    def _scores(self, context: Context, ids: Ids, scores: Sequence[Array]) -> Array | None:
+        if not scores:
+            return None
+        names = [variable.name for variable in context.record.inputs[2:]]
+        columns = [spread(*pair, ids.shape) for pair in zip(names, scores, strict=True)]
+        return self._kept(ids, np.stack(columns, axis=-1))[1]
+
+
+class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
+    """Embedding of a dense parameter."""
+
+    def forward(self, context: Context, ids: Ids, weights: Array) -> Array:
+        check_ids(context.record.inputs[1].name, ids, len(weights))
+        context.save(ids, weights.shape)
+        return self._blank(ids, weights[ids])
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        ids, shape = context.saved
+        flat, rows = self._kept(ids, gradient)
+        return None, scatter_rows(flat, rows, shape)
+
+
+@dataclass(frozen=True)
+class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
+    """Inputs: ids [n], the weights, the bags' lengths, int64 [bags], and perhaps weights, float32 [n].
+
+    Output: [bags, dim], see `psfleet.core.engine.kernels.bags.RowBags`. Weights of ids get no gradient.
+    """
+
+    mean: bool = False
+
+    def infer(self, ids: "Variable", weights: "Variable", *bags: "Variable") -> Spec:
+        lengths = bags[0]
+        if len(ids.shape) != 1 or len(lengths.shape) != 1:
+            raise ShapeError(
+                f"bags of {ids.name!r} {ids.shape} with lengths {lengths.shape}; they must be [n] and [bags]"
+            )
+        (_, dim), dtype = super().infer(ids, weights)
+        return (lengths.shape[0], dim), dtype
+
+    def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
+        return inputs
+
+    def asked(self, ids: Ids, *bags: Array) -> PooledIds:
+        lengths, weights = bags if len(bags) > 1 else (bags[0], None)
+        return PooledIds(ids, (RowBags(lengths, weights, self.mean),))
+
+    def forward(self, context: Context, ids: Ids, table: Parameter, *bags: Array) -> Array:
+        lookup, values = table.pooled(self.asked(ids, *bags))
+        context.save(lookup)
+        return values
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        others = (None for _ in context.record.inputs[2:])
+        return None, PooledGradient(context.saved[0], gradient), *others

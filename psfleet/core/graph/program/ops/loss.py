@@ -1,0 +1,275 @@
+"""Losses, one value per sample, computed so that nothing overflows; and measures of a prediction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from psfleet.core.base.errors import IdError, ShapeError
+from psfleet.core.graph.program.operation import (
+    Array,
+    Context,
+    Gradient,
+    Op,
+    Shape,
+    Spec,
+    axis_of,
+    need_floats,
+    same,
+)
+from psfleet.core.graph.program.ops.activation import log_softmax, sigmoid
+from psfleet.metrics import Auc, accuracy
+
+if TYPE_CHECKING:
+    from psfleet.core.graph.program.variable import Variable
+
+
+# The reference's bound on -log(p).
+_WORST = 1e20
+
+
+def _check_same(what: str, x: "Variable", label: "Variable") -> None:
+    need_floats(what, x, label)
+    if not same(x.shape, label.shape):
+        raise ShapeError(
+            f"{what} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
+            "the shapes must be equal"
+        )
+
+
+@dataclass(frozen=True)
+class SquareError(Op, saved="square_error"):
+    """(x - label)^2, elementwise."""
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        _check_same("square_error_cost", x, label)
+        return x.shape, x.dtype
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        difference = x - label
+        context.save(difference)
+        out: Array = difference * difference
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        part = gradient * (context.saved[0] * 2)
+        return part if context.needs[0] else None, -part if context.needs[1] else None
+
+
+@dataclass(frozen=True)
+class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
+    """-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)).
+
+    Computed as max(x, 0) - x * label + log(1 + e^-|x|).
+    Labels equal to `ignore` give 0; `normalize` divides by the number of the others.
+    """
+
+    ignore: float = -100
+    normalize: bool = False
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        _check_same("sigmoid_cross_entropy_with_logits", x, label)
+        return x.shape, x.dtype
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        out: Array = np.maximum(x, 0) - x * label + np.log1p(np.exp(-np.abs(x)))
+        keep = None
+        skip = label == self.ignore
+        if skip.any():
+            out[skip] = 0
+            keep = ~skip
+        count = max(1, x.size - int(np.count_nonzero(skip)))
+        scale = x.dtype.type(1 / count) if self.normalize else None
+        context.save(x, label, keep, scale)
+        return out if scale is None else out * scale
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        x, label, keep, scale = context.saved
+        if keep is not None:
+            gradient = gradient * keep
+        if scale is not None:
+            gradient = gradient * scale
+        return (
+            gradient * (sigmoid(x) - label) if context.needs[0] else None,
+            -gradient * x if context.needs[1] else None,
+        )
+
+
+@dataclass(frozen=True)
+class LogLoss(Op, saved="log_loss epsilon"):
+    """-label * log(p + e) - (1 - label) * log(1 - p + e)."""
+
+    epsilon: float = 1e-4
+
+    def infer(self, p: "Variable", label: "Variable") -> Spec:
+        _check_same("log_loss", p, label)
+        return p.shape, p.dtype
+
+    def forward(self, context: Context, p: Array, label: Array) -> Array:
+        e = p.dtype.type(self.epsilon)
+        context.save(p, label)
+        out: Array = -label * np.log(p + e) - (1 - label) * np.log(1 - p + e)
+        return out
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        p, label = context.saved
+        e = p.dtype.type(self.epsilon)
+        by_p = by_label = None
+        if context.needs[0]:
+            by_p = gradient * ((1 - label) / (1 - p + e) - label / (p + e))
+        if context.needs[1]:
+            by_label = gradient * (np.log(1 - p + e) - np.log(p + e))
+        return by_p, by_label
+
+
+@dataclass(frozen=True)
+class _ByClass(Op):
+    """Inputs: x [..., classes, ...] and a label: int64 with extent 1 (or nothing) at the axis, or,
+    soft, probabilities of x's shape. Output: x's shape with extent 1 at the axis."""
+
+    soft: bool = False
+    ignore: int = -100
+    axis: int = -1
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        what = type(self).__name__
+        need_floats(what, x)
+        axis = axis_of(self.axis, x.shape, f"{what} of {x.name!r}")
+        shape: Shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        short = x.shape[:axis] + x.shape[axis + 1 :]
+        if self.soft:
+            _check_same(what, x, label)
+        elif label.dtype.kind not in "iu":
+            raise IdError(
+                f"{what}: label {label.name!r} has dtype {label.dtype}; hard labels are "
+                "int64, pass soft_label=True for probabilities"
+            )
+        elif not same(label.shape, shape) and not same(label.shape, short):
+            raise ShapeError(
+                f"{what} of {x.name!r} {x.shape}: label {label.name!r} is "
+                f"{label.shape}, it must be {shape}"
+            )
+        return shape, x.dtype
+
+    def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
+        """The hard label with an extent of 1 at the axis, 0 where ignored; and what is ignored."""
+        axis = self.axis % x.ndim
+        label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        skip = label == self.ignore
+        label = np.where(skip, 0, label)
+        if label.size and not (label.min() >= 0 and label.max() < x.shape[axis]):
+            raise IdError(
+                f"{type(self).__name__}: labels are {label.min()} to {label.max()}, "
+                f"there are classes 0 to {x.shape[axis] - 1}"
+            )
+        return label, skip
+
+
+class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
+    """-log(p[label]) or -sum(label * log(p)) of probabilities."""
+
+    def forward(self, context: Context, p: Array, label: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            if self.soft:
+                context.save(p, label, None)
+                logs = np.maximum(np.log(p), -_WORST)
+                total: Array = -(label * logs).sum(axis=self.axis, keepdims=True)
+                return total
+            index, skip = self._picked(p, label)
+            likelihood = np.take_along_axis(p, index, self.axis)
+            context.save(p, index, skip)
+            out = np.minimum(-np.log(likelihood), p.dtype.type(_WORST))
+        loss: Array = np.where(skip, p.dtype.type(0), out)
+        return loss
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        p, label, skip = context.saved
+        if self.soft:
+            safe = np.maximum(p, np.finfo(p.dtype).tiny)
+            return (
+                -gradient * label / safe if context.needs[0] else None,
+                -gradient * np.log(safe) if context.needs[1] else None,
+            )
+        out = np.zeros_like(p)
+        likelihood = np.maximum(np.take_along_axis(p, label, self.axis), np.finfo(p.dtype).tiny)
+        np.put_along_axis(out, label, np.where(skip, 0, -gradient / likelihood), self.axis)
+        return out, None
+
+
+class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axis"):
+    """The cross entropy of softmax(x)."""
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        logs = log_softmax(x, self.axis)
+        if self.soft:
+            context.save(logs, label, None)
+            total: Array = -(label * logs).sum(axis=self.axis, keepdims=True)
+            return total
+        index, skip = self._picked(x, label)
+        context.save(logs, index, skip)
+        return np.where(skip, x.dtype.type(0), -np.take_along_axis(logs, index, self.axis))
+
+    def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
+        logs, label, skip = context.saved
+        out = np.exp(logs)
+        if self.soft:
+            total = label.sum(axis=self.axis, keepdims=True)
+            return (
+                gradient * (out * total - label) if context.needs[0] else None,
+                -gradient * logs if context.needs[1] else None,
+            )
+        likelihood = np.take_along_axis(out, label, self.axis)
+        np.put_along_axis(out, label, likelihood - 1, self.axis)
+        out *= np.where(skip, 0, gradient).astype(out.dtype, copy=False)
+        return out, None
+
+
+@dataclass(frozen=True)
+class Accuracy(Op, saved="accuracy k"):
+    """The share of samples whose label is among the k largest predictions, float32 []."""
+
+    k: int = 1
+    differentiable = False
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        if len(x.shape) != 2 or not same(x.shape[:1], label.shape[:1]):
+            raise ShapeError(
+                f"accuracy of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
+                "they must be [n, classes] and [n, 1]"
+            )
+        if label.dtype.kind not in "iu":
+            raise IdError(
+                f"accuracy: label {label.name!r} has dtype {label.dtype}, it must be int64"
+            )
+        return (), np.dtype(np.float32)
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        return np.asarray(accuracy(x, label, self.k), np.float32)
+
+
+@dataclass(frozen=True)
+class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
+    """AUC of scores in [0, 1], [n], [n, 1] or [n, 2] (the second column counts), float32 [].
+
+    `accumulate`: over all runs of the program so far, by a histogram of `thresholds` bins.
+    """
+
+    thresholds: int
+    accumulate: bool
+    differentiable = False
+
+    def infer(self, x: "Variable", label: "Variable") -> Spec:
+        if not same(x.shape[:1], label.shape[:1]):
+            raise ShapeError(
+                f"auc of {x.name!r} {x.shape} and {label.name!r} {label.shape}: "
+                "the numbers of samples differ"
+            )
+        return (), np.dtype(np.float32)
+
+    def forward(self, context: Context, x: Array, label: Array) -> Array:
+        auc = Auc(num_thresholds=self.thresholds)
+        if self.accumulate:
+            auc = context.program.memory.setdefault(context.record.output.name, auc)
+        auc.update(x, label)
+        return np.asarray(auc.eval(), np.float32)

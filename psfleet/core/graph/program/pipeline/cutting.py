@@ -1,0 +1,243 @@
+"""Settings of a pipeline, and the cutting of a program into chunks or sections for it.
+
+k cuts make k forward pieces. The last piece and its backward are one section, so with the backwards
+of the others there are 2k - 1:
+
+    F0 -> F1 -> ... -> F(k-1) + B(k-1) -> ... -> B1 -> B0
+"""
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.settings.environment import threads
+from psfleet.core.graph.program.backward import Automatic, known_variable
+from psfleet.core.graph.program.operation import Record, ancestors
+from psfleet.core.graph.program.pipeline.chunk import ChunkPlan, cut_plan
+from psfleet.core.graph.program.pipeline.estimates import balanced_parts, live_micro_batches
+from psfleet.core.graph.program.run import ExecutionPlan
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.stages import Schedule, StagePosition, make_schedule
+
+
+@dataclass
+class PartitionedPlan:
+    """A plan cut for a number of stages."""
+
+    parts: list[ChunkPlan]
+    per_stage: int
+
+
+@dataclass(eq=False)
+class PipelineSpec:
+    """Settings of a program's run as a pipeline; attached to its backward pass.
+
+    Attributes:
+        stages: Number of chunks to make if no cuts are given, divided by `chunks`.
+        micro_batches: Number of parts into which a batch is cut.
+        chunks: Chunks of each stage if no cuts are given.
+        parts: The program's records by chunk; None: the first step measures where the chunks are
+            balanced (see `agree_on_parts`), or it is cut by sizes where nobody measures.
+        queue_size: Messages to a stage that may wait before their sender does.
+    """
+
+    schedule: str = "1f1b"
+    stages: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    parts: Sequence[Sequence[Record]] | None = None
+    queue_size: int = 30
+    _cuts: dict[int, tuple[ExecutionPlan, PartitionedPlan]] = field(default_factory=dict)
+    _schedules: dict[tuple[int, int, int], Schedule] = field(default_factory=dict)
+
+    def cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
+        """The plan's pieces for a number of stages, made once.
+
+        Raises:
+            ConfigError: The stages cannot share the pieces evenly.
+        """
+        entry = self._cuts.get(id(plan))
+        if entry is None or entry[0] is not plan:
+            entry = self._cuts[id(plan)] = (plan, self._cut(plan, stages))
+        return entry[1]
+
+    def _cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
+        parts = self.parts or balanced_parts(plan, max(self.stages, stages) * self.chunks)
+        check_share(len(parts), stages)
+        cut = PartitionedPlan(cut_plan(plan, parts), len(parts) // stages)
+        for number, part in enumerate(cut.parts):
+            self._set_budget(part, number % stages, stages, cut.per_stage)
+        return cut
+
+    def _set_budget(self, part: ChunkPlan, stage: int, stages: int, per_stage: int) -> None:
+        """Share a memory budget for activations among the micro-batches that are alive at once."""
+        for plan in part.plan.backwards:
+            checkpoints: Any = plan.backward.checkpoints
+            if checkpoints is not None and self.schedule == "zero-bubble":
+                raise ConfigError(
+                    "pipeline schedule zero-bubble and recompute contradict each other:"
+                    " one keeps what the other drops; use 1f1b"
+                )
+            if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
+                schedule = self.order(stages, self.micro_batches, per_stage)
+                live = live_micro_batches(schedule, stage)
+                share = Automatic(max(checkpoints.budget // live, 1))
+                plan.backward = replace(plan.backward, checkpoints=share)
+
+    def order(self, stages: int, micro_batches: int, per_stage: int) -> Schedule:
+        """The schedule, made once."""
+        key = stages, micro_batches, per_stage
+        if key not in self._schedules:
+            self._schedules[key] = make_schedule(self.schedule, *key)
+        return self._schedules[key]
+
+
+def check_share(parts: int, stages: int) -> None:
+    """Refuse a number of stages that cannot share the pieces evenly."""
+    if parts % stages:
+        raise ConfigError(
+            f"the program is cut into {parts} pieces, which {stages} stages cannot "
+            "share evenly; start a number of stages that divides it"
+        )
+
+
+def cores_of(place: StagePosition, start: int, width: int, available: Sequence[int]) -> list[int]:
+    """The cores of a process: `width` of the available ones, side by side, process after process.
+
+    Args:
+        place: Place of the process; those of worker 1 come after all of worker 0.
+        start: The first process's first core, counted among the available ones. Behind the last
+            core it begins anew, so that some are shared.
+    """
+    first = start + (place.worker * place.processes + place.process) * width
+    return sorted({available[(first + i) % len(available)] for i in range(width)})
+
+
+def pin(place: StagePosition, start: int) -> None:
+    """Keep all threads of this process to its cores: as many as its BLAS has threads.
+
+    Processes of several workers that do not share a host are counted as if they did.
+    """
+    available, width = _available(), threads()
+    own = cores_of(place, start, width, available)
+    end = start + (place.worker + 1) * place.processes * width
+    if end > len(available) and place.process == 0:
+        warnings.warn(
+            f"start_cpu_core_id is {start}: {place.processes} processes of {width} "
+            f"thread(s) up to {place.name(0)} want {end} cores and there are {len(available)}, so "
+            "some share one",
+            stacklevel=2,
+        )
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(task.name), own)
+
+
+@functools.cache
+def _available() -> tuple[int, ...]:
+    """The cores that the process was started with."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of one training step.
+
+    Attributes:
+        number: Its place among the 2k - 1.
+        part: The forward piece that it runs, or goes back through.
+        records: Records of that piece, in forward order.
+        forward, backward: True for those of the two that it does; the middle section does both.
+        takes: Variables of earlier pieces that the piece computes with. A backward section gives
+            their gradients.
+        gives: Variables of the piece that later ones compute with. A backward section takes their
+            gradients.
+    """
+
+    number: int
+    part: int
+    records: tuple[Record, ...]
+    forward: bool
+    backward: bool
+    takes: tuple[Variable, ...]
+    gives: tuple[Variable, ...]
+
+
+def split(
+    loss: Variable, cut_list: Sequence[Sequence[Variable | str] | Variable | str]
+) -> list[Section]:
+    """The sections of the step that computes a loss and goes back from it.
+
+    Args:
+        loss: Loss to minimize.
+        cut_list: For each forward piece the variables that it ends with, or names of variables or
+            layers; the last must be the loss.
+
+    Raises:
+        UsageError: A cut is empty, not part of the loss, or behind a later one.
+    """
+    cuts = [_variables(number, cut) for number, cut in enumerate(cut_list)]
+    if not cuts or cuts[-1] != [loss]:
+        raise UsageError(
+            f"cut_list must end with the loss, [{loss.name!r}]; it ends with "
+            f"{[v.name for v in cuts[-1]] if cuts else 'nothing'}"
+        )
+    parts = _parts(loss, cuts)
+    count = len(parts)
+    ends = [(_taken(parts, i), _given(parts, i, loss)) for i in range(count)]
+    order = [(i, True, i == count - 1) for i in range(count)]
+    order += [(i, False, True) for i in reversed(range(count - 1))]
+    return [
+        Section(number, i, tuple(parts[i]), forward, backward, *ends[i])
+        for number, (i, forward, backward) in enumerate(order)
+    ]
+
+
+def _variables(number: int, cut: Any) -> list[Variable]:
+    entries = list(cut) if isinstance(cut, list | tuple) else [cut]
+    if not entries:
+        raise UsageError(f"cut {number} is empty; it must have a variable")
+    return [known_variable(entry, f"cut {number}:") for entry in entries]
+
+
+def _parts(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
+    whole = set(ancestors([loss]))
+    earlier: set[Record] = set()
+    parts = []
+    for number, cut in enumerate(cuts):
+        strange = [v.name for v in cut if v.record not in whole]
+        if strange:
+            raise UsageError(
+                f"cut {number} has {strange[0]!r}, which the loss {loss.name!r} is not computed by"
+            )
+        part = [record for record in ancestors(cut) if record not in earlier]
+        if not part:
+            raise UsageError(
+                f"cut {number}, {[v.name for v in cut]}, is behind an earlier cut: "
+                "between two cuts there must be an operation"
+            )
+        earlier.update(part)
+        parts.append(part)
+    return parts
+
+
+def _taken(parts: list[list[Record]], i: int) -> tuple[Variable, ...]:
+    own = set(parts[i])
+    variables: dict[Any, None] = {
+        v: None
+        for record in parts[i]
+        for v in record.inputs
+        if v.record is not None and v.record not in own
+    }
+    return tuple(variables)
+
+
+def _given(parts: list[list[Record]], i: int, loss: Variable) -> tuple[Variable, ...]:
+    later = {v for part in parts[i + 1 :] for record in part for v in record.inputs} | {loss}
+    return tuple(record.output for record in parts[i] if record.output in later)

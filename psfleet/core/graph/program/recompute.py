@@ -1,0 +1,372 @@
+"""Recompute: drop activations between checkpoints and compute them again in the backward pass.
+
+The forward records are cut into segments. A dropped segment saves nothing in the forward pass; what
+later segments take from it stays. The backward pass computes it again, with the same operations on
+the same values, and goes back through it. So gradients are the same bits, dropout masks included.
+
+The operations of the forward pass are measured once. Over the positions between them a dynamic
+program then chooses segments and which of them to drop. With m(i, j) what segment [i, j) saves, x(j)
+what crosses position j, t(i, j) its time, B the budget, and r(j) the memory held for the part before
+j when the backward pass has come down to j:
+
+    dropped: r(j) = r(i) + x(j), allowed if r(i) + m(i, j) <= B, costs t(i, j)
+    kept:    r(j) = r(i) + m(i, j) <= B, costs nothing
+
+Memory is counted in steps of B / 256, rounded up, so that a choice never exceeds the budget.
+"""
+
+import copy
+import dataclasses
+import math
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import UsageError
+from psfleet.core.graph.program.backward import Automatic, Backward
+from psfleet.core.graph.program.operation import Context, Record, ancestors
+from psfleet.core.graph.program.run import BackwardPlan, ExecutionPlan, ProgramRun, last_uses
+from psfleet.core.graph.program.variable import Variable, compute
+
+LEVELS = 256
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ForwardCosts:
+    """Costs of the forward pass, operation by operation.
+
+    Attributes:
+        saved: int64 [n]: bytes that each keeps for its backward.
+        crossing: int64 [n + 1]: bytes of computed values that are needed on both sides of a position.
+        seconds: float64 [n].
+    """
+
+    saved: Ints
+    crossing: Ints
+    seconds: NDArray[np.float64]
+
+
+def profile(run: ProgramRun) -> ForwardCosts:
+    """Measure the plan's forward records on the run's own values, keeping nothing."""
+    records = run.plan.forward
+    before = dict(run.values)
+    # What a metric accumulates from one run to the next must not count this one.
+    program = dataclasses.replace(run.program, memory=copy.deepcopy(run.program.memory))
+    uses = {v: i for i, record in enumerate(records) for v in record.inputs}
+    results = run.plan.kept
+    saved = np.zeros(len(records), np.int64)
+    crossing = np.zeros(len(records) + 1, np.int64)
+    seconds = np.zeros(len(records))
+    owners: dict[int, Any] = {}
+    for value in before.values():
+        _new_bytes(value, owners)
+    for i, record in enumerate(records):
+        needs = run.plan.needs.get(record, ())
+        context = Context(program, record, needs or (False,) * len(record.inputs))
+        inputs = [run.input(variable) for variable in record.needed(any(needs))]
+        start = time.perf_counter()
+        value = compute(record.op, context, inputs, record.output.dtype)
+        seconds[i] = time.perf_counter() - start
+        run.values[record.output] = value
+        saved[i] = sum(_new_bytes(part, owners) for part in context.saved)
+        last = uses.get(record.output, i)
+        if record.output not in results:
+            crossing[i + 1 : last + 1] += value.nbytes
+        for variable in run.plan.releases.get(record, ()):
+            run.values.pop(variable, None)
+    run.values = before
+    return ForwardCosts(saved, crossing, seconds)
+
+
+def _new_bytes(part: Any, owners: dict[int, Any]) -> int:
+    """Bytes of an array, unless one that shares its memory was seen and still lives."""
+    if not isinstance(part, np.ndarray):
+        return 0
+    owner = owner_of(part)
+    earlier = owners.get(id(owner))
+    if earlier is not None and earlier() is owner:
+        return 0
+    owners[id(owner)] = weakref.ref(owner)
+    return int(owner.nbytes)
+
+
+def owner_of(value: Any) -> Any:
+    """The array that owns the memory that another shows."""
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return value
+
+
+def even_cuts(count: int) -> tuple[list[int], list[bool]]:
+    """The cuts to improve on: about sqrt(n) segments of equal length, all but the last dropped."""
+    parts = max(1, math.isqrt(count))
+    edges = sorted({round(i * count / parts) for i in range(parts + 1)})
+    return edges, [True] * (len(edges) - 2) + [False]
+
+
+def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
+    """The bytes that segments take at the worst moment, as the dynamic program counts them."""
+    total = np.concatenate([[0], np.cumsum(costs.saved)])
+    live = peak = 0
+    for (i, j), drop in zip(pairwise(edges), drops, strict=True):
+        inside = int(total[j] - total[i])
+        peak = max(peak, live + inside)
+        live += int(costs.crossing[j]) if drop else inside
+    return max(peak, live)
+
+
+def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
+    """The cuts of least time within the budget.
+
+    Args:
+        budget: Bytes; None: what `even_cuts` need.
+
+    Returns:
+        Edges (0 to n) and, for each segment, whether it is dropped.
+
+    Raises:
+        UsageError: No choice keeps within the budget.
+    """
+    limit = peak_of(costs, *even_cuts(len(costs.saved))) if budget is None else budget
+    cuts = _search(costs, max(limit, 1))
+    if cuts is None:
+        raise UsageError(
+            f"activations do not fit into the memory budget of {limit:,} bytes however "
+            "they are recomputed; allow more or use smaller batches"
+        )
+    return cuts
+
+
+def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | None:
+    """best[j, r]: the least time for the part before j that holds at most r units then."""
+    count = len(costs.saved)
+    unit = budget / LEVELS
+    total = np.concatenate([[0], np.cumsum(costs.saved)])
+    clock = np.concatenate([[0.0], np.cumsum(costs.seconds)])
+    crossing = np.ceil(costs.crossing / unit).astype(np.int64)
+    best = np.full((count + 1, LEVELS + 1), np.inf)
+    came = np.full((count + 1, LEVELS + 1, 3), -1, np.int64)
+    best[0] = 0.0
+    for j in range(1, count + 1):
+        for i in reversed(range(j)):
+            inside = math.ceil((total[j] - total[i]) / unit)
+            if inside > LEVELS:
+                break  # and so are all that begin earlier
+            live = np.arange(LEVELS + 1 - inside)  # r(i) that leaves room for the segment
+            _offer(best, came, j, i, live, live + inside, best[i, live], False)
+            after = live + crossing[j]
+            fits = after <= LEVELS
+            _offer(
+                best,
+                came,
+                j,
+                i,
+                live[fits],
+                after[fits],
+                best[i, live[fits]] + clock[j] - clock[i],
+                True,
+            )
+    at = int(np.argmin(best[count]))
+    return None if np.isinf(best[count, at]) else _walk_back(came, count, at)
+
+
+def _offer(
+    best: NDArray[np.float64],
+    came: Ints,
+    j: int,
+    i: int,
+    live: Ints,
+    after: Ints,
+    seconds: NDArray[np.float64],
+    drop: bool,
+) -> None:
+    better = seconds < best[j, after]
+    where = after[better]
+    best[j, where] = seconds[better]
+    came[j, where, 0], came[j, where, 1], came[j, where, 2] = i, live[better], drop
+
+
+def _walk_back(came: Ints, j: int, live: int) -> tuple[list[int], list[bool]]:
+    edges, drops = [j], []
+    while j > 0:
+        i, before, drop = came[j, live]
+        edges.append(int(i))
+        drops.append(bool(drop))
+        j, live = int(i), int(before)
+    return edges[::-1], drops[::-1]
+
+
+@dataclass
+class Segment:
+    """Records that are run, dropped and replayed together.
+
+    Attributes:
+        records: In the forward pass.
+        dropped: True if the forward saves nothing.
+        replay: Those to run again.
+        active: Those that gradients go through.
+        own: Variables made here that stay for other segments.
+        releases: By record of the replay, values that are not needed after it.
+    """
+
+    records: list[Record]
+    dropped: bool
+    replay: list[Record]
+    active: list[Record]
+    own: list[Variable]
+    releases: dict[Record, list[Variable]]
+
+
+@dataclass
+class RecomputePlan:
+    """The segments in forward order, and the variables that stay for replays."""
+
+    segments: list[Segment]
+    stay: set[Variable]
+
+
+class RecomputingRun(ProgramRun):
+    """A run that recomputes."""
+
+    def main(self) -> None:
+        """Run the segments forward; a dropped one saves nothing."""
+        if self.plan.recompute is None:
+            self.plan.recompute = make_recompute_plan(self)
+        plan: RecomputePlan = self.plan.recompute
+        for segment in plan.segments:
+            for record in segment.records:
+                needs = () if segment.dropped else self.plan.needs.get(record, ())
+                self.step(record, needs)
+                for variable in self.plan.releases.get(record, ()):
+                    if variable not in plan.stay:
+                        self.values.pop(variable, None)
+
+    def _backward(self, plan: BackwardPlan, keep: bool) -> None:
+        sweep = self.seeded(plan)
+        recompute: RecomputePlan = self.plan.recompute
+        for segment in reversed(recompute.segments):
+            # Everybody who took these has gone back already; a replay makes them anew.
+            for variable in segment.own:
+                if variable not in self.plan.kept:
+                    self.values.pop(variable, None)
+            if segment.dropped:
+                self._replay(segment)
+            sweep.run(segment.active, self.contexts)
+        self.take_gradients(plan, sweep)
+
+    def _replay(self, segment: Segment) -> None:
+        for record in segment.replay:
+            self.step(record, self.plan.needs.get(record, ()))
+            for variable in segment.releases.get(record, ()):
+                self.values.pop(variable, None)
+
+
+def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
+    """Cut the plan's forward records at the checkpoints, or where a measurement says."""
+    plan = run.plan
+    if len(plan.backwards) != 1:
+        raise UsageError(f"the program has {len(plan.backwards)} losses; recompute works with one")
+    backward = plan.backwards[0]
+    checkpoints = backward.backward.checkpoints
+    if isinstance(checkpoints, Automatic):
+        costs = profile(run)
+        edges, drops = choose_cuts(costs, checkpoints.budget)
+    else:
+        edges = _edges(plan, backward.backward, checkpoints or [])
+        drops = [True] * (len(edges) - 2) + [False]
+    parts = [plan.forward[start:end] for start, end in pairwise(edges)]
+    return _segmented(plan, backward, parts, drops)
+
+
+def _edges(plan: ExecutionPlan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
+    """Positions in the forward records behind the checkpoints, with both ends."""
+    places = {record.output: i for i, record in enumerate(plan.forward)}
+    records = ancestors([backward.loss])
+    variables = {variable for record in records for variable in (record.output, *record.inputs)}
+    strange = [v.name for v in checkpoints if v not in variables]
+    if strange:
+        raise UsageError(
+            f"the loss {backward.loss.name!r} does not depend on the checkpoint {strange[0]!r}"
+        )
+    cuts = {places[v] + 1 for v in checkpoints if v in places}
+    return sorted({0, *cuts, len(plan.forward)})
+
+
+def _segmented(
+    plan: ExecutionPlan,
+    backward: BackwardPlan,
+    parts: Sequence[list[Record]],
+    drops: Sequence[bool],
+) -> RecomputePlan:
+    home = {record: i for i, part in enumerate(parts) for record in part}
+    replays = [
+        _replayed(part, backward) if drop else [] for part, drop in zip(parts, drops, strict=True)
+    ]
+    stay = {
+        v
+        for i, replay in enumerate(replays)
+        for record in replay
+        for v in record.inputs
+        if v.record is not None and home.get(v.record) != i
+    }
+    active = set(backward.records)
+    segments = []
+    for part, drop, replay in zip(parts, drops, replays, strict=True):
+        segments.append(
+            Segment(
+                part,
+                drop,
+                replay,
+                [record for record in part if record in active],
+                [record.output for record in part if record.output in stay],
+                last_uses(replay, plan.kept | _made_elsewhere(replay)),
+            )
+        )
+    return RecomputePlan(segments, stay)
+
+
+def _replayed(part: Sequence[Record], backward: BackwardPlan) -> list[Record]:
+    """The records of a segment that gradients go through, and those that these need."""
+    active = set(backward.records)
+    records = set(ancestors([record.output for record in part if record in active]))
+    return [record for record in part if record in records]
+
+
+def _made_elsewhere(records: Sequence[Record]) -> set[Variable]:
+    outputs = {record.output for record in records}
+    return {v for record in records for v in record.inputs if v not in outputs}
+
+
+class ActivationMeter:
+    """Measures a run's peak of activation bytes: set it as `executor.meter`.
+
+    Attributes:
+        peak_bytes: The most that was alive at once of values and of what forwards have saved, without
+            feeds, parameters and gradients. Memory shared by several arrays counts once.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+
+    def measure(self, run: ProgramRun) -> None:
+        """Look at what is alive now."""
+        inputs = {id(owner_of(run.values[v])) for v in run.inputs if v in run.values}
+        alive = {id(owner): owner.nbytes for owner in _owners(run) if id(owner) not in inputs}
+        self.peak_bytes = max(self.peak_bytes, sum(alive.values()))
+
+
+def _owners(run: ProgramRun) -> Iterable[Any]:
+    for variable, value in run.values.items():
+        if isinstance(value, np.ndarray) and variable not in run.inputs:
+            yield owner_of(value)
+    for context in run.contexts.values():
+        for value in context.saved:
+            if isinstance(value, np.ndarray):
+                yield owner_of(value)

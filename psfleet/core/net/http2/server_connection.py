@@ -1,0 +1,396 @@
+"""The server's end of a connection: takes calls and sends their answers."""
+
+import select
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from psfleet.core.base.errors import LimitExceeded
+from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.calls import (
+    Behavior,
+    InboundMessages,
+    IncomingCall,
+    RateLimit,
+    Streaming,
+)
+from psfleet.core.net.http2.frames import DamagedMessage, ErrorCode, ProtocolViolation, StreamError
+from psfleet.core.net.http2.header_blocks import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    REQUEST,
+    TEXT_HEADERS,
+    TEXT_TRAILERS,
+    check_request,
+    failure_trailers,
+    has_pseudo,
+    seconds_of,
+    split_timeout,
+)
+from psfleet.core.net.http2.http2_connection import PREFIX, RENEW, Http2Connection
+from psfleet.core.net.http2.socket_transport import Transport
+
+_UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
+_INVALID, _UNKNOWN = 3, 2
+_LONGEST_PLAIN = 4 << 10  # bytes of a call; to look at those of a longer one twice takes longer
+_SHORTEST_PLAIN = frames.HEAD_SIZE + frames.MESSAGE_HEAD_SIZE
+_MOST_KNOWN = 16
+_TICK = 0.5  # seconds
+_MOST_LATE = 1024
+_PENALTY = 48 << 16  # bytes that are charged for a broken rule: 48 units
+_NO_GRPC = b"This port answers calls of gRPC alone: POST with content-type application/grpc.\n"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of a server.
+
+    Attributes:
+        message: Bytes of one message.
+        connections: Open connections; a further one is closed at once.
+        handshakes: Connections that have not made a call yet; when there are more, the oldest is closed.
+        streams: Calls that are open at once on one connection.
+        incoming: Calls of one connection whose message is on its way.
+        handshake: Seconds within which a connection must have made a call.
+        refuse: Says why a call to this path with this header `authorization` is not taken; "": it is.
+        at_once: Functions that answer some calls at once, by path; None: the call goes to its behavior.
+    """
+
+    message: int
+    connections: int
+    handshakes: int
+    streams: int
+    incoming: int
+    handshake: float
+    refuse: Callable[[str, str], str] = lambda path, authorization: ""
+    at_once: Mapping[str, Callable[[bytes], bytes | None]] = field(default_factory=dict)
+
+
+class ServerConnection(Http2Connection[IncomingCall]):
+    """The server's end of a connection.
+
+    Args:
+        transport: Its bytes.
+        since: Time at which it was accepted, by time.monotonic.
+        behaviors: Functions that answer calls, by path.
+        settings: Settings of the server.
+        messages: Counts those that are on their way.
+
+    Attributes:
+        is_authenticated: True if a permitted call has come.
+        later: Functions that this connection's thread calls once it has taken all calls that have come.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        since: float,
+        behaviors: Mapping[str, Behavior | Streaming],
+        settings: ServerSettings,
+        messages: InboundMessages,
+    ) -> None:
+        super().__init__(transport, settings.message, settings.streams, REQUEST)
+        self.is_authenticated = False
+        self.is_limited = True
+        self._rate = RateLimit(since)
+        self._behaviors = behaviors
+        self._limits = settings
+        self._newest = 0
+        self._messages = messages
+        self._late: dict[int, None] = {}  # streams that were ended here and not by their clients
+        # By headers of calls that were taken, without timeouts.
+        self._known: dict[bytes, Behavior] = {}
+        self._at_once: dict[bytes, Callable[[bytes], bytes | None]] = {}
+        self._is_answering = False
+        self.later: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        """Serve until the connection ends."""
+        try:
+            self.send([self.greeting()])
+            self.has_greeted = True
+            if self.read_bytes(len(frames.PREFACE)) != frames.PREFACE:
+                raise ProtocolViolation(
+                    ErrorCode.PROTOCOL_ERROR, "the other end does not speak HTTP/2"
+                )
+            while True:
+                if self.later and not self.has_frame:
+                    self._do_later()
+                if self.streams or not self._take_plain():
+                    self.read()
+        except ProtocolViolation as error:
+            self.say_goodbye(self._newest, error.code, str(error))
+            if self.is_limited:  # to connect again at once would cost more than to stay
+                self.limit(_PENALTY, False)
+            raise
+        finally:
+            self._lose_all()
+            self._do_later()
+
+    def _do_later(self) -> None:
+        later, self.later = self.later, []
+        for each in later:
+            each()
+
+    def _lose_all(self) -> None:
+        calls = [*self.streams.values()]
+        for call in calls:
+            self.drop(call)
+        for call in calls:
+            self.on_reset(call)
+
+    def _take_plain(self) -> bool:
+        """Take a call as our client sends a small one, with the headers of a call that was taken before.
+
+        False: it is to be read frame by frame. It does what that would do.
+        """
+        part = self.arrived(_LONGEST_PLAIN)
+        if len(part) < _SHORTEST_PLAIN:
+            return False
+        high, size, kind, flags, number = frames.unpack_head(part)
+        start = frames.HEAD_SIZE + (high << 8 | size)
+        if kind != frames.HEADERS or flags != frames.END_HEADERS:
+            return False
+        block, timeout = split_timeout(part[frames.HEAD_SIZE : start])
+        behavior = self._known.get(block)
+        body = start + frames.MESSAGE_HEAD_SIZE
+        length = len(part) - body
+        if behavior is None or not timeout or not 0 <= length <= self.most:
+            return False
+        whole = PREFIX + length
+        head = frames.pack_message_head(
+            whole >> 8, whole & 0xFF, frames.DATA, frames.END_STREAM, number, 0, length
+        )
+        if part[start:body] != head:
+            return False
+        if not number % 2 or not self._newest < number <= frames.LARGEST_WINDOW:
+            return False
+        self._start += len(part)
+        self.received += whole
+        if self.received >= RENEW:
+            self.took(0)
+        self._newest = number
+        message, reply_to = part[body:], self._at_once.get(block)
+        reply = None
+        if reply_to is not None:
+            self._is_answering = True
+            reply = reply_to(message)
+            if reply is not None and self._send_whole(number, reply):
+                self._is_answering = False
+                return True
+        call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
+        self._is_answering = False
+        call.connection, call.behavior, call.ended = self, behavior, True
+        if reply is not None:  # the windows do not take it now
+            call.end(reply)
+            return True
+        call.deadline = time.monotonic() + int(timeout[:-1]) * 1e-3
+        behavior(message, call)
+        return True
+
+    def _send_whole(self, number: int, reply: bytes) -> bool:
+        """Send the reply of a call, if the windows take all of it."""
+        with self.sending:
+            takes = self.takes(PREFIX + len(reply), self.stream_window)
+            if takes:
+                self.send_at_once(number, OK_HEADERS, reply, OK_TRAILERS)
+            return takes
+
+    @override
+    def newest(self) -> int:
+        return self._newest
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a call waits for its one answer."""
+        return self._is_answering or any(
+            not isinstance(call.behavior, Streaming) for call in [*self.streams.values()]
+        )
+
+    def limit(self, length: int, is_decoded: bool) -> None:
+        """See Http2Connection: until a call has come that may be made, few frames are read."""
+        until = time.monotonic() + self._rate.take(length, is_decoded, time.monotonic())
+        hung_up = select.poll()
+        hung_up.register(self.transport.fileno(), 0)
+        while (rest := until - time.monotonic()) > 0:
+            if hung_up.poll(min(rest, _TICK) * 1000):
+                return
+
+    def on_headers(self, number: int, block: bytes, ends: bool) -> None:
+        """Begin a call, or end it with its client's trailers."""
+        if not number % 2:
+            raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a call comes on stream {number}")
+        if number <= self._newest:
+            self._trailers(number, block, ends)
+            return
+        self._newest = number
+        prefix, timeout = split_timeout(block)
+        behavior = self._known.get(prefix)
+        if behavior is None or not timeout or len(self.streams) >= self._limits.streams:
+            self._check_call(number, block, ends)
+        else:  # as with a call before it
+            call = self._open(number)
+            call.ended = ends
+            self._take_call(call, behavior, int(timeout[:-1]) * 1e-3)
+
+    def _open(self, number: int) -> IncomingCall:
+        """Return the call that begins."""
+        call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
+        call.connection = self
+        return call
+
+    def _check_call(self, number: int, block: bytes, ends: bool) -> None:
+        """Take a call or refuse it."""
+        headers, timeout = self.headers.read(block)
+        length = check_request(headers)
+        if ends and length:
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "the content-length is another")
+        if len(self.streams) >= self._limits.streams:
+            raise StreamError(ErrorCode.REFUSED_STREAM, "too many calls are open")
+        call = self._open(number)
+        call.remaining, call.ended = length, ends
+        if not _is_grpc(headers):
+            call.unwanted = True
+            if ends:
+                self._reply_plainly(call)
+            return
+        refusal = self._refusal(headers, timeout)
+        if refusal:
+            call.refuse(*refusal)
+            return
+        self.is_authenticated, self.is_limited = True, False
+        behavior = self._behaviors[headers[":path"]]
+        if (
+            length is None
+            and not isinstance(behavior, Streaming)
+            and len(self._known) < _MOST_KNOWN
+            and self.headers.knows(block)
+        ):
+            prefix, path = split_timeout(block)[0], headers[":path"]
+            self._known[prefix] = behavior
+            if path in self._limits.at_once:
+                self._at_once[prefix] = self._limits.at_once[path]
+        self._take_call(call, behavior, seconds_of(timeout))
+
+    def _take_call(
+        self, call: IncomingCall, behavior: Behavior | Streaming, seconds: float | None
+    ) -> None:
+        call.deadline = None if seconds is None else time.monotonic() + seconds
+        try:
+            self._messages.enter(self, call)
+        except LimitExceeded as error:
+            call.refuse(_EXHAUSTED, str(error))
+            return
+        call.behavior = behavior
+        if call.ended:
+            self.on_end(call)
+
+    def _trailers(self, number: int, block: bytes, ends: bool) -> None:
+        headers, _ = self.headers.read(block)
+        stream = self.streams.get(number)
+        if stream is None:
+            if not self.is_late(number, ends):
+                raise ProtocolViolation(
+                    ErrorCode.STREAM_CLOSED,
+                    f"a call comes on stream {number}, which was open before",
+                )
+            return
+        if stream.ended:
+            raise StreamError(ErrorCode.STREAM_CLOSED, "headers come after the end")
+        if not ends or has_pseudo(headers) or stream.remaining:
+            raise StreamError(ErrorCode.PROTOCOL_ERROR, "these are no trailers")
+        stream.ended = True
+        self.on_end(stream)
+
+    def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
+        """Return the status and words with which a call is refused before its message is taken in."""
+        path = headers[":path"]
+        if refusal := self._limits.refuse(path, headers.get("authorization", "")):
+            return _UNAUTHENTICATED, refusal
+        if path not in self._behaviors:
+            return _UNIMPLEMENTED, f"method {path!r} is not answered here"
+        try:
+            seconds_of(timeout)
+        except ValueError as error:
+            return _INVALID, str(error)
+        return None
+
+    @override
+    def is_late(self, number: int, ends: bool) -> bool:
+        was_ended = number in self._late
+        if ends:
+            self._late.pop(number, None)
+        return was_ended
+
+    @override
+    def on_end(self, stream: IncomingCall) -> None:
+        if stream.unwanted:
+            self._reply_plainly(stream)
+        if stream.behavior is None or not self._messages.leave(self, stream):
+            return
+        if isinstance(stream.behavior, Streaming):
+            stream.behavior.end(stream)
+            return
+        if not stream.is_whole:
+            stream.refuse(_INVALID, "the call ended without its message")
+            return
+        message, stream.content = stream.content, b""
+        stream.behavior(message, stream)
+
+    @override
+    def on_damage(self, stream: IncomingCall, damage: DamagedMessage) -> None:
+        self._messages.leave(self, stream)
+        stream.refuse(damage.status, damage.details)
+
+    def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
+        """See Http2Connection: the stream is reset."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self.drop(stream)
+            self.on_reset(stream)
+            ends = ends or stream.ended
+        if not ends:
+            self._expect_late(number)
+        self.send([frames.reset(number, error.code)])
+
+    def _expect_late(self, number: int) -> None:
+        """Remember a stream on which the client may send more before it sees that it has ended."""
+        self._late[number] = None
+        if len(self._late) > _MOST_LATE:
+            del self._late[next(iter(self._late))]
+
+    def on_goaway(self, newest: int) -> None:
+        """Do nothing: the client closes the connection when its calls are answered."""
+
+    @override
+    def on_reset(self, stream: IncomingCall) -> None:
+        self._messages.leave(self, stream)
+        stream.lose()
+
+    def _reply_plainly(self, stream: IncomingCall) -> None:
+        """Say to a client that does not speak gRPC what this is."""
+        with self.sending:
+            if not stream.closed:
+                self.send_apart(stream, TEXT_HEADERS, [_NO_GRPC], TEXT_TRAILERS)
+
+    def fail(self, call: IncomingCall) -> None:
+        """End a call with its status."""
+        block = failure_trailers(call.code or _UNKNOWN, call.details, call.metadata)
+        if call.has_opened:
+            block = block.removeprefix(OK_HEADERS)
+        with self.sending:
+            if call.closed:
+                return
+            self.drop(call)
+            self.send_headers(call.number, block, frames.END_HEADERS | frames.END_STREAM)
+            if not call.ended:  # what still comes of the message is not wanted
+                self._expect_late(call.number)
+                self.transport.send([frames.reset(call.number, ErrorCode.NO_ERROR)])
+
+
+def _is_grpc(headers: dict[str, str]) -> bool:
+    return headers[":method"] == "POST" and headers.get("content-type", "").startswith(
+        "application/grpc"
+    )

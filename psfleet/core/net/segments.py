@@ -1,0 +1,385 @@
+"""Between NumPy arrays and the segments of a frame.
+
+A writer gives pieces (segments with their arrays) and gets a message; a reader gives the tables'
+definitions and gets views into the message. A reader trusts nothing: every length follows from the
+table's definition and the segment's count, and is checked against the bytes that are there before
+it is used.
+
+With a lane (Header.lane) the payload is memory that both ends share, and each segment says where
+its bytes lie in it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import FrameError
+from psfleet.core.base.settings.kinds import Format
+from psfleet.core.engine.interface import Gradient, Precision, Read
+from psfleet.core.engine.kernels.initial_values import STREAM_FROM, address_of, copy_over
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import PartState
+from psfleet.core.net import frame
+from psfleet.core.net.frame import field as field_bytes
+from psfleet.core.net.v1 import frame_pb2
+from psfleet.core.net.v1.frame_pb2 import Content, Header, Segment
+from psfleet.core.net.value_formats import FORMATS, NUMBERED, CompressedValues
+
+__all__ = [
+    "PRECISIONS",
+    "Bytes",
+    "OutgoingSegment",
+    "PartState",
+    "TensorRequest",
+    "field_of",
+    "joined",
+    "message",
+    "read_gradients",
+    "read_request",
+    "read_states",
+    "read_values",
+    "write_gradient",
+    "write_state",
+    "written",
+]
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+SpecOf = Callable[[int], TableSpec]
+Bytes = memoryview | NDArray[np.uint8]
+
+IDS = frame_pb2.CONTENT_IDS
+ID_ROWS = frame_pb2.CONTENT_ID_ROWS
+ROWS = frame_pb2.CONTENT_ROWS
+WHOLE = frame_pb2.CONTENT_WHOLE
+VALUES = frame_pb2.CONTENT_VALUES
+STATE = frame_pb2.CONTENT_STATE
+ELEMENTS = frame_pb2.CONTENT_ELEMENTS
+_GRADIENTS = (ID_ROWS, VALUES, ELEMENTS)
+_READS = (IDS, WHOLE)
+_INT64, _UINT32 = np.dtype("<i8"), np.dtype("<u4")
+_FLOAT32, _BYTE = np.dtype("<f4"), np.dtype("u1")
+PRECISIONS = {name: form.number for name, form in FORMATS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingSegment:
+    """A segment to send and the arrays that are its bytes."""
+
+    segment: Segment
+    arrays: tuple[NDArray[Any], ...] = ()
+
+
+@lru_cache(1024)
+def field_of(
+    table: int,
+    content: Content,
+    count: int,
+    learning_rate: float = 0.0,
+    offset: int = 0,
+    reply: int = 0,
+    precision: frame_pb2.Precision = frame_pb2.PRECISION_FLOAT32,
+) -> bytes:
+    """Return a segment as a field of its header. The next step mostly has the same ones."""
+    return written(
+        Segment(
+            table=table,
+            content=content,
+            count=count,
+            learning_rate=learning_rate,
+            offset=offset,
+            reply=reply,
+            precision=precision,
+        )
+    )
+
+
+def written(segment: Segment) -> bytes:
+    """Return a segment as a field of its header."""
+    return field_bytes(Header.SEGMENTS_FIELD_NUMBER, segment.SerializeToString())
+
+
+def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
+    """Return the frame that carries the pieces; `header` gets their segments."""
+    segments = list(segments)
+    header.segments.extend(segment.segment for segment in segments)
+    return joined(header, [segment.arrays for segment in segments])
+
+
+def joined(
+    header: Header, contents: Iterable[Sequence[NDArray[Any]]], layout: bytes = b""
+) -> bytes:
+    """Return the frame of a header; `contents`: of each segment the arrays that are its bytes.
+
+    `layout`: The segments that the header lacks, as fields.
+    """
+    parts: list[Any] = []
+    is_large = False
+    for arrays in contents:
+        size = 0
+        for array in arrays:
+            parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+            size += array.nbytes
+            is_large = is_large or array.nbytes >= STREAM_FROM
+        if odd := size % frame.ALIGNMENT:
+            parts.append(bytes(frame.ALIGNMENT - odd))
+    if is_large:
+        return _streamed(header, parts, layout)
+    return frame.encode(header, parts, layout)
+
+
+def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: bytes) -> bytes:
+    """Encode as frame.encode does, with large arrays written past the caches: gRPC copies them afterwards."""
+    views = [
+        part.reshape(-1).view(np.uint8)
+        if isinstance(part, np.ndarray)
+        else np.frombuffer(part, np.uint8)
+        for part in parts
+    ]
+    message, payload = frame.reserve(header, sum(len(view) for view in views), layout)
+    start = 0
+    for view in views:
+        copy_over(payload[start : start + len(view)], view)
+        start += len(view)
+    return message
+
+
+def write_gradient(gradient: Gradient) -> OutgoingSegment:
+    """Return a push to one table: rows with their ids, or this server's part of a dense gradient.
+
+    Values are written in 32 bits, positions of a dense gradient count from the part's start.
+    """
+    values, ids = gradient.values, gradient.ids
+    content = VALUES if ids is None else ELEMENTS if values.ndim == 1 else ID_ROWS
+    segment = Segment(
+        table=gradient.table,
+        content=content,
+        count=len(values),
+        learning_rate=gradient.learning_rate,
+    )
+    if ids is None:
+        return OutgoingSegment(segment, (values,))
+    return OutgoingSegment(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
+
+
+def write_state(state: PartState) -> OutgoingSegment:
+    """Return a part of a table with its optimizer state."""
+    if state.ids is None:
+        count = state.values.shape[1]
+        arrays: tuple[NDArray[Any], ...] = (state.values,)
+    else:
+        count = len(state.ids)
+        arrays = (state.ids, state.values)
+        if state.touched is not None and state.scores is not None:
+            arrays = (state.ids, state.touched, state.values, state.scores)
+    segment = Segment(
+        table=state.table,
+        content=STATE,
+        count=count,
+        step=state.step,
+        touched=len(arrays) > 2,
+        start=state.start,
+    )
+    return OutgoingSegment(segment, arrays)
+
+
+@dataclass(slots=True)
+class TensorRequest:
+    """Push and pull of a call; arrays are views into its payload.
+
+    Attributes:
+        gradients: Gradients of its push.
+        gradient_bytes: That they take in the payload.
+        reads: Reads of its pull.
+        places: Place of each read's values in the memory of the call's lane.
+    """
+
+    gradients: list[Gradient] = field(default_factory=list)
+    gradient_bytes: int = 0
+    reads: list[Read] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorRequest:
+    """Return the request of a push, a pull or both. The answer's size is checked too, before it is made."""
+    request, reply = TensorRequest(), 0
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        if segment.content in _READS:
+            read = _read(segment, spec, cursor)
+            request.reads.append(read)
+            request.places.append(segment.reply)
+            reply += 0 if read.ids is None else len(read.ids) * spec.dim * 4
+        elif request.reads:
+            raise FrameError("the frame has a gradient after a read; gradients come first")
+        else:
+            request.gradients.append(_gradient(segment, spec, cursor))
+            request.gradient_bytes = cursor.taken
+    if reply > frame.MAX_MESSAGE:  # rows that would not fit into a message
+        raise FrameError(
+            f"the pull asks for {reply} bytes of rows, the limit of a message is "
+            f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
+        )
+    return request
+
+
+def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
+    """Return the gradients of a push, as views into the payload."""
+    return tuple(_gradient(*part) for part in _segments(header, payload, spec_of))
+
+
+def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
+    """Return the answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
+    values: list[Floats | CompressedValues] = []
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        _expect(segment, spec, VALUES if spec.kind == "dense" else ROWS)
+        shape = (segment.count,) if spec.kind == "dense" else (segment.count, spec.dim)
+        form = _format(segment, spec)
+        values.append(cursor.floats(*shape) if form == "float32" else cursor.packed(form, shape))
+    return values
+
+
+def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[PartState]:
+    """Return parts of tables with their optimizer state, as views into the payload."""
+    states = []
+    for segment, spec, cursor in _segments(header, payload, spec_of):
+        _expect(segment, spec, STATE)
+        planes = 1 + len(spec.rule.slots)
+        if spec.kind == "dense":
+            ids = touched = scores = None
+            values = cursor.floats(planes, segment.count)
+        else:
+            ids = cursor.take(segment.count, _INT64)
+            touched = cursor.take(segment.count, _INT64) if segment.touched else None
+            values = cursor.floats(segment.count, spec.dim * planes)
+            scores = cursor.floats(segment.count, spec.scores) if segment.touched else None
+        states.append(
+            PartState(segment.table, segment.step, values, ids, touched, scores, segment.start)
+        )
+    return states
+
+
+def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
+    ids = None
+    if spec.kind == "dense":
+        _expect(segment, spec, WHOLE)
+    else:
+        _expect(segment, spec, IDS)
+        ids = cursor.take(segment.count, _INT64)
+    return Read(spec.key, ids, _format(segment, spec))
+
+
+def _format(segment: Segment, spec: TableSpec) -> Format:
+    """Return the form in which values travel to a worker."""
+    form = NUMBERED.get(segment.precision)
+    if form is None or not form.is_for_pulls:
+        choices = [f"{each.name} ({each.number})" for each in FORMATS.values() if each.is_for_pulls]
+        raise FrameError(
+            f"table {spec.name!r}: values cannot travel in precision {segment.precision}; "
+            f"choose one of {', '.join(choices)}"
+        )
+    return cast(Format, form.name)
+
+
+def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
+    count, ids = segment.count, None
+    shape: tuple[int, ...] = (count,)
+    if spec.kind == "sparse":
+        _expect(segment, spec, ID_ROWS)
+        ids, shape = cursor.take(count, _INT64), (count, spec.push_width)
+    elif segment.content == ELEMENTS:
+        ids = cursor.positions(count)
+    else:
+        _expect(segment, spec, VALUES)
+    if segment.precision == frame_pb2.PRECISION_FLOAT32:
+        values = cursor.floats(*shape)
+    else:
+        values = _short_values(segment, spec, cursor, shape)
+    return Gradient(spec.key, values, ids, segment.learning_rate)
+
+
+def _short_values(
+    segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
+) -> Floats:
+    """Return the values of a gradient that travel in fewer bytes."""
+    form = NUMBERED.get(segment.precision)
+    if form is None or (segment.content == ELEMENTS and not form.has_elements):
+        raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
+    compressed = cursor.packed(form.name, shape)
+    return form.decode_gradient(compressed, segment.scale or 1.0, spec.name)
+
+
+class _Cursor:
+    """Takes arrays from a payload, one after the other.
+
+    Attributes:
+        at: Position at which the next one begins.
+        taken: Bytes of all arrays.
+    """
+
+    def __init__(self, payload: Bytes) -> None:
+        self._payload = payload
+        self._size = len(payload)
+        self.at = 0
+        self.taken = 0
+
+    def positions(self, count: int) -> Ids:
+        """Return the next `count` positions, as int64."""
+        return self.take(count, _UINT32).astype(np.int64)
+
+    def floats(self, *shape: int) -> Floats:
+        """Return the next float32 array of that shape."""
+        values = self.take(math.prod(shape), _FLOAT32)
+        return values if len(shape) == 1 else values.reshape(shape)
+
+    def packed(self, form: Precision | Format, shape: Sequence[int]) -> CompressedValues:
+        """Return the next values of that shape, in that form."""
+        buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
+        if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
+            buffer = buffer.copy()
+        return CompressedValues.over(buffer, form, shape)
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the next array of that length."""
+        size = count * dtype.itemsize
+        rest = self._size - self.at
+        if size > rest:
+            raise FrameError(f"a segment announces {size} bytes, but the payload has {rest} left")
+        array = np.frombuffer(self._payload, dtype, count, self.at)
+        self.at += size
+        self.taken += size
+        return array if array.flags.aligned else array.copy()
+
+    def finish(self) -> None:
+        """Refuse bytes that belong to no segment."""
+        self.at += -self.at % frame.ALIGNMENT
+        if self.at < self._size:
+            raise FrameError(f"the segments take {self.at} bytes of a payload of {self._size}")
+
+
+def _segments(
+    header: Header, payload: Bytes, spec_of: SpecOf
+) -> Iterator[tuple[Segment, TableSpec, _Cursor]]:
+    cursor, has_lane = _Cursor(payload), header.HasField("lane")
+    tables: set[int] = set()
+    for segment in header.segments:
+        table = segment.table
+        if table in tables and segment.content in _GRADIENTS:
+            raise FrameError(f"the frame names table {table:#x} twice")
+        tables.add(table)
+        cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
+        yield segment, spec_of(table), cursor
+    if not has_lane:
+        cursor.finish()
+
+
+def _expect(segment: Segment, spec: TableSpec, content: Content) -> None:
+    if segment.content != content:
+        raise FrameError(
+            f"table {spec.name!r} is {spec.kind}; its segment has content "
+            f"{segment.content}, expected {Content.Name(content)}"
+        )

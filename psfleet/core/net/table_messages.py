@@ -1,0 +1,288 @@
+"""Between definitions of tables and their messages, and the changes of tables on their way to a follower."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.base.json_documents import exact
+from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.rules import make_rule, reference_of
+from psfleet.core.engine.schema.entry import make_entry
+from psfleet.core.engine.schema.table import (
+    DecaySpec,
+    InitializerSpec,
+    TableSpec,
+    arguments,
+    later_values,
+)
+from psfleet.core.engine.tables.row_data import TableClock
+from psfleet.core.net.body import parse
+from psfleet.core.net.frame import begun, reserve_behind
+from psfleet.core.net.message_converter import Converter
+from psfleet.core.net.v1 import follower_pb2, log_pb2, shard_pb2
+from psfleet.core.net.v1.follower_pb2 import RowsReply
+
+MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
+
+
+def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
+    """Return the message that defines a table."""
+    return shard_pb2.TableSpec(
+        name=spec.name,
+        kind=spec.kind,
+        shape=spec.shape,
+        rule=reference_of(spec.rule),
+        hyperparameters=spec.rule.hyperparameters(),
+        l1=spec.decay.l1,
+        l2=spec.decay.l2,
+        initializer=spec.initializer.kind,
+        low=spec.initializer.low,
+        high=spec.initializer.high,
+        seed=spec.seed,
+        every_row=spec.every_row,
+        entry=spec.entry.kind if spec.entry else "",
+        entry_values=spec.entry.values() if spec.entry else {},
+        **{field.name: value for field, value in later_values(spec).items()},
+    )
+
+
+def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
+    """Return the table that a message defines.
+
+    Raises:
+        UsageError: A value is outside what a definition allows; the text names it.
+    """
+    kind: Any = message.kind  # checked by TableSpec
+    initializer: Any = message.initializer  # checked by Initializer
+    there = {field.name: value for field, value in message.ListFields()}
+    spec = TableSpec(
+        name=message.name,
+        kind=kind,
+        shape=tuple(message.shape),
+        rule=make_rule(message.rule, dict(message.hyperparameters)),
+        decay=DecaySpec(message.l1, message.l2),
+        initializer=InitializerSpec(initializer, message.low, message.high),
+        seed=message.seed,
+        every_row=message.every_row,
+        entry=make_entry(message.entry, dict(message.entry_values)),
+        **arguments(TableSpec, there),
+    )
+    if spec.size > MAX_DENSE:
+        raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")
+    return spec
+
+
+def write_evictions(evictions: EvictedIds) -> shard_pb2.EvictionsReply:
+    """Return the message of one server's evictions."""
+    [following] = evictions.position
+    return shard_pb2.EvictionsReply(
+        ids=evictions.ids.astype("<i8").tobytes(),
+        steps=evictions.steps.astype("<i8").tobytes(),
+        causes=evictions.causes.tobytes(),
+        next=following,
+        missed=evictions.missed,
+    )
+
+
+def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
+    """Return the evictions of a message.
+
+    Raises:
+        FrameError: Its arrays are of different lengths.
+    """
+    count = len(message.causes)
+    if len(message.ids) != 8 * count or len(message.steps) != 8 * count:
+        raise FrameError(
+            f"{count} evictions come with {len(message.ids)} bytes of ids and {len(message.steps)} of steps"
+        )
+    ids, steps = (
+        np.frombuffer(part, "<i8").astype(np.int64) for part in (message.ids, message.steps)
+    )
+    causes = np.frombuffer(message.causes, np.uint8)
+    return EvictedIds(ids, steps, causes, (message.next,), message.missed)
+
+
+_MOST = 2**62
+
+
+def clock_to_json(clock: TableClock) -> dict[str, Any]:
+    """Return the clock in a document."""
+    return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
+
+
+def read_clock(document: Any) -> TableClock:
+    """Return the clock that a document holds.
+
+    Raises:
+        ValueError: It is none.
+    """
+    step, shrinks, ticks = exact(document, "clock", step=int, shrinks=list, ticks=list)
+    numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
+    if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
+        raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
+    return TableClock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))
+
+
+CLOCK = Converter(TableClock, log_pb2.TableClock)
+
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+NO_IDS = np.zeros(0, np.int64)
+_NO_WEIGHTS = np.zeros(0, np.float32)
+# Fields of ChangesReply, TableChanges and RowsReply.
+# Fields of ChangesReply, TableChanges and RowsReply.
+_TABLES = 4
+_IDS, _WEIGHTS, _REMOVED = 3, 4, 5
+_PAGE_IDS, _PAGE_WEIGHTS = 1, 2
+
+
+@dataclass(frozen=True)
+class ChangedTable:
+    """Change of one table on one server.
+
+    Attributes:
+        spec: Definition of the table.
+        ids: int64 [n]; of a dense table [0].
+        weights: float32 [n, dim]; of a dense table the server's slice.
+        removed: int64 [m].
+        whole: It has no other rows.
+    """
+
+    spec: TableSpec
+    ids: Ids
+    weights: Floats
+    removed: Ids = field(default_factory=NO_IDS.copy)
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class TableToSend:
+    """Change of one table, but for its weights.
+
+    Attributes:
+        spec: Definition of the table.
+        ids: int64 [n]; of a dense table [0].
+        count: Number of weights.
+        removed: int64 [m].
+        whole: It has no other rows.
+    """
+
+    spec: TableSpec
+    ids: Ids
+    count: int
+    removed: Ids = field(default_factory=NO_IDS.copy)
+    whole: bool = False
+
+    def parts(self) -> list[bytes | Ids | int]:
+        """Its message as `_lay_out` takes it, with a field of ChangesReply around it."""
+        head = follower_pb2.TableChanges(table=self.spec.key, whole=self.whole)
+        if self.whole:
+            head.spec.CopyFrom(write_spec(self.spec))
+        content = [
+            head.SerializeToString(),
+            *_array_field(_IDS, self.ids),
+            *_array_field(_WEIGHTS, 4 * self.count),
+            *_array_field(_REMOVED, self.removed),
+        ]
+        return [begun(_TABLES, sum(map(_size, content))), *content]
+
+
+def lay_out_changes(
+    head: follower_pb2.ChangesReply, tables: Sequence[TableToSend]
+) -> tuple[bytes, list[Floats], Bytes]:
+    """A reply that lacks its weights, the rooms for those of each table, and the room for the head.
+
+    All are to be filled before it is sent. protobuf itself would copy the weights four times.
+    """
+    parts = [part for table in tables for part in table.parts()]
+    message, (*rooms, last) = _lay_out([*parts, head.ByteSize()])
+    weights = iter(room.view(np.float32) for room in rooms)
+    return message, [next(weights) if one.count else _NO_WEIGHTS for one in tables], last
+
+
+def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats]]:
+    """A page of rows that lacks its weights, and the room for them, if there are any."""
+    fields = *_array_field(_PAGE_IDS, ids), *_array_field(_PAGE_WEIGHTS, 4 * dim * len(ids))
+    message, rooms = _lay_out([RowsReply(next=following).SerializeToString(), *fields])
+    return message, [room.view(np.float32) for room in rooms]
+
+
+def _array_field(number: int, content: Ids | int) -> list[bytes | Ids | int]:
+    """A field of an array, or of a room of so many bytes; none if it is empty."""
+    size = _size(content)
+    return [begun(number, size), content] if size else []
+
+
+def _size(part: bytes | Ids | int) -> int:
+    if isinstance(part, int):
+        return part
+    return len(part) if isinstance(part, bytes) else part.nbytes
+
+
+def _lay_out(parts: Sequence[bytes | Ids | int]) -> tuple[bytes, list[Bytes]]:
+    """A message of these parts one after the other; a number is a room of so many bytes."""
+    message, whole = reserve_behind(b"", sum(map(_size, parts)))
+    rooms, at = [], 0
+    for part in parts:
+        room = whole[at : (at := at + _size(part))]
+        if isinstance(part, int):
+            rooms.append(room)
+        elif isinstance(part, bytes):
+            room[:] = np.frombuffer(part, np.uint8)
+        else:
+            room[:] = part.astype("<i8", copy=False).view(np.uint8)
+    return message, rooms
+
+
+def read_changes(
+    message: follower_pb2.ChangesReply, specs: dict[int, TableSpec]
+) -> list[ChangedTable]:
+    """Return the changes in a reply; `specs` gets the definitions that come with them.
+
+    Raises:
+        FrameError: They do not fit together.
+    """
+    changes = []
+    for each in message.tables:
+        if each.whole:
+            specs[each.table] = read_spec(each.spec)
+        if each.table not in specs:
+            raise FrameError(f"changes of table {each.table:#x} come without its definition")
+        spec = specs[each.table]
+        ids, weights = read_rows(each, spec)
+        removals = _array(each.removed, np.int64)
+        changes.append(ChangedTable(spec, ids, weights, removals, each.whole))
+    return changes
+
+
+def read_rows(
+    message: "follower_pb2.TableChanges | RowsReply", spec: TableSpec
+) -> tuple[Ids, Floats]:
+    """Return the ids and weights of a message."""
+    ids, weights = _array(message.ids, np.int64), _array(message.weights, np.float32)
+    if spec.kind == "dense":
+        return ids, weights
+    if len(weights) != len(ids) * spec.dim:
+        raise FrameError(
+            f"{len(ids)} rows of table {spec.name!r} come with {len(weights)} weights; a row has {spec.dim}"
+        )
+    return ids, weights.reshape(-1, spec.dim)
+
+
+def read_reply(message: bytes) -> follower_pb2.ChangesReply:
+    """Return the reply to a request for changes."""
+    return parse(follower_pb2.ChangesReply, message)
+
+
+def _array(content: bytes, dtype: "type[np.int64 | np.float32]") -> NDArray[Any]:
+    size = np.dtype(dtype).itemsize
+    if len(content) % size:
+        raise FrameError(f"{len(content)} bytes are no whole number of {np.dtype(dtype).name}")
+    return np.frombuffer(content, np.dtype(dtype).newbyteorder("<")).astype(dtype, copy=False)

@@ -1,0 +1,420 @@
+"""The fleet of one process: a shard right here, no network, no other process; and one that is only read."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.checkpoint import Snapshot, save_fleet
+from psfleet.checkpoint.loading import Events, load_events
+from psfleet.core.base.errors import (
+    CheckpointError,
+    ConfigError,
+    PsfleetError,
+    UnknownTable,
+    UsageError,
+)
+from psfleet.core.base.settings.declaration import from_variable
+from psfleet.core.base.settings.declared_settings import JobSettings
+from psfleet.core.base.threads import deferred
+from psfleet.core.engine.consistency import AsyncMode
+from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.gradient_checks import (
+    NonFiniteCheck,
+    SkippedGradients,
+    check_gradients,
+    check_ids,
+    check_spec_value,
+    without_values,
+)
+from psfleet.core.engine.interface import (
+    ClosedRuntime,
+    CompletedPull,
+    CompletedPush,
+    Gradient,
+    PushCounter,
+    Read,
+    Runtime,
+    TableState,
+    missing_table,
+    with_counts,
+)
+from psfleet.core.engine.kernels.dedup import RecentBatches
+from psfleet.core.engine.kernels.number_formats import rounded
+from psfleet.core.engine.round_plan import Range
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.schema.table import DecaySpec, TableSpec, key_of
+from psfleet.core.engine.shard.events import (
+    CreateTable,
+    EndCut,
+    Join,
+    Push,
+    SendError,
+    SendOutcome,
+    Shrink,
+    Tick,
+)
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_state import TickTimer
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.shard.table_placement import placed
+from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.engine.tables.memory_choice import MemoryChoice
+from psfleet.core.engine.tables.row_data import ROW_IDS, RowData, row_columns, rows_of
+from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.net.connections import grpc_process
+from psfleet.core.net.gradient_compressor import GradientCompressor, repacked, value_format
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
+from psfleet.core.runtime.strategy import WireSettings
+
+Floats = NDArray[np.float32]
+_CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
+
+
+class EmbeddedRuntime:
+    """Implements psfleet.core.engine.interface.Runtime on a shard in this process; bit-equal to one server.
+
+    Every push is applied before `push` returns, which for a single worker is what both sync and
+    async mode do.
+
+    Args:
+        clock: Seconds, for tables with rows that age.
+        wire: The form that values would have on their way to a server.
+        watch: Looks for values that are not finite; None: one of its own.
+        only_reads: Tables are filled once, and then only read.
+
+    Attributes:
+        wire: Settings of the wire, unchanged.
+        counters: Count what pushes take along.
+    """
+
+    worker_index = 0
+    worker_num = 1
+    server_num = 0
+    reads_ahead = False
+    pools = True
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wire: WireSettings | None = None,
+        watch: NonFiniteCheck | None = None,
+        only_reads: bool = False,
+    ) -> None:
+        self._shard = Shard()
+        self._shard.tables.budget.only_reads = only_reads
+        folder = "" if only_reads else from_variable(JobSettings, "disk", os.environ)
+        self._shard.tables.choice = MemoryChoice.embedded(folder)
+        self.wire = wire or WireSettings()
+        self.counters: list[PushCounter] = []
+        self._compressor = GradientCompressor(self.worker_index, self.wire.gradients)
+        self._watch = watch or NonFiniteCheck(self.worker_index)
+        self._clock = clock
+        self._timer = TickTimer(clock())
+        self._specs: dict[int, TableSpec] = {}
+        grpc_process.prepare()  # rows and sums of megabytes come and go with every step
+        self._batches = RecentBatches()
+        self._pushes = 0
+        self._saves = 0
+        self._base: tuple[int, str] | None = None
+        self._expect(self._shard.handle(Join(0, 1, AsyncMode()), "join"))
+
+    @property
+    def pushes(self) -> int:
+        """Number of pushes."""
+        return self._pushes
+
+    @deferred()
+    def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        """See Runtime.create."""
+        flat = check_spec_value(spec, value)
+        if spec.servers is not None:  # for the fleet that goes on from a snapshot
+            spec = placed(spec, self._specs.values())
+        self._shard.create(spec, flat)
+        self._specs[spec.key] = spec
+        return spec.key
+
+    def open(self, name: str) -> TableSpec:
+        """See Runtime.open."""
+        table = self._shard.tables.get(key_of(name))
+        if table is None:
+            names = [table.spec.name for table in self._shard.tables.values()]
+            raise UnknownTable(missing_table(name, names))
+        return table.spec
+
+    def table(self, key: int) -> DenseTable | SparseTable:
+        """Return the table itself."""
+        return self._shard.tables[key]
+
+    def pull(self, reads: Sequence[Read]) -> list[Floats]:
+        """See Runtime.pull."""
+        return [self._pull(read) for read in reads]
+
+    def pull_ahead(self, reads: Sequence[Read]) -> CompletedPull:
+        """See Runtime.pull_ahead."""
+        return CompletedPull(self.pull(reads))
+
+    def _pull(self, read: Read) -> Floats:
+        spec = self._shard.tables[read.table].spec
+        if spec.kind == "dense":
+            return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
+        ids = check_ids(spec, read.ids)
+        unique = self._batches.of(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
+        [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
+        parts = [self._arrived(spec, rows)]
+        if read.bags is not None:
+            return unique.pool(parts, read.bags)
+        return unique.expand(parts).reshape(*ids.shape, spec.dim)
+
+    def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
+        """Return the values as a worker would receive them."""
+        form = value_format(spec, self.wire.values)
+        return values if form == "float32" else repacked(values, form)
+
+    @deferred()
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> CompletedPush:
+        """See Runtime.push."""
+        sums = self._merged(with_counts(gradients, self.counters))
+        values = ((spec.name, g.values, g.ids) for spec, g in sums)
+        try:
+            self._watch.look(self._pushes + 1, loss, values)
+        except SkippedGradients:
+            rest = with_counts(list(map(without_values, gradients)), self.counters)
+            samples, loss, sums = 0, None, self._merged(rest)
+        parts = tuple(self._compressor.sent(self._pushes + 1, sums))
+        self._tick()
+        push = Push(0, 1, self._pushes + 1, parts, samples, loss)
+        self._expect(self._shard.handle(push, "push"))
+        self._pushes += 1
+        for counter in self.counters:
+            counter.arrived()
+        return CompletedPush()
+
+    def push_counts(self) -> None:
+        """Push what counters hold, by itself."""
+        self.push([])
+
+    def _tick(self) -> None:
+        every, now = self._shard.tick_every, self._clock()
+        if ticks := self._timer.due(every, now):
+            self._expect(self._shard.handle(Tick(ticks), "tick"))
+            self._timer.told(now)
+
+    def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
+        """Return the gradients with each id once, as amp rounds them."""
+        parts = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
+        return [(part[0], self._with_sums(*part)) for part in parts]
+
+    def _with_sums(
+        self, spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
+    ) -> Gradient:
+        if ids is not None and spec.kind == "sparse":
+            unique = self._batches.of(spec.key, ids, 1)
+            ids, values = unique.unique[0], unique.merge(values, gradient.bags)[0]
+        if gradient.precision != "float32":
+            values = rounded(values, gradient.precision, gradient.scale)
+        return dataclasses.replace(gradient, values=values, ids=ids, bags=None)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return at once: pushes are applied when they return."""
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return at once: there is one worker."""
+
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        """Return the array itself: there is one worker."""
+        if mode not in ("sum", "max", "min"):
+            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        return np.array(value)
+
+    def read_table(self, table: int) -> TableState:
+        """See Runtime.read_table."""
+        source = self._shard.tables[table]
+        if isinstance(source, DenseTable):
+            return TableState(source.step, [v.reshape(source.spec.shape) for v in source.state()])
+        rows = source.page(0, len(source))
+        planes = np.split(rows.values, 1 + len(source.spec.rule.slots), axis=1)
+        return TableState(
+            source.step,
+            list(map(np.ascontiguousarray, planes)),
+            rows.ids,
+            rows.touched,
+            rows.scores,
+        )
+
+    @deferred()
+    def write_table(self, table: int, state: TableState) -> None:
+        """See Runtime.write_table."""
+        self._compressor.forget()
+        target = self._shard.tables[table]
+        if isinstance(target, DenseTable):
+            target.restore(state.step, [v.reshape(-1) for v in state.values])
+            return
+        target.restore_step(state.step)
+        target.restore(
+            check_ids(target.spec, state.ids),
+            np.concatenate(state.values, axis=1),
+            state.touched,
+            state.scores,
+        )
+
+    @deferred()
+    def shrink(
+        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
+    ) -> int:
+        """See Runtime.shrink."""
+        return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
+
+    def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
+        """See Runtime.evictions."""
+        return [self._shard.tables.evicted(table, at, limit) for at in position]
+
+    def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
+        """See Runtime.save."""
+        if not path:
+            raise ConfigError(
+                "without a cluster there is no job's folder; name one for the snapshot"
+            )
+        if delta and self._base is None:
+            raise CheckpointError(
+                "there is no snapshot that a delta could say the changes of; save a base first (mode 2)"
+            )
+        before = self._base if delta else None
+        self._saves += 1
+        cutting = PendingCut(self._saves, since=before[0] if before else 0, remember=delta or base)
+        save_fleet(path, [self._shard], cutting, before[1] if before else None)
+        if delta or base:
+            self._base = self._saves, path
+            self._shard.handle(EndCut(self._saves, self._saves), "save")
+        return path
+
+    @deferred()
+    def load(self, path: str) -> None:
+        """See Runtime.load."""
+        self.restore(Snapshot(path).events(0, 1))
+
+    def restore(self, events: Events) -> None:
+        """Create and fill tables."""
+        self._compressor.forget()
+        load_events(self._shard, events)
+        self._specs = {key: table.spec for key, table in self._shard.tables.items()}
+
+    def data_steps(
+        self,
+        trainer: Any,
+        size: int,
+        batch: int,
+        epochs: int,
+        seed: int,
+        merged: int,
+        parts: Any = None,
+    ) -> Iterator[tuple[Range, ...]]:
+        """Yield every sample, in order; see fleet.dataset."""
+        for start in range(0, epochs * size, size):
+            for low in range(start, start + size, batch):
+                yield ((low, min(low + batch, start + size)),)
+
+    def specs(self) -> dict[int, TableSpec]:
+        """See Runtime.specs."""
+        return dict(self._specs)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """See Runtime.stats."""
+        counters = self._shard.counters
+        return [
+            {
+                "server": 0,
+                "pid": os.getpid(),
+                "pushes": counters.pushes,
+                "samples": sum(counters.samples.values()),
+                "losses": dict(counters.losses),
+                "tables": [
+                    {
+                        "name": t.spec.name,
+                        "kind": t.spec.kind,
+                        "bytes": t.bytes,
+                        "device_bytes": t.device_bytes,
+                        "step": t.step,
+                        "count": t.count if isinstance(t, DenseTable) else len(t),
+                    }
+                    for t in self._shard.tables.values()
+                ],
+            }
+        ]
+
+    def close(self) -> None:
+        """Release the tables; later calls are refused."""
+        self._shard = cast(Shard, ClosedRuntime(_CLOSED))
+
+    @staticmethod
+    def _expect(instructions: Sequence[Any]) -> int:
+        """Return the number of the last answer."""
+        number = 0
+        for instruction in instructions:
+            if isinstance(instruction, SendError):
+                raise instruction.error
+            if not isinstance(instruction, SendOutcome):
+                raise PsfleetError(f"unexpected instruction {instruction!r}")
+            number = instruction.number
+        return number
+
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
+    """Implements psfleet.core.engine.interface.Runtime on the weights of a snapshot, without optimizer state.
+
+    An id without a row has the first value that it would have in training.
+
+    Args:
+        path: The snapshot's folder.
+
+    Raises:
+        CheckpointError: It is missing, incomplete or damaged.
+    """
+
+    open = handed_on(Runtime.open)
+    pools = property(attrgetter("_fleet.pools"))
+
+    def __init__(self, path: str) -> None:
+        self.source = repr(path)
+        self.instead = "train on a fleet that has loaded it"
+        tables = EmbeddedRuntime(only_reads=True)
+        tables.restore(_weights(Snapshot(path)))
+        super().__init__(tables)
+
+
+def _weights(snapshot: Snapshot) -> Events:
+    """Yield the events that load the weights into a shard: no state, no scores, no candidate ids."""
+    specs = {spec.key: spec for spec in snapshot.specs()}
+    for event in snapshot.events(0, 1):
+        if isinstance(event, CreateTable):
+            yield CreateTable(_plain(event.spec), event.value)
+        elif columns := _weight_columns(specs[event.table], event.columns):
+            yield dataclasses.replace(event, columns=columns)
+
+
+def _plain(spec: TableSpec) -> TableSpec:
+    """Return the table without optimizer state and rows that go."""
+    return dataclasses.replace(
+        spec, rule=SGD(), decay=DecaySpec(), every_row=False, entry=None, device=None
+    )
+
+
+def _weight_columns(spec: TableSpec, columns: Columns) -> Columns:
+    if spec.kind == "dense":
+        name = spec.slot_names[0]
+        return {name: columns[name]}
+    if ROW_IDS not in columns:
+        return {}
+    rows = rows_of(spec, columns)
+    weights = np.ascontiguousarray(rows.values[:, : spec.dim])
+    return row_columns(RowData(rows.ids, weights, rows.touched, rows.scores[:, :0]))

@@ -1,0 +1,296 @@
+"""half-async: gradients wait in a queue and leave several at a time, summed to one push.
+
+As the reference's asynchronous communicator does it: a thread of its own takes what is waiting, at
+most `max_merge` gradients, sums them, pushes the sum and waits for the servers. A slow fleet so gets
+fewer and larger pushes instead of holding up the worker, until `queue_size` gradients wait. A pull
+does not wait for the queue; flush and every collective do.
+
+A sum of gradients is one update of the rule. Only steps that name the same tables in the same way, at
+the same learning rate, are summed; others leave one after the other, in order.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, UnknownTable, UsageError
+from psfleet.core.base.threads import ServiceThread, deferred, wait_for
+from psfleet.core.engine.gradient_checks import check_gradients
+from psfleet.core.engine.interface import Gradient, PendingPush, Runtime
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.membership_view import Position
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.strategy import ConsistencySettings
+
+Floats = NDArray[np.float32]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class PositionedRuntime(Runtime, Protocol):
+    """A runtime whose pushes say how far the worker is with its data."""
+
+    @property
+    def position(self) -> Position:
+        """Position of the worker in its data after the present step."""
+
+    def push(
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        samples: int = 0,
+        loss: float | None = None,
+        position: Position | None = None,
+    ) -> PendingPush:
+        """See Runtime.push; `position`: after the last step of the gradients."""
+
+
+@dataclass(eq=False)
+class _QueuedPush:
+    """A push that waits."""
+
+    gradients: list[Gradient]
+    samples: int
+    loss: float | None
+    position: Position
+    runtime: "HalfAsyncRuntime"
+    done: bool = False
+
+    def wait(self, timeout: float | None = None) -> None:
+        """See PendingPush.wait."""
+        self.runtime.settle(lambda: self.done, timeout)
+
+
+def _alone(method: F) -> F:
+    """Return the cluster's method, for one thread at a time."""
+
+    def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
+        with runtime.alone():
+            return getattr(runtime.cluster, method.__name__)(*args, **keywords)
+
+    return cast(F, call)
+
+
+def _flushed(method: F) -> F:
+    """Return the cluster's method, once it has everything that was pushed."""
+
+    def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
+        runtime.flush()
+        with runtime.alone():
+            return getattr(runtime.cluster, method.__name__)(*args, **keywords)
+
+    return cast(F, call)
+
+
+class HalfAsyncRuntime(ForwardingRuntime):
+    """A cluster's runtime with a queue before its pushes.
+
+    An error of a push is raised by its ticket and by every later call: no push is skipped. But what a server
+    has refused is raised once, and everything else goes on.
+
+    Args:
+        fleet: The cluster.
+        settings: Number of gradients to merge, and number that may wait.
+    """
+
+    def __init__(self, fleet: PositionedRuntime, settings: ConsistencySettings) -> None:
+        super().__init__(fleet)
+        self.cluster = fleet
+        self._settings = settings
+        self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
+        self._changed = threading.Condition()
+        self._queue: deque[_QueuedPush] = deque()
+        self._sending = 0  # steps that have left the queue and are not acknowledged
+        self._error: PsfleetError | None = None
+        self._closing = False
+        self._thread = ServiceThread(self._run, "merging")
+        self._thread.start()
+
+    create = _alone(Runtime.create)
+    open = _alone(Runtime.open)
+    pull = _alone(Runtime.pull)  # gradients that wait are not in it yet
+    evictions = _alone(Runtime.evictions)
+    stats = _alone(Runtime.stats)
+    all_reduce = _flushed(Runtime.all_reduce)
+    read_table = _flushed(Runtime.read_table)
+    write_table = _flushed(Runtime.write_table)
+    shrink = _flushed(Runtime.shrink)
+    save = _flushed(Runtime.save)
+    load = _flushed(Runtime.load)
+
+    # -- training ------------------------------------------------------------------------------
+
+    @deferred()
+    def push(
+        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
+    ) -> _QueuedPush:
+        """See Runtime.push. Waits while the queue is full."""
+        # Checked before it waits: an error of what has been taken is final.
+        check_gradients(self._spec_of, gradients)
+        step = _QueuedPush(
+            [_owned(gradient) for gradient in gradients], samples, loss, self.cluster.position, self
+        )
+        self.settle(lambda: len(self._queue) < self._settings.queue_size)
+        with self._changed:
+            self._queue.append(step)
+            self._changed.notify_all()
+        return step
+
+    def _spec_of(self, table: int) -> TableSpec:
+        spec = self._fleet.specs().get(table)
+        if spec is None:
+            raise UnknownTable(f"table {table:#x} is unknown; create it first")
+        return spec
+
+    @deferred()
+    def settle(self, until: Callable[[], bool], timeout: float | None = None) -> None:
+        """Wait for the thread that sends; raises what it has failed with.
+
+        Raises:
+            DeadlineExceeded: `until` did not hold within `timeout` seconds.
+        """
+        with self._changed:
+            in_time = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
+            self._check()
+            if not in_time:
+                raise DeadlineExceeded(
+                    f"{len(self._queue) + self._sending} gradients were not sent within "
+                    f"{timeout:g} seconds"
+                )
+
+    @override
+    def flush(self, timeout: float | None = None) -> None:
+        self.settle(lambda: not self._queue and not self._sending, timeout)
+        with self.alone():
+            self._fleet.flush(timeout)
+
+    @override
+    def barrier(self, timeout: float | None = None) -> None:
+        self.flush(timeout)
+        with self.alone():
+            self._fleet.barrier(timeout)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (steps := self._next()) is not None:
+            try:
+                self._send(_merged(steps)).wait()
+            except UsageError as error:
+                self._ended(steps, error)
+                continue
+            except PsfleetError as error:
+                self._ended(steps, error)
+                return
+            except Exception as error:
+                self._ended(steps, PsfleetError(f"merged gradients were not sent: {error!r}"))
+                return
+            self._ended(steps, None)
+
+    def _send(self, step: _QueuedPush) -> PendingPush:
+        with self._using:
+            return self.cluster.push(
+                step.gradients, samples=step.samples, loss=step.loss, position=step.position
+            )
+
+    def _next(self) -> list[_QueuedPush] | None:
+        """Return the pushes to send together next; None when this runtime is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if self._closing:
+                return None
+            steps = [self._queue.popleft()]
+            kind = _kind(steps[0])
+            while (
+                self._queue
+                and len(steps) < self._settings.max_merge
+                and kind is not None
+                and _kind(self._queue[0]) == kind
+            ):
+                steps.append(self._queue.popleft())
+            self._sending = len(steps)
+            self._changed.notify_all()
+            return steps
+
+    def _ended(self, steps: Sequence[_QueuedPush], error: PsfleetError | None) -> None:
+        with self._changed:
+            self._error, self._sending = error or self._error, 0
+            for step in steps:
+                step.done = error is None or isinstance(error, UsageError)
+            self._changed.notify_all()
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """End the thread; the fleet goes on. What still waits is dropped: flush before."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    @override
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self.release()
+            self._fleet.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the cluster's runtime for this thread alone."""
+        with self._changed:
+            self._check()
+        with self._using:
+            yield
+
+    def _check(self) -> None:
+        """Raise what a push has failed with; what a server has refused, once."""
+        error = self._error
+        if error is not None:
+            self._error = None if isinstance(error, UsageError) else error
+            raise error
+
+
+def _owned(gradient: Gradient) -> Gradient:
+    """Return the gradient in arrays of its own: the caller's may change while it waits."""
+    ids = None if gradient.ids is None else np.array(gradient.ids)
+    return replace(gradient, values=np.array(gradient.values, np.float32), ids=ids)
+
+
+def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
+    """Return what is equal for steps that may be summed; None: it leaves alone."""
+    kinds = []
+    for gradient in step.gradients:
+        if gradient.ids is not None and gradient.values.ndim < 2:
+            return None  # elements of a dense table, which are few already
+        shape = gradient.values.shape if gradient.ids is None else gradient.values.shape[1:]
+        kinds.append(
+            (gradient.table, gradient.learning_rate, gradient.precision, gradient.scale, shape)
+        )
+    return tuple(kinds)
+
+
+def _merged(steps: Sequence[_QueuedPush]) -> _QueuedPush:
+    """Return one push in place of all: dense gradients summed, rows side by side for the push to sum."""
+    if len(steps) == 1:
+        return steps[0]
+    last = steps[-1]
+    gradients = []
+    for parts in zip(*(step.gradients for step in steps), strict=True):
+        first = parts[0]
+        if first.ids is None:
+            values, ids = np.array(first.values), None
+            for part in parts[1:]:
+                values += part.values
+        else:
+            values = np.concatenate([part.values for part in parts])
+            ids = np.concatenate([part.ids.reshape(-1) for part in parts if part.ids is not None])
+        gradients.append(replace(first, values=values, ids=ids))
+    return replace(last, gradients=gradients, samples=sum(step.samples for step in steps))

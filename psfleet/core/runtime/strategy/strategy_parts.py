@@ -1,0 +1,350 @@
+"""The parts of a strategy: consistency mode, execution, updates, and formats on the wire."""
+
+import re
+import sys
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.declaration import Setting, check, setting, settings_of
+from psfleet.core.base.settings.kinds import Format, Mode, Schedule, one_of
+from psfleet.core.engine.consistency import MODES, ConsistencyMode, find_mode
+
+
+@dataclass(frozen=True, init=False)
+class ConsistencySettings:
+    """A consistency mode and its settings.
+
+        ConsistencySettings("ssp", staleness=4).staleness == 4
+
+    docs/strategies.md describes the modes. Every setting of every mode is an attribute; those of other
+    modes have their defaults.
+
+    Args:
+        mode: The name of the mode.
+        values: Its own settings by place, in the order of its declaration.
+        settings: Its settings by name. One of another mode may only have its default.
+
+    Attributes:
+        declared: The mode, with these settings.
+
+    Raises:
+        ConfigError: The mode or a setting is unknown, a value is wrong, or the setting is of another mode.
+    """
+
+    declared: ConsistencyMode
+
+    def __init__(self, mode: Mode = "sync", *values: float, **settings: float) -> None:
+        settings_by_name = {one.name: one for one in self.settings()}
+        settings_by_name.pop("mode").check(mode, "consistency mode")
+        own = settings_of_mode(mode)
+        for name, value in settings.items():
+            if name not in settings_by_name:
+                raise ConfigError(
+                    f"consistency has no setting {name!r}; it has {', '.join(settings_by_name)}"
+                )
+            if name not in own and value != settings_by_name[name].default:
+                raise _contradiction(name, value, mode)
+        own_values = {name: value for name, value in settings.items() if name in own}
+        declaration = type(find_mode(mode))(*values, **own_values)
+        for name, one in settings_by_name.items():
+            object.__setattr__(self, name, getattr(declaration, name, one.default))
+        object.__setattr__(self, "declared", declaration)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def mode(self) -> Mode:
+        """The name of the mode."""
+        return cast(Mode, self.declared.name)
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """The mode and the settings of all modes, those that several modes share at the end."""
+        by_name: dict[str, Setting] = {}
+        modes: dict[str, list[str]] = {}
+        for name, declaration in MODES.items():
+            for one in settings_of(type(declaration)):
+                by_name.setdefault(one.name, one)
+                modes.setdefault(one.name, []).append(name)
+        in_order = sorted(by_name.values(), key=lambda one: len(modes[one.name]) > 1)
+        mode = Setting("mode", one_of(*MODES), "sync", "When pushes take effect", flag="--mode")
+        return (
+            mode,
+            *(replace(one, help=f"{_and(modes[one.name])}: {one.help}") for one in in_order),
+        )
+
+
+def settings_of_mode(mode: str | None) -> tuple[str, ...]:
+    """The names of a mode's settings; none of a mode that is unknown or None."""
+    declaration = MODES.get(mode or "")
+    return () if declaration is None else tuple(one.name for one in fields(declaration))
+
+
+def _modes_with(setting: str) -> list[str]:
+    return [mode for mode in MODES if setting in settings_of_mode(mode)]
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _contradiction(name: str, value: Any, mode: str) -> ConfigError:
+    return ConfigError(
+        f"consistency {name} = {value} and mode = {mode!r} contradict each other: it is a setting of "
+        f"{', '.join(_modes_with(name))}; leave one out"
+    )
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """The program is cut into pieces that stages run on micro-batches.
+
+    A script that runs by itself is cut in the same places and runs the pieces in turn.
+    """
+
+    schedule: Schedule = setting(
+        "1f1b", "Run the program in pieces on micro-batches, in this order", names="--pipeline"
+    )
+    stages: int = setting(
+        1, "Processes of each worker; each runs its pieces", names="--stages", least=1
+    )
+    micro_batches: int = setting(
+        1, "Parts that each batch is cut into", names="--micro-batches", least=1
+    )
+    chunks: int = setting(
+        0, "Pieces of each stage; 0: 2 where the schedule is interleaved, else 1", least=0
+    )
+    queue_size: int = setting(
+        30, "Messages to a stage that may wait before the sender does", least=1
+    )
+    copies: tuple[int, ...] = setting(
+        (), "Processes of each stage, which take micro-batches in turn; empty: one each"
+    )
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"pipeline {one.name}")
+        if self.copies and (len(self.copies) != self.stages or min(self.copies) < 1):
+            raise ConfigError(
+                f"pipeline copies is {self.copies}; it must name at least 1 for each of "
+                f"{self.stages} stages"
+            )
+        if self.chunks > 1 and self.schedule == "zero-bubble":
+            raise ConfigError(
+                f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
+                "each other: it works with 1; use interleaved"
+            )
+
+    @property
+    def per_stage(self) -> int:
+        """Pieces of each stage."""
+        return self.chunks or (2 if self.schedule == "interleaved" else 1)
+
+
+@dataclass(frozen=True)
+class RecomputeSettings:
+    """Activations between checkpoints are dropped and computed again in the backward pass."""
+
+    checkpoints: tuple[str, ...] = setting(
+        (), "Names of variables or layers; empty: the first run chooses"
+    )
+    memory_budget: str = setting(
+        "",
+        'What the choice keeps within, such as "512MiB" or "2GB"; empty: what cutting at every '
+        "sqrt(n)-th operation takes",
+    )
+
+    def __post_init__(self) -> None:
+        if self.checkpoints and self.memory_budget:
+            raise ConfigError(
+                "recompute has checkpoints and a memory_budget; the budget is for "
+                "choosing checkpoints: leave one out"
+            )
+        self.budget  # noqa: B018  # refuses what is no size
+
+    @property
+    def budget(self) -> int | None:
+        """memory_budget in bytes."""
+        if not self.memory_budget:
+            return None
+        number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", self.memory_budget.strip()).groups()  # type: ignore[union-attr]  # matches anything
+        factor = _UNITS.get(unit)
+        if factor is None or not re.fullmatch(r"\d+(\.\d+)?", number):
+            raise ConfigError(
+                f"recompute memory_budget is {self.memory_budget!r}; it must be a number "
+                f"and one of {', '.join(filter(None, _UNITS))}"
+            )
+        return int(float(number) * factor)
+
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+
+
+_size: Any = partial(
+    setting, least=0, most=sys.float_info.max, wanted="a finite number of at least 0"
+)
+
+
+@dataclass(frozen=True)
+class GradientMergeSettings:
+    """Push the sum or the mean of the gradients of several steps in place of each."""
+
+    k_steps: int = setting(1, "Steps whose gradients are merged", least=1)
+    avg: bool = setting(True, "Push their mean; false: their sum")
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"gradient_merge {one.name}")
+
+
+@dataclass(frozen=True)
+class DGCSettings:
+    """Momentum becomes DGCMomentum: only the largest gradients are sent, the rest is kept."""
+
+    rampup_begin_step: int = setting(0, "Steps before that begins", least=0)
+    rampup_step: int = setting(1, "Steps over which the sparsity rises", least=1)
+    sparsity: tuple[float, ...] = setting(
+        (0.999,), "Shares of elements that are not sent, gone through while it rises"
+    )
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"dgc {one.name}")
+        if not self.sparsity or not all(0 <= part < 1 for part in self.sparsity):
+            raise ConfigError(
+                f"dgc sparsity is {list(self.sparsity)}; it must be a list of numbers in [0, 1)"
+            )
+
+
+@dataclass(frozen=True)
+class LocalSGDSettings:
+    """Each worker trains dense parameters by itself; every `k_steps` steps they are averaged."""
+
+    k_steps: int = setting(1, "Updates between two averages", least=1)
+    begin_step: int = setting(
+        1, "Updates before that begins, which are made on the servers", least=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"localsgd {one.name}")
+
+
+@dataclass(frozen=True)
+class LarsSettings:
+    """Momentum becomes LarsMomentum."""
+
+    lars_coeff: float = _size(0.001, "Trust coefficient")
+    lars_weight_decay: float = _size(0.0005, "Weight decay")
+    epsilon: float = _size(0.0, "Added to the denominator of the local learning rate")
+    exclude_from_weight_decay: tuple[str, ...] = setting(
+        (), "Parts of names of parameters that are not decayed"
+    )
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"lars {one.name}")
+
+
+@dataclass(frozen=True)
+class LambSettings:
+    """Adam becomes Lamb."""
+
+    lamb_weight_decay: float = _size(0.01, "Weight decay")
+    exclude_from_weight_decay: tuple[str, ...] = setting(
+        (), "Parts of names of parameters that are not decayed"
+    )
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"lamb {one.name}")
+
+
+_least_1: Any = partial(setting, least=1, most=2**100, wanted="at least 1 and at most 2^100")
+
+
+@dataclass(frozen=True)
+class AMPSettings:
+    """Gradients travel, and programs multiply matrices, in 16 bits."""
+
+    dtype: str = setting(
+        "bfloat16",
+        "How gradients travel: bfloat16 has the range of float32, float16 more digits and loss scaling",
+        one_of("bfloat16", "float16"),
+    )
+    compute: str = setting(
+        "auto",
+        "Precision of a program's matrix products; auto: bfloat16 where `dtype` is bfloat16 and "
+        "torch and the processor multiply in it, else float32",
+        one_of("auto", "bfloat16", "float32"),
+    )
+    init_loss_scaling: float = _least_1(
+        32768.0, "What float16 gradients are multiplied by on their way, at the start"
+    )
+    incr_every_n_steps: int = _least_1(
+        1000, "After so many steps that fit, the scale is multiplied by `incr_ratio`"
+    )
+    decr_every_n_nan_or_inf: int = _least_1(
+        2, "After so many in a row that do not fit, and are skipped, by `decr_ratio`"
+    )
+    incr_ratio: float = _least_1(2.0, "See `incr_every_n_steps`")
+    decr_ratio: float = setting(
+        0.8, "See `decr_every_n_nan_or_inf`", least=2**-100, most=1, wanted="above 0 and at most 1"
+    )
+    use_dynamic_loss_scaling: bool = setting(True, "False: the scale stays as it is")
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"amp {one.name}")
+        if self.dtype == "bfloat16":
+            self._refuse_scaling()
+
+    def _refuse_scaling(self) -> None:
+        for one in settings_of(type(self)):
+            is_scaling = one.name not in ("dtype", "compute")
+            if is_scaling and getattr(self, one.name) != one.default:
+                raise ConfigError(
+                    f"amp {one.name} is {getattr(self, one.name)} and dtype is bfloat16, "
+                    "which needs no loss scaling; leave it out or use float16"
+                )
+
+
+_FORMATS: dict[str, Format] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_FORM = one_of(*_FORMATS)
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """In which form values travel between workers and servers: fewer bytes for less precision."""
+
+    push: str = setting(
+        "fp32",
+        "Form of gradients on the wire: fewer bytes for less precision; `--wire` sets both ways",
+        _FORM,
+        names="--wire",
+    )
+    pull: str = setting("fp32", "Form of weights on the wire, likewise", _FORM, names="--wire")
+
+    def __post_init__(self) -> None:
+        check(self, lambda one: f"wire {one.name}")
+
+    @classmethod
+    def both(cls, form: str) -> "WireSettings":
+        """One form for both ways."""
+        return cls(form, form)
+
+    @property
+    def gradients(self) -> Format:
+        """The form of gradients."""
+        return _FORMATS[self.push]
+
+    @property
+    def values(self) -> Format:
+        """The form of weights."""
+        return _FORMATS[self.pull]

@@ -1,0 +1,182 @@
+"""Feature sets as JSON: what they are, with the statistics and vocabularies of their transforms.
+
+{"format": "feature set", "version": 1,
+ "tables": {"users": {"dim": 16}},
+ "inputs": {},
+ "features": {"price": {"table": "users", "transform": [{"kind": "Quantiles", "count": 10, ...}]}}}
+
+The keys are those of a TOML file, see psfleet/features.py. Tables are without what only training needs, and
+the order is that of the set.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.files import reason, replace
+from psfleet.core.base.json_documents import Format, exact, reading
+from psfleet.data.feature_sets.transforms import lists, maps, number_transforms, vocabulary
+from psfleet.data.feature_sets.transforms.transform import FittedTransform, Function, Transform
+
+if TYPE_CHECKING:
+    from psfleet.data.feature_sets.feature_set import FeatureSet
+
+FORMAT = Format("feature set")
+_TRAINING = ("optimizer", "initializer", "entry")  # of a table
+
+TRANSFORMS: dict[str, type[Transform]] = {
+    "Bucketize": number_transforms.Bucketize,
+    "Quantiles": number_transforms.Quantiles,
+    "Cross": vocabulary.Cross,
+    "Match": lists.Match,
+    "Overlap": lists.Overlap,
+    "Truncate": lists.Truncate,
+    "Pad": lists.Pad,
+    "FillMissing": lists.FillMissing,
+    "WeightedValues": lists.WeightedValues,
+    "Lookup": maps.Lookup,
+    "MapLookup": maps.MapLookup,
+    "Log1p": number_transforms.Log1p,
+    "Clip": number_transforms.Clip,
+    "Normalize": number_transforms.Normalize,
+    "MinMax": number_transforms.MinMax,
+    "Lowercase": maps.Lowercase,
+    "Split": maps.Split,
+    "NGrams": maps.NGrams,
+    "Vocabulary": vocabulary.Vocabulary,
+}
+"""By name in files."""
+_NAMES = {kind: name for name, kind in TRANSFORMS.items()}
+
+
+def write_features(features: "FeatureSet", where: Path) -> None:
+    """Write a file that `read_features` reads.
+
+    Raises:
+        UsageError: A transform is not fitted, or the file cannot be written.
+    """
+    text = json.dumps(FORMAT.document(**document_of(features)), indent=1)
+    try:
+        replace(where, lambda draft: draft.write_text(text, "utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"the features {str(where)!r} cannot be written: {reason(error)}"
+        ) from None
+
+
+def document_of(features: "FeatureSet") -> dict[str, Any]:
+    """The set as JSON has it: as the document of a TOML file."""
+    tables = {
+        name: {key: value for key, value in _changed(table) if key not in _TRAINING}
+        for name, table in features.tables.items()
+    }
+    parts: dict[str, dict[str, Any]] = {"tables": tables, "inputs": {}, "features": {}}
+    for each in features.members:
+        name = each.name
+        kind = "features" if name in features.features else "inputs"
+        member = dict(_changed(each))
+        if "table" in member:
+            member["table"] = each.table.name  # type: ignore[union-attr]
+        if "transform" in member:
+            member["transform"] = [_transform(name, part) for part in each.transform]
+        parts[kind][name] = member
+    parts["features"] = {name: parts["features"][name] for name in features.features}
+    return parts
+
+
+def _changed(item: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass besides its name, without those that have their default."""
+    for field in dataclasses.fields(item):
+        value = getattr(item, field.name)
+        if field.init and field.name != "name" and value != field.default:
+            yield field.name, list(value) if isinstance(value, tuple) else value
+
+
+def _transform(name: str, transform: Transform) -> dict[str, Any]:
+    kind = _NAMES.get(type(transform))
+    if kind is None:  # a user's, which `transform_of` refuses
+        own = transform.name if isinstance(transform, Function) else type(transform).__qualname__
+        return {"kind": "Function", "name": own}
+    if isinstance(transform, FittedTransform):
+        try:
+            transform.check_fitted()
+        except UsageError as error:
+            raise UsageError(f"feature {name!r}: {error}") from None
+    return {"kind": kind, **dict(_changed(transform))}
+
+
+def transform_of(owner: str, document: Any) -> Transform:
+    """The transform for which `{ kind = NAME, ... }` of a file stands.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind == "Function":
+        raise ConfigError(
+            f"{owner} has the function {document.get('name')!r}, which no file holds; name the set as "
+            "MODULE:NAME in place of the file"
+        )
+    transform = TRANSFORMS.get(kind) if isinstance(kind, str) else None
+    if transform is None:
+        raise ConfigError(
+            f"{owner} has the transform {document!r:.80}; its `kind` must be one of "
+            f"{', '.join(sorted(TRANSFORMS))}"
+        )
+    try:
+        return transform(**{key: value for key, value in document.items() if key != "kind"})
+    except TypeError as error:
+        raise ConfigError(f"{owner}, transform {kind}: {error}") from None
+
+
+def read_features(where: Path) -> dict[str, Any]:
+    """The document that `write_features` has written, as that of a TOML file.
+
+    Raises:
+        ConfigError: It is damaged or no such file.
+    """
+    with reading(where, ConfigError):
+        content = FORMAT.parse(where.read_bytes())
+        exact(content, FORMAT.name, tables=dict, inputs=dict, features=dict)
+    return content
+
+
+def read_statistics(features: "FeatureSet", where: Path) -> None:
+    """Take what a first pass has computed from a file that `write_features` has written.
+
+    Raises:
+        ConfigError: The file is damaged, or its transforms are not those of the set.
+    """
+    try:
+        document = read_features(where)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the features {str(where)!r} do not exist; save(path) of a fitted feature set writes them"
+        ) from None
+    members = {**document["inputs"], **document["features"]}
+    for name, feature in features.transformed.items():
+        parts = members.get(name, {}).get("transform", [])
+        for place, own in enumerate(feature.transform):
+            if isinstance(own, FittedTransform):
+                owner = f"{str(where)!r}: feature {name!r}"
+                part = parts[place] if place < len(parts) else None
+                _take(owner, own, transform_of(owner, part))
+
+
+def _take(owner: str, own: FittedTransform, source: Transform) -> None:
+    """Take the fields that the transform lacks; the others must be alike."""
+    if type(source) is not type(own):
+        raise ConfigError(f"{owner} has {source!r:.80}, and the set has {own!r:.80}; fit it anew")
+    for field in dataclasses.fields(own):
+        value = getattr(own, field.name)
+        other = getattr(source, field.name)
+        if field.init and value is not None and value != other:
+            raise ConfigError(
+                f"{owner} has {field.name} {other!r:.80}, and the set has {value!r:.80}; fit it anew"
+            )
+    for field in dataclasses.fields(own):
+        if field.init:
+            setattr(own, field.name, getattr(source, field.name))

@@ -1,0 +1,217 @@
+"""Bags of ids of a batch, one bag for each sample, in the forms in which data comes."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.kernels.bags import chosen_bags
+
+Floats = NDArray[np.float32]
+Lengths = NDArray[np.int64]
+
+
+@checked
+class Jagged:
+    """Values of a batch, any number for each sample.
+
+        Jagged([7, 8, 9], lengths=[2, 0, 1])     # three samples, with the ids 7 and 8, none, and 9
+        Jagged([7, 8, 9], offsets=[0, 2, 2, 3])  # the same
+
+    Args:
+        values: Ids or texts [n], those of the first sample first.
+        lengths: Whole numbers [samples]: how many values each sample has.
+        offsets: In place of lengths, [samples + 1]: where the values of each sample begin, and the end.
+        weights: Floats [n]: a factor on the row of each value; None: 1.
+
+    Attributes:
+        values: The array of values, [n].
+        lengths: int64 [samples].
+        weights: float32 [n] or None.
+
+    Raises:
+        ShapeError: The parts do not fit each other.
+    """
+
+    def __init__(
+        self,
+        values: Any,
+        lengths: ArrayLike | None = None,
+        *,
+        offsets: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        if (lengths is None) == (offsets is None):
+            raise ShapeError("jagged values have lengths or offsets; give one of them")
+        self.values = as_plain(values).reshape(-1)
+        self.lengths = _lengths(lengths) if offsets is None else _between(offsets)
+        self.weights = None if weights is None else as_plain(weights, np.float32).reshape(-1)
+        count = int(self.lengths.sum())
+        if len(self.values) != count:
+            raise ShapeError(f"jagged values are {len(self.values)}, their lengths sum to {count}")
+        if self.weights is not None and len(self.weights) != count:
+            raise ShapeError(f"jagged values are {count}, their weights are {len(self.weights)}")
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.lengths)
+
+    @functools.cached_property
+    def offsets(self) -> Lengths:
+        """Start of each sample's values, and the end: int64 [samples + 1]."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
+
+    def __getitem__(self, rows: Any) -> "Jagged":
+        """Some of the samples: a slice, their places or a mask, as in an array."""
+        lengths, starts = self.lengths[rows], self.offsets[:-1][rows]
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            first = int(starts[0]) if len(starts) else 0
+            places = slice(first, first + int(lengths.sum()))
+            weights = None if self.weights is None else self.weights[places]
+            return Jagged(self.values[places], lengths, weights=weights)
+        weights = None if self.weights is None else chosen_bags(self.weights, starts, lengths)
+        return Jagged(chosen_bags(self.values, starts, lengths), lengths, weights=weights)
+
+    def kept(self, keep: NDArray[np.bool_]) -> "Jagged":
+        """The values at which `keep`, [n], is true; the samples stay."""
+        counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+        ends = self.offsets
+        weights = None if self.weights is None else self.weights[keep]
+        return Jagged(self.values[keep], counts[ends[1:]] - counts[ends[:-1]], weights=weights)
+
+    def with_values(self, values: NDArray[Any]) -> "Jagged":
+        """Other values in the same places."""
+        return Jagged(values, self.lengths, weights=self.weights)
+
+    def expanded(self, values: NDArray[Any], counts: Lengths) -> "Jagged":
+        """Several other values in place of each one, `counts`, int64 [n], each with its weight."""
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        lengths = ends[self.offsets[1:]] - ends[self.offsets[:-1]]
+        weights = None if self.weights is None else np.repeat(self.weights, counts)
+        return Jagged(values, lengths, weights=weights)
+
+    @property
+    def rows(self) -> Lengths:
+        """The sample of each value, int64 [n]."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def ranks(self) -> Lengths:
+        """The number of each value within its sample, from 0: int64 [n]."""
+        return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
+
+    def last(self, count: int) -> "Jagged":
+        """At most `count` values of each sample: the last ones."""
+        if len(self) == 0 or int(self.lengths.max()) <= count:
+            return self
+        ends = np.repeat(self.offsets[1:], self.lengths)
+        return self.kept(np.arange(len(self.values)) >= ends - count)
+
+
+def joined(parts: Sequence[Jagged]) -> Jagged:
+    """The samples of all parts, in order. All parts have weights, or none has."""
+    if len(parts) == 1:
+        return parts[0]
+    weights = [part.weights for part in parts if part.weights is not None]
+    return Jagged(
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        weights=np.concatenate(weights) if weights else None,
+    )
+
+
+def as_jagged(name: str, bags: Any, weights: Any = None) -> Jagged:
+    """The bags that one of these stands for.
+
+    Args:
+        name: Name of the feature, for messages.
+        bags: A Jagged; an object with methods `values` and `lengths`, as TorchRec's JaggedTensor; a
+            mapping with `values` and `lengths` or `offsets`, and perhaps `weights`; an array of one value
+            [n] or of equally many values [n, k] for each sample; a list of lists.
+        weights: For arrays: float32 of the same shape.
+
+    Raises:
+        ShapeError: It is none of these.
+    """
+    try:
+        return _jagged(bags, weights)
+    except ShapeError as error:
+        raise ShapeError(f"feature {name!r}: {error}") from None
+
+
+def _jagged(bags: Any, weights: Any) -> Jagged:
+    if isinstance(bags, Jagged):
+        return bags
+    if callable(getattr(bags, "values", None)) and callable(getattr(bags, "lengths", None)):
+        weighted = getattr(bags, "weights_or_none", lambda: None)()
+        return Jagged(as_plain(bags.values()), as_plain(bags.lengths()), weights=weighted)
+    if isinstance(bags, dict):
+        return _of_parts(bags)
+    if isinstance(bags, list | tuple) and any(isinstance(bag, Sequence) for bag in bags):
+        return _of_lists(bags)
+    array = as_plain(bags)
+    if array.ndim not in (1, 2):
+        raise ShapeError(f"the array has the shape {array.shape}; it must be [n] or [n, k]")
+    width = 1 if array.ndim == 1 else array.shape[1]
+    return Jagged(array, np.full(len(array), width, np.int64), weights=weights)
+
+
+def _of_parts(parts: dict[str, Any]) -> Jagged:
+    unknown = sorted(parts.keys() - {"values", "lengths", "offsets", "weights"})
+    if unknown or "values" not in parts:
+        raise ShapeError(
+            f"the dict has {', '.join(map(repr, parts))}; it must have values, and lengths or offsets, "
+            "and may have weights"
+        )
+    return Jagged(**parts)
+
+
+def _of_lists(bags: Sequence[Any]) -> Jagged:
+    lists = [
+        [bag] if isinstance(bag, str) or not isinstance(bag, Sequence) else bag for bag in bags
+    ]
+    values = [value for bag in lists for value in bag]
+    return Jagged(values if values else np.empty(0, np.int64), [len(bag) for bag in lists])
+
+
+def _lengths(values: ArrayLike | None) -> Lengths:
+    lengths = _whole("lengths", values)
+    if len(lengths) and int(lengths.min()) < 0:
+        raise ShapeError(f"one of the lengths is {lengths.min()}; it must be at least 0")
+    return lengths
+
+
+def _between(offsets: ArrayLike) -> Lengths:
+    places = _whole("offsets", offsets)
+    if len(places) == 0 or places[0] != 0:
+        raise ShapeError(f"offsets begin with {places[:1].tolist()}; they must begin with 0")
+    lengths = np.diff(places)
+    if len(lengths) and int(lengths.min()) < 0:
+        at = int(lengths.argmin())
+        raise ShapeError(f"offset {places[at + 1]} comes after {places[at]}; they must ascend")
+    return lengths
+
+
+def _whole(what: str, values: ArrayLike | None) -> Lengths:
+    array = as_plain(values).reshape(-1)
+    if array.size and array.dtype.kind not in "iu":
+        raise ShapeError(f"{what} have the dtype {array.dtype}; they must be whole numbers")
+    return array.astype(np.int64, copy=False)
+
+
+def as_plain(values: Any, dtype: Any = None) -> NDArray[Any]:
+    """The array of numbers or texts that something is, also of a tensor of torch on any device.
+
+    Raises:
+        ShapeError: It is none.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    try:
+        return np.asarray(values, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ShapeError(f"the values cannot be read as an array: {error}") from None

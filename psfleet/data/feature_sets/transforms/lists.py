@@ -1,0 +1,207 @@
+"""Lists of a sample: match of two, sequences of a length, weights, and values where there is none."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.base.validation.annotations import PositiveInt
+from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.data.feature_sets.jagged import Jagged, joined
+from psfleet.data.feature_sets.transforms.maps import Plain, parted
+from psfleet.data.feature_sets.transforms.transform import Transform, numbers_of
+from psfleet.data.feature_sets.value_types import Dtype, as_typed, hashed
+
+
+def _common(left: Jagged, right: Jagged) -> NDArray[np.bool_]:
+    """A mask of the values of the left lists that are in the right list of the same sample."""
+    keys = [
+        hash_ids(hashed(each.values) ^ hash_ids(each.rows).view(np.int64)) for each in (left, right)
+    ]
+    return np.isin(keys[0], keys[1])
+
+
+@dataclass
+class Match(Transform):
+    """The values of the first list that are in the second one of the same sample too.
+
+        Feature("shared_tags", tags, hashed=True, inputs=["user_tags", "item_tags"], transform=Match())
+
+    Values are compared by their hashes of 64 bits.
+    """
+
+    arity = (2, 2)
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        return inputs[0].kept(_common(*inputs))
+
+
+@dataclass
+class Overlap(Transform):
+    """The number of values of the first list that are in the second one of the same sample too.
+
+        Number("shared_tags", inputs=["user_tags", "item_tags"], transform=Overlap())
+        Number("title_in_query", inputs=["title", "query"], transform=Overlap("ratio"))
+
+    Attributes:
+        measure: "count"; "ratio": their share of the first list, 0 of an empty one.
+    """
+
+    arity = (2, 2)
+    measure: Literal["count", "ratio"] = "count"
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        counts = inputs[0].kept(_common(*inputs)).lengths.astype(np.float64)
+        if self.measure == "ratio":
+            counts /= np.maximum(inputs[0].lengths, 1)
+        return Jagged(counts, np.ones(len(counts), np.int64))
+
+
+@dataclass
+class Truncate(Transform):
+    """At most so many values of each sample.
+
+        Feature("seen", items, transform=Truncate(50))
+
+    Attributes:
+        length: The maximum.
+        keep: The values that stay, the "last" or the "first" ones.
+    """
+
+    length: PositiveInt
+    keep: Literal["last", "first"] = "last"
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        if self.keep == "last":
+            return inputs[0].last(self.length)
+        return inputs[0].kept(inputs[0].ranks < self.length)
+
+
+@dataclass
+class Pad(Transform):
+    """Exactly so many values of each sample: those behind are cut off, and a value fills the rest.
+
+        Number("last_prices", dim=5, transform=[Log1p(), Pad(5)])  # [1, 2] -> [1, 2, 0, 0, 0]
+
+    Sequences of rows need no ids in the filled places: `Feature(..., pooling="none", last=50)` has zeros.
+
+    Attributes:
+        length: Number of values.
+        value: Fills the rest. Its weight is 0.
+        side: The filled places: "after" or "before" the values.
+        keep: The values that stay where there are more, the "last" or the "first" ones.
+    """
+
+    length: PositiveInt
+    value: Plain = 0
+    side: Literal["after", "before"] = "after"
+    keep: Literal["last", "first"] = "last"
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        bags = Truncate(self.length, self.keep)(inputs[0])
+        shift = (
+            self.length - bags.lengths if self.side == "before" else np.zeros(len(bags), np.int64)
+        )
+        places = bags.rows * self.length + shift[bags.rows] + bags.ranks
+        size = len(bags) * self.length
+        values = np.repeat(_like(self, bags.values), size)
+        values[places] = bags.values
+        weights = None
+        if bags.weights is not None:
+            weights = np.zeros(size, np.float32)
+            weights[places] = bags.weights
+        return Jagged(values, np.full(len(bags), self.length), weights=weights)
+
+
+def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """The value of a transform as an array [1] of the same type as others.
+
+    Raises:
+        UsageError: It is a text among numbers, or the other way round.
+    """
+    value = owner.value
+    if not len(values):
+        values = np.array([value], object if isinstance(value, str) else None)
+    if isinstance(value, str) != (values.dtype.kind in "OU"):
+        kinds = "numbers" if isinstance(value, str) else "texts"
+        raise UsageError(
+            f"{type(owner).__name__}: the value is {value!r} among {kinds}; give one of their type"
+        )
+    kind = values.dtype
+    if kind.kind in "iu" and value != int(value):
+        kind = np.dtype(np.float64)
+    return np.array([value], object if kind.kind == "U" else kind)
+
+
+@dataclass
+class FillMissing(Transform):
+    """A value for samples that have none.
+
+        Feature("city", cities, hashed=True, transform=FillMissing("unknown"))
+
+    Attributes:
+        value: The value; its weight is 1.
+    """
+
+    value: Plain
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        [each] = inputs
+        empty = each.lengths == 0
+        if not empty.any():
+            return each
+        fill = np.repeat(_like(self, each.values), int(empty.sum()))
+        ones = None if each.weights is None else np.ones(len(fill), np.float32)
+        both = joined([each, Jagged(fill, np.ones(len(fill), np.int64), weights=ones)])
+        rows = np.arange(len(each))
+        rows[empty] = len(each) + np.arange(len(fill))
+        return both[rows]
+
+
+@dataclass
+class WeightedValues(Transform):
+    """Values with weights: texts that have both, or a list of values and one of weights.
+
+        Feature("genres", t, hashed=True, weighted=True, transform=WeightedValues())  # ["war:0.7"]
+        Feature("liked", t, hashed=True, weighted=True, inputs=["ids", "scores"], transform=WeightedValues())
+
+    Attributes:
+        separator: Text between value and weight, of one input.
+        dtype: Type of the values of one input: "text", or "int" for a feature that is not hashed.
+    """
+
+    arity = (1, 2)
+    separator: str = ":"
+    dtype: Dtype = "text"
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        if len(inputs) == 2:
+            return _weighted(inputs[0], inputs[1], numbers_of(inputs[1], self))
+        owner = "WeightedValues"
+        texts = as_typed(owner, inputs[0], "text")
+        names, weights = parted(owner, texts, self.separator)
+        numbers = as_typed(owner, texts.with_values(weights), "float").values
+        if len(numbers) < len(names):
+            raise UsageError(f"{owner} has a weight that is NaN; give a number")
+        values = as_typed(owner, texts.with_values(np.array(names, object)), self.dtype).values
+        return Jagged(values, texts.lengths, weights=numbers)
+
+
+def _weighted(bags: Jagged, other: Jagged, weights: NDArray[Any]) -> Jagged:
+    differ = np.flatnonzero(bags.lengths != other.lengths)
+    if len(differ):
+        row = differ[0]
+        raise ShapeError(
+            f"WeightedValues: sample {row} has {bags.lengths[row]} values and {other.lengths[row]} weights; "
+            "give each value a weight"
+        )
+    return Jagged(bags.values, bags.lengths, weights=weights)

@@ -1,0 +1,193 @@
+"""Values that become ids: their number in a list, or one for each combination of several."""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, PositiveInt, check
+from psfleet.core.engine.kernels.bags import chosen_bags
+from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
+from psfleet.data.feature_sets.jagged import Jagged
+from psfleet.data.feature_sets.transforms.transform import (
+    MANY,
+    FittedTransform,
+    Transform,
+    plain_values,
+)
+from psfleet.data.feature_sets.value_types import hashed, typed
+
+
+@dataclass
+class Vocabulary(FittedTransform):
+    """The number of a value in a list, behind the ids of values that are out of vocabulary (OOV).
+
+        Feature("city", cities, transform=Vocabulary(["Rome", "Oslo"]))  # "Rome" -> 1, others -> 0
+        Feature("city", cities, transform=Vocabulary(file="cities.txt"))  # a value on each line
+        Feature("city", cities, transform=Vocabulary(min_count=5))  # `fit` counts the values of the data
+
+    Values are texts; a feature of numbers sets dtype="int", which is faster.
+
+    Attributes:
+        values: The list; None: `fit` makes it, by descending counts, which are exact, then in the order of
+            texts.
+        min_count: Values that come fewer times are left out by `fit`.
+        max_size: Most values that `fit` takes; 0: all.
+        oov: Number of ids for other values, of which a hash chooses one: ids 0 to oov - 1. 0: they are left
+            out.
+    """
+
+    takes = "text"
+    values: Sequence[Any] | None = None
+    min_count: PositiveInt = 1
+    max_size: NonNegativeInt = 0
+    oov: NonNegativeInt = 1
+    file: InitVar[str | os.PathLike[str] | None] = None
+    _counts: Counter[Any] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    _index: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self, file: Any) -> None:
+        super().__post_init__()
+        check("Vocabulary", "file", file, FilePath | None)
+        if file is not None and self.values is None:
+            self.values = _lines(file)
+        if self.values is None:
+            return
+        self.values = plain_values(self.values)
+        where = f" of {os.fspath(file)!r}" if file is not None else ""
+        if not self.values:
+            raise ConfigError(f"Vocabulary: the list of values{where} is empty; give at least one")
+        for value, count in Counter(map(str, self.values)).items():
+            if count > 1:
+                raise ConfigError(
+                    f"Vocabulary: the value {value!r:.80} is there {count} times{where}; name it once"
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of ids, those of values out of vocabulary included."""
+        self.check_fitted()
+        return self.oov + len(self.values or ())
+
+    @property
+    @override
+    def fitted(self) -> bool:
+        return self.values is not None
+
+    @override
+    def observe(self, *inputs: Jagged) -> None:
+        self._counts.update(_texts_or_ints(inputs[0]).tolist())
+
+    @override
+    def finish(self) -> None:
+        items = [item for item in self._counts.items() if item[1] >= self.min_count]
+        if not items:
+            raise UsageError(
+                f"Vocabulary: no value comes {self.min_count} times in {self._counts.total()} values; lower "
+                "min_count, or fit it with more data"
+            )
+        items.sort(key=lambda item: (-item[1], str(item[0])))
+        self.values = [value for value, _ in items[: self.max_size or None]]
+        self._counts.clear()
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        self.check_fitted()
+        values = _texts_or_ints(inputs[0])
+        places = self._places(values)
+        unknown = places < 0
+        ids = places + self.oov
+        if not unknown.any():
+            return inputs[0].with_values(ids)
+        if not self.oov:
+            return inputs[0].with_values(ids).kept(~unknown)
+        ids[unknown] = 0
+        if self.oov > 1:
+            ids[unknown] = hashed(values[unknown], self.oov)
+        return inputs[0].with_values(ids)
+
+    def _places(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """The place of each value in the list; -1: it is not there."""
+        if self._index is None:
+            self._index = _Index(self.values or ())
+        if values.dtype.kind in "iu":
+            numbers, order = self._index.numbers
+            if not len(numbers):
+                return np.full(len(values), -1)
+            at = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+            return np.where(numbers[at] == values, order[at], -1)
+        find = self._index.texts.get
+        # A look-up of each value without a line of Python for it.
+        return np.fromiter(map(find, values.tolist(), itertools.repeat(-1)), np.int64, len(values))
+
+
+def _texts_or_ints(bags: Jagged) -> NDArray[Any]:
+    if bags.values.dtype.kind == "f" and len(bags.values):
+        raise UsageError(
+            f"Vocabulary has the value {bags.values[0]}, and takes texts or whole numbers; declare "
+            "dtype='int' or 'text', or put Bucketize before it"
+        )
+    return bags.values
+
+
+class _Index:
+    """The places of a vocabulary's values, by text and by number."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.texts = {str(value): place for place, value in enumerate(values)}
+        numbers, missing, bad = typed(np.array(values, object), "int")
+        usable = np.flatnonzero(~(missing | bad))
+        order = usable[np.argsort(numbers[usable], kind="stable")]
+        self.numbers = numbers[order], order
+
+
+def _lines(file: str | os.PathLike[str]) -> list[str]:
+    try:
+        return [line for line in Path(file).read_text("utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the vocabulary {os.fspath(file)!r} cannot be read: {what}") from None
+
+
+@dataclass
+class Cross(Transform):
+    """An id for each combination of a value of each input, a hash: any int64.
+
+        Feature("age_in_city", crosses, inputs=["age", "city"], transform=Cross())
+        Feature("pair", crosses, inputs=["a", "b"], transform=Cross(), hashed=True, buckets=10_000)
+
+    A sample with 2 values of one input and 3 of the other has 6 ids. Their order counts: the values of the
+    first input change last. Weights are multiplied.
+    """
+
+    arity = (2, MANY)
+
+    @override
+    def __call__(self, *inputs: Jagged) -> Jagged:
+        first, *others = inputs
+        product = first.with_values(hashed(first.values))
+        for other in others:
+            product = _combined(product, other.with_values(hashed(other.values)))
+        return product
+
+
+def _combined(left: Jagged, right: Jagged) -> Jagged:
+    counts = right.lengths[left.rows]
+    starts = right.offsets[:-1][left.rows]
+    ids = np.repeat(left.values.view(np.uint64), counts) * np.uint64(GOLDEN | 1)
+    ids = ids + chosen_bags(right.values, starts, counts).view(np.uint64)
+    bags = left.expanded(hash_ids(ids.view(np.int64)).view(np.int64), counts)
+    if right.weights is None:
+        return bags
+    weights = chosen_bags(right.weights, starts, counts)
+    if bags.weights is not None:
+        weights = weights * bags.weights
+    return Jagged(bags.values, bags.lengths, weights=weights)

@@ -1,0 +1,190 @@
+"""Arrow data of other libraries, which fleet.dataset hands out to the workers.
+
+rows = RecordBatches(datasets.load_dataset("csv", data_files="clicks.csv")["train"], features, ["click"])
+for batch in fleet.dataset(rows, batch_size=1024, epochs=2, shuffle_seed=7):
+    loss = loss_fn(embed(batch.features), batch.labels["click"])
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from psfleet.core.base.arrow import pa
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.validation.annotations import PositiveInt, checked
+from psfleet.core.engine.round_plan import Range
+from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.parquet_rows import Rows, check_schema, rows_of
+from psfleet.data.row_group_files import RowGroup, RowGroupFiles
+from psfleet.data.sample_batch import SampleBatch
+
+_GROUP = 65_536  # rows of a table that are a row group
+
+
+class RecordBatches(RowGroupFiles):
+    """The rows of Arrow data, as samples of a feature set: a source of `fleet.dataset`.
+
+    All workers, and a job that resumes, must name data with the same rows in the same order. Errors and
+    further arguments are those of `psfleet.data.parquet.ParquetFiles`.
+
+    Args:
+        data: A `pyarrow.Table`, a data frame of Polars or another library with `__arrow_c_stream__`, a list
+            of `pyarrow.RecordBatch`, a `pyarrow.dataset.Dataset`, a Dataset of Hugging Face or of Ray, whose
+            blocks are made in order; or an iterable of RecordBatches or Tables, or a function that returns
+            one, which gives the same ones each time. Of an iterable every worker reads all, in its order; it
+            is not shuffled.
+        rows: Number of rows of an iterable that are used; None: it is read once to count them.
+    """
+
+    @checked
+    def __init__(
+        self,
+        data: Any,
+        features: FeatureSet,
+        labels: Sequence[str] = (),
+        bad_rows: Literal["fail", "skip"] = "fail",
+        interleave: PositiveInt = 4,
+        time: str | None = None,
+        rows: PositiveInt | None = None,
+    ) -> None:
+        self._rows = rows
+        self._is_iterated = False
+        super().__init__(data, features, labels, bad_rows, interleave, time)
+
+    @override
+    def prepare(
+        self, ranges: Sequence[Range], batch_size: int, seed: int | None
+    ) -> Callable[[], SampleBatch]:
+        if self._is_iterated and seed is not None:
+            raise UsageError(
+                f"shuffle_seed is {seed}; the RecordBatches of an iterable come in their order, leave it out"
+            )
+        return super().prepare(ranges, batch_size, seed)
+
+    @override
+    def names(self, group: RowGroup) -> Sequence[str]:
+        column_names: list[str] = next(iter(group.metadata())).schema.names
+        return column_names
+
+    @override
+    def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
+        table = pa.concat_tables(map(_table, self._groups[number].metadata()))
+        return {name: table.column(name).take(pa.array(rows)) for name in names}
+
+    @override
+    def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+        count, schema = 0, None
+        for each in group.metadata():
+            table = _table(each)
+            if table.schema != schema:
+                schema = table.schema
+                check_schema(schema, self.features, self.labels, group.file, self._time)
+            table = table.slice(0, group.rows - count)
+            for low in range(0, table.num_rows, rows):
+                part = table.slice(low, rows)
+                yield rows_of(part, self.features, self.labels, count + low, self._time)
+            count += table.num_rows
+            if count == group.rows:
+                return
+        raise OSError(f"it has {count} rows, not {group.rows}")
+
+    @override
+    def _all_groups(self, paths: Any) -> Iterator[RowGroup]:
+        if isinstance(paths, list | tuple):
+            paths = pa.concat_tables(map(_table, paths)) if paths else ()
+        if hasattr(paths, "__arrow_c_stream__"):
+            table = pa.table(paths)
+            yield from self._divided("the table", table.num_rows, table.slice)
+        elif hasattr(paths, "get_fragments"):
+            yield from self._fragments(paths)
+        elif hasattr(paths, "to_arrow_refs"):
+            yield from _ray_blocks(paths)
+        elif hasattr(paths, "with_format") and hasattr(paths, "__len__"):
+            view = paths.with_format("arrow").select_columns(self._columns)
+            name = f"the Dataset of {len(paths)} rows"
+            yield from self._divided(name, len(paths), lambda low, n: view[low : low + n])
+        else:
+            yield self._iterated(paths)
+
+    def _divided(self, name: str, rows: int, read: Callable[[int, int], Any]) -> Iterator[RowGroup]:
+        """Row groups of rows that are read by their numbers."""
+
+        def part(low: int, count: int) -> list[Any]:
+            return [read(low, count)]
+
+        if rows:
+            check_schema(read(0, 1).schema, self.features, self.labels, name, self._time)
+        for number, low in enumerate(range(0, rows, _GROUP)):
+            count = min(_GROUP, rows - low)
+            yield RowGroup(name, number, count, functools.partial(part, low, count))
+
+    def _fragments(self, dataset: Any) -> Iterator[RowGroup]:
+        check_schema(dataset.schema, self.features, self.labels, "the dataset", self._time)
+        try:
+            fragments = list(dataset.get_fragments())
+        except ValueError as error:  # it is filtered
+            raise UsageError(f"{error}; or pass its to_batches, an iterable") from None
+        options = {"schema": dataset.schema, "columns": self._columns}
+        for fragment in fragments:
+            split = getattr(fragment, "split_by_row_group", lambda one=fragment: [one])
+            for number, part in enumerate(split()):
+                read = functools.partial(part.to_batches, **options)
+                name = getattr(part, "path", "the dataset")
+                yield RowGroup(name, number, _rows(part), read)
+
+    def _iterated(self, data: Any) -> RowGroup:
+        """An iterable is one row group: it is read from its start on."""
+        begin = data if callable(data) else data.__iter__ if isinstance(data, Iterable) else None
+        if begin is None or isinstance(data, Iterator):
+            again = "that is read once only" if begin else "that is no Arrow data"
+            raise UsageError(
+                f"RecordBatches got {data!r:.80}, {again}; pass a table, or a function that returns an "
+                "iterator of pyarrow.RecordBatch each time"
+            )
+        self._is_iterated = True
+        rows = self._rows or sum(_table(each).num_rows for each in begin())
+        return RowGroup("the iterable", 0, rows, begin)
+
+    @override
+    def _row_groups(self, file: str) -> Iterator[RowGroup]:
+        raise NotImplementedError("RecordBatches has no files")
+
+
+def _rows(fragment: Any) -> int:
+    """The number of rows; `count_rows` of a Parquet row group is that of its file."""
+    groups = getattr(fragment, "row_groups", None)
+    if groups is None:
+        return int(fragment.count_rows())
+    return sum(int(group.num_rows) for group in groups)
+
+
+def _table(data: Any) -> Any:
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if not isinstance(data, pa.Table):
+        raise UsageError(
+            f"RecordBatches got {data!r:.80} among its batches; it must be a pyarrow.RecordBatch or Table"
+        )
+    return data
+
+
+def _ray_blocks(dataset: Any) -> Iterator[RowGroup]:
+    """The blocks of a Ray dataset, which stay where they are until they are read."""
+    import ray
+
+    dataset.context.execution_options.preserve_order = True
+    references = dataset.to_arrow_refs()
+    count: Any = ray.remote(num_cpus=0)(lambda block: block.num_rows)
+    for number, rows in enumerate(ray.get([count.remote(each) for each in references])):
+        read = functools.partial(_block, references[number])
+        yield RowGroup("the Ray dataset", number, rows, read)
+
+
+def _block(reference: Any) -> list[Any]:
+    import ray
+
+    return [ray.get(reference)]

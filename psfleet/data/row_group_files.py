@@ -1,0 +1,291 @@
+"""Samples in files that are read row group by row group, in an order that follows from positions."""
+
+import functools
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.arrow import pa
+from psfleet.core.base.errors import UsageError
+from psfleet.core.base.logs import log_of
+from psfleet.core.base.validation.annotations import PositiveInt, checked
+from psfleet.core.engine.round_plan import Range
+from psfleet.data.feature_sets.feature_batches import no_samples
+from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.packed_bags import RowBuffers, RowGroupStream
+from psfleet.data.parquet_rows import Rows, files_of, joined_rows, reason_of
+from psfleet.data.sample_batch import RowSequence, SampleBatch
+
+_log = log_of(__name__)
+
+T = TypeVar("T")
+_SAID = 5  # bad rows of which a line is printed
+_ROWS = 8192  # rows that are decoded at once
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of a file that are read together: their number there, how many, and what their format needs."""
+
+    file: str
+    number: int
+    rows: int
+    metadata: Any
+
+
+class RowGroupFiles(ABC):
+    """The rows of files, row group by row group, as samples of a feature set: a source of `fleet.dataset`.
+
+    Formats derive from it, and say how a file is divided and how a row group is read.
+
+    Attributes:
+        skipped: Number of rows that this process has skipped.
+    """
+
+    waits = False
+    endings: Sequence[str] = ()
+    """Endings of the names of the files that are read of a folder."""
+
+    @checked
+    def __init__(
+        self,
+        paths: Any,
+        features: FeatureSet,
+        labels: Sequence[str] = (),
+        bad_rows: Literal["fail", "skip"] = "fail",
+        interleave: PositiveInt = 4,
+        time: str | None = None,
+    ) -> None:
+        self.features = features
+        self.labels = list(labels)
+        self.skipped = 0
+        self._skips = bad_rows == "skip"
+        self._interleave = interleave
+        self._time = time
+        times = [] if time is None else [time]
+        self._columns = list(dict.fromkeys([*features.columns, *self.labels, *times]))
+        self._groups = list(self._all_groups(paths))
+        self._size = sum(group.rows for group in self._groups)
+        if not self._size:
+            raise UsageError(f"{paths!r} has no row")
+        self._sequences: OrderedDict[tuple[int, int | None, int], RowSequence] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], RowGroupStream] = OrderedDict()
+        self._shuffled: OrderedDict[tuple[int, int, int], _ShuffledGroup] = OrderedDict()
+        self._buffers = RowBuffers()
+
+    def __len__(self) -> int:
+        """The number of rows, bad ones included."""
+        return self._size
+
+    @property
+    def groups(self) -> Sequence[RowGroup]:
+        """The row groups of all files, in order."""
+        return self._groups
+
+    def group(self, number: int) -> Rows:
+        """The rows of a row group that can be used, as they are in the file.
+
+        Raises:
+            UsageError: Errors as for `read`.
+        """
+        group = self._groups[number]
+        parts = list(self._decoded(group, _ROWS))
+        rows = joined_rows(parts) if parts else self._no_rows()
+        usable, texts = _without_bad(group, rows)
+        self._report(texts, group.rows - len(rows))
+        return usable
+
+    @abstractmethod
+    def names(self, group: RowGroup) -> Sequence[str]:
+        """The columns of a group's file."""
+
+    @abstractmethod
+    def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Columns of rows of a row group, as pyarrow takes them, by name.
+
+        Raises:
+            UsageError: They cannot be read.
+        """
+
+    def _all_groups(self, paths: Any) -> Iterator[RowGroup]:
+        for file in files_of(paths, self.endings):
+            yield from self._row_groups(file)
+
+    @abstractmethod
+    def _row_groups(self, file: str) -> Iterator[RowGroup]:
+        """The row groups of a file."""
+
+    @abstractmethod
+    def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+        """The rows of a group, so many at once."""
+
+    def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+        """The rows of a group piece by piece, up to where it cannot be read."""
+        count = 0
+        try:
+            for part in self._row_parts(group, rows):
+                yield part
+                count += len(part)
+        except (OSError, pa.ArrowException) as error:
+            where = f" from row {count} on" if count else ""
+            what = (
+                f"{group.file} row group {group.number} cannot be read{where}: {reason_of(error)}"
+            )
+            if not self._skips:
+                raise UsageError(what) from None
+            self._say(f"{what}; its {group.rows - count} rows are skipped")
+
+    def _no_rows(self) -> Rows:
+        labels = {name: np.empty(0, np.float32) for name in self.labels}
+        none = np.empty(0, np.int64)
+        times = None if self._time is None else none
+        return Rows(no_samples(self.features), labels, none, times=times)
+
+    def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
+        """The samples at these positions; row i of epoch e has the position e * len + i.
+
+        The same positions give the same samples for any number of workers. Bad rows are left out.
+
+        Args:
+            ranges: Positions, see psfleet.core.engine.round_plan.
+            batch_size: Batch size of the dataset: so many rows in a row are of one row group.
+            seed: Shuffles each epoch; None: none.
+
+        Raises:
+            UsageError: A row cannot be used, or a file cannot be read, and bad rows are to fail.
+        """
+        return self.prepare(ranges, batch_size, seed)()
+
+    def prepare(
+        self, ranges: Sequence[Range], batch_size: int, seed: int | None
+    ) -> Callable[[], SampleBatch]:
+        """The work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
+        good, bad, unreadable = [], [], 0
+        for low, high in ranges:
+            for group, rows in self._parts(low, high, batch_size, seed):
+                if isinstance(rows, int):
+                    unreadable += rows
+                    continue
+                usable, texts = _without_bad(group, rows)
+                good.append(usable)
+                bad += texts
+        batch = self._batch(good)
+        return functools.partial(self._reported, batch, bad, unreadable)
+
+    def _batch(self, parts: Sequence[Rows]) -> SampleBatch:
+        rows = joined_rows(parts) if parts else self._no_rows()
+        return SampleBatch(rows.features, rows.labels, rows.times)
+
+    def _reported(self, batch: SampleBatch, bad: Sequence[str], unreadable: int) -> SampleBatch:
+        self._report(bad, unreadable)
+        return batch
+
+    def _report(self, bad: Sequence[str], unreadable: int) -> None:
+        if bad and not self._skips:
+            raise UsageError(f"{bad[0]}; correct it, or set bad_rows='skip'")
+        for text in bad:
+            self._say(f"{text}; the row is skipped")
+        self.skipped += len(bad) + unreadable
+
+    def _parts(
+        self, low: int, high: int, batch_size: int, seed: int | None
+    ) -> Iterator[tuple[RowGroup, Rows | int]]:
+        """The rows at these positions; a number stands for so many that cannot be read."""
+        epoch, first = divmod(low, self._size)
+        order = self._order(batch_size, seed, epoch)
+        for span in order.ranges(first, first + high - low):
+            if seed is None:
+                parts = self._stream(span.group, batch_size).rows(span.low, span.high)
+            else:
+                rows_in_order = self._shuffled_group(order, span.group, seed, epoch)
+                parts = rows_in_order.rows(span.low, span.high)
+            for rows in parts:
+                yield self._groups[span.group], rows
+
+    def _order(self, batch_size: int, seed: int | None, epoch: int) -> RowSequence:
+        key = (batch_size, seed, epoch)
+        if key not in self._sequences:
+            sizes = [group.rows for group in self._groups]
+            # Of blocks larger than any group there is none, only what is left of each group, in their order.
+            in_order = self._time is not None and seed is None
+            block = self._size + 1 if in_order else batch_size
+            self._sequences[key] = RowSequence(sizes, block, self._interleave, seed, epoch)
+            _trim(self._sequences, 2)
+        return self._sequences[key]
+
+    def _stream(self, number: int, batch_size: int) -> RowGroupStream:
+        """The rows of a group as they are."""
+        key, group = (number, batch_size), self._groups[number]
+        if key not in self._streams:
+            blocks = max(_ROWS // batch_size, 1)
+            begin = functools.partial(self._decoded, group, blocks * batch_size)
+            self._streams[key] = RowGroupStream(group.rows, begin)
+            _trim(self._streams, self._interleave + 1)
+        self._streams.move_to_end(key)
+        return self._streams[key]
+
+    def _shuffled_group(
+        self, order: RowSequence, number: int, seed: int, epoch: int
+    ) -> "_ShuffledGroup":
+        """The rows of a group in the epoch's order."""
+        key = (number, seed, epoch)
+        if key not in self._shuffled:
+            for old in _trim(self._shuffled, self._interleave):
+                if old.readable is not None:
+                    self._buffers.give_back(old.readable)
+            places = order.rows_of(number)
+            parts = self._decoded(self._groups[number], _ROWS)
+            self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(parts, places))
+        self._shuffled.move_to_end(key)
+        return self._shuffled[key]
+
+    def _say(self, text: str) -> None:
+        """Print a line, for the first few."""
+        self._told = getattr(self, "_told", 0) + 1
+        if self._told <= _SAID:
+            more = "; more such lines are left out" if self._told == _SAID else ""
+            _log.warning(f"psfleet: {text}{more}")
+
+
+class _ShuffledGroup:
+    """The rows of a group in an epoch's order.
+
+    Args:
+        readable: Those that are before the place in the file where it cannot be read; None: none.
+    """
+
+    def __init__(self, places: NDArray[np.int64], readable: Rows | None) -> None:
+        self.readable = readable
+        there = places < (0 if readable is None else len(readable))
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(there)])
+
+    def rows(self, low: int, high: int) -> Iterator[Rows | int]:
+        """Yield rows, as `RowGroupStream.rows` does."""
+        first, end = int(self._before[low]), int(self._before[high])
+        if self.readable is not None:
+            yield self.readable.chosen(slice(first, end))
+        yield high - low - (end - first)
+
+
+def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
+    """The rows that can be used, and what is wrong in each of the others."""
+    bad_rows = (
+        [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
+    )
+    if not bad_rows:
+        return rows, []
+    texts = [
+        f"{group.file} {bad.place or f'row group {group.number} row {bad.row}'}: {bad.text}"
+        for bad in bad_rows
+    ]
+    return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
+
+
+def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:
+    """Drop what was used longest ago; what is dropped."""
+    return [cache.popitem(last=False)[1] for _ in range(len(cache) - most)]

@@ -1,5 +1,0 @@
-"""Samples: readers of files and topics, and the batches of them that a fleet hands to its workers."""
-
-from psfleet.datasets.line_files import Ratings, Samples, read_libsvm, read_ratings
-
-__all__ = ["Ratings", "Samples", "read_libsvm", "read_ratings"]

@@ -1,1 +1,0 @@
-"""The fleet of one process."""

@@ -1,0 +1,3 @@
+"""For tests and notebooks: real servers on this machine, workloads, and the conformance test of rules."""
+
+from psfleet.fleet.testing.rule_conformance import check_rule as check_rule

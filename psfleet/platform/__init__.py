@@ -1,1 +1,0 @@
-"""Access to the operating system and the process: files, memory, sockets, interrupts."""

@@ -1,0 +1,302 @@
+"""Models as functions from inputs to predictions: by name, with one runtime's values, or at one cut."""
+
+import contextlib
+import importlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.base.settings.kinds import find_object
+from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.interface import Runtime
+from psfleet.core.graph.execution.executor import Executor
+from psfleet.core.graph.execution.inference import Loaded, frozen_program, load_inference
+from psfleet.core.graph.execution.model_files import folder_of, save
+from psfleet.core.graph.program import names
+from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.graph.program.variable import Variable
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime, FrozenRuntime
+from psfleet.core.runtime.process_runtime import using
+from psfleet.data.feature_sets.feature_lookup import feed
+from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
+from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
+
+Predictor = Callable[[Any], Any]
+"""The predictions for a batch of inputs: an array or tensor [n], [n, 1] or [n, k], or a mapping of them."""
+
+MakePredictor = Callable[[Runtime], Predictor]
+
+
+def predictor_of(model: Any) -> MakePredictor:
+    """Return the maker of a predictor that computes as the model does, with a runtime's values.
+
+    What the model is now counts, not what becomes of it.
+
+    Args:
+        model: Variables of a program (one, or a mapping): inputs are feeds. A torch module: inputs are what
+            it is called with, a tuple several arguments.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if isinstance(model, Variable):
+        return _of_variables({"": model})
+    if (
+        isinstance(model, Mapping)
+        and model
+        and all(isinstance(v, Variable) for v in model.values())
+    ):
+        return _of_variables(model)
+    if any(kind.__module__ == "torch.nn.modules.module" for kind in type(model).__mro__):
+        frozen: Any = importlib.import_module("psfleet.torch.conversion")
+        make: MakePredictor = frozen.module_predictor(model)
+        return make
+    raise UsageError(
+        f"the model is {model!r:.80}; it must be a variable of a program, a mapping of them, or a torch "
+        "module"
+    )
+
+
+def _of_variables(targets: Mapping[str, Variable]) -> MakePredictor:
+    names, load = list(targets), frozen_program(list(targets.values()))
+    return lambda runtime: program_predictor(load(runtime), names)
+
+
+def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
+    """Return the predictor of a program that was loaded.
+
+    Args:
+        loaded: The program, its feeds and targets.
+        names: Names of the predictions; [""]: there is one, which needs none.
+    """
+    program, feeds, targets = loaded
+    executor = Executor()
+
+    def predict(inputs: Mapping[str, Any]) -> Any:
+        feed = {name: inputs[name] for name in feeds if name in inputs}
+        results = executor.run(program, feed=feed, fetch_list=targets)
+        return results[0] if list(names) == [""] else dict(zip(names, results, strict=True))
+
+    return predict
+
+
+PROGRAM = "program.json"
+
+
+def is_folder(model: str) -> bool:
+    """Return whether this is the folder of an inference model."""
+    return Path(model, PROGRAM).exists()
+
+
+def find_predictor(model: str, features: FeatureSet | None, tables: Runtime | None) -> Predictor:
+    """A function from the features of a batch to its predictions.
+
+    Args:
+        model: The folder of an inference model, or MODULE:NAME of a function that makes a torch module or
+            the variables of a program.
+        features: Its inputs; None: the function gets the feeds of a program, or what a module is
+            called with.
+        tables: The weights; None: the inference model has them.
+
+    Raises:
+        ConfigError: There is no such model, or it has no weights.
+    """
+    if is_folder(model):
+        return _of_program(load_inference(model, tables), features)
+    if tables is None:
+        raise ConfigError(
+            f"the model {model!r} is no folder of an inference model, so it needs a checkpoint for its "
+            "weights"
+        )
+    with _building(tables):
+        graph = _made(model)
+        if not isinstance(graph, Mapping):
+            return predictor_of(graph)(tables)
+        inference = frozen_program(list(graph.values()))(tables)
+        return _of_program(inference, features, list(graph) if "" not in graph else None)
+
+
+def find_graph(model: str, tables: Runtime) -> Any:
+    """Load an inference model, or the program of a function; or return the torch module that this makes."""
+    if is_folder(model):
+        return load_inference(model, tables)
+    with _building(tables):
+        graph = _made(model)
+        return frozen_program(list(graph.values()))(tables) if isinstance(graph, Mapping) else graph
+
+
+@contextlib.contextmanager
+def _building(tables: Runtime) -> Iterator[None]:
+    """A model that makes tables finds them there, and variables have the names of the first time."""
+    with using(tables), program_guard(Program()), names.guard():
+        yield
+
+
+def _made(model: str) -> Any:
+    """Call the function: a mapping of variables, of a single one by the name "", or a torch module."""
+    graph = find_object(model, "model", "name a folder, or MODULE:NAME of a function")()
+    return {"": graph} if isinstance(graph, Variable) else graph
+
+
+def _of_program(
+    inference: Loaded, features: FeatureSet | None, outputs: list[str] | None = None
+) -> Predictor:
+    """Return a function that runs a program on the features of a batch."""
+    program, feeds, targets = inference
+    several = [target.name for target in targets] if len(targets) > 1 else [""]
+    predict = program_predictor(inference, outputs or several)
+    if features is None:
+        return predict
+    # An input of the feature's name takes all ids of a sample, whatever else becomes of them.
+    plainly = FeatureSet(
+        replace(each, pooling="sum") if isinstance(each, Feature) and each.name in feeds else each
+        for each in features.members
+    )
+
+    def on_features(batch: dict[str, Any]) -> Any:
+        values = feed(features, batch)
+        missing = [name for name in feeds if name not in values]
+        ids = feed(plainly, batch) if missing else {}
+        plain = {name: _plain(ids, program.variable(name)) for name in missing}
+        return predict({**values, **plain})
+
+    return on_features
+
+
+def _plain(feeds: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any]:
+    """The ids of a feature as an input of a program that has a number of ids for each sample."""
+    ids, lengths = feeds.get(f"{variable.name}.ids"), feeds.get(f"{variable.name}.lengths")
+    if ids is None or lengths is None:
+        raise ConfigError(
+            f"the model needs the input {variable.name!r}, and no feature has that name; add it to --features"
+        )
+    width = int(np.prod([extent for extent in variable.shape[1:] if extent is not None]))
+    if (lengths != width).any():
+        raise ShapeError(
+            f"the input {variable.name!r} takes {width} ids a row, and a row has "
+            f"{lengths[lengths != width][0]}; correct the column"
+        )
+    return ids.reshape(len(lengths), *variable.shape[1:])
+
+
+class CutEvaluation:
+    """An evaluation under way, in a thread of this process.
+
+    Attributes:
+        folder: The snapshot whose values it uses; None: it is not kept.
+    """
+
+    def __init__(self, run: Callable[[], dict[str, float]], folder: Path | None) -> None:
+        self.folder = folder
+        self._found: Future[dict[str, float]] = Future()
+        self._thread = ServiceThread(self._fulfil, "evaluation", (run,))
+        self._thread.start()
+
+    def _fulfil(self, run: Callable[[], dict[str, float]]) -> None:
+        try:
+            self._found.set_result(run())
+        except BaseException as error:  # of the model or the data: `result` raises it
+            self._found.set_exception(error)
+
+    @property
+    def is_done(self) -> bool:
+        """True if `result` would not wait."""
+        return self._found.done()
+
+    def result(self, timeout: float | None = None) -> dict[str, float]:
+        """The values of the metrics by name, such as "auc" or "click/auc[phone]"; waits for them.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: It takes longer.
+            Exception: Any error of the model, the data or the metrics.
+        """
+        try:
+            return self._found.result(timeout)
+        finally:
+            if self.is_done:
+                self._thread.join()
+
+
+def evaluate_cut(
+    runtime: Runtime,
+    make: MakePredictor,
+    batches: Iterable[Any],
+    metrics: Tasks,
+    slices: Slices = (),
+    folder: Any = None,
+) -> CutEvaluation:
+    """Take a snapshot and evaluate a model on it.
+
+    Args:
+        runtime: Runtime whose tables are meant.
+        make: The model.
+        batches: Each a tuple (inputs, labels), or (inputs, labels, more): `more` goes to the metrics, such as
+            {"weights": ..., "slices": ..., "groups": ...}. Labels, and predictions, of several tasks are
+            mappings by task. They are read in a thread of their own.
+        metrics, slices: As for `FleetMetrics`.
+        folder: Folder of the snapshot, which stays; all servers see it. None: it is removed, and
+            must fit into the folder for temporary files, which all servers see.
+
+    Raises:
+        CheckpointError: The snapshot cannot be taken.
+        ConfigError: The metrics cannot be meant.
+    """
+    scores = FleetMetrics(EmbeddedRuntime(), metrics, slices=slices)
+    temporary = None if folder is not None else tempfile.mkdtemp(prefix="psfleet-cut-")
+    cut = Path(
+        folder_of(folder or temporary, "evaluate"), *(["cut"] if temporary else [])
+    ).absolute()
+    try:
+        save(runtime, str(cut))
+    except BaseException:
+        _remove(temporary)
+        raise
+
+    def run() -> dict[str, float]:
+        try:
+            tables = FrozenRuntime(str(cut))
+        finally:
+            _remove(temporary)
+        predict = make(tables)
+        for batch in batches:
+            _count(scores, predict, batch)
+        scores.publish()
+        return scores.read().run
+
+    return CutEvaluation(run, None if temporary else cut)
+
+
+def _remove(temporary: str | None) -> None:
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _count(scores: FleetMetrics, predict: Callable[[Any], Any], batch: Any) -> None:
+    if not isinstance(batch, tuple) or not 2 <= len(batch) <= 3:
+        raise UsageError(
+            f"a batch of the evaluation is {batch!r:.80}; it must be a tuple (inputs, labels) or "
+            "(inputs, labels, {'weights': ...})"
+        )
+    inputs, labels, *more = batch
+    extra = more[0] if more else {}
+    predictions = predict(inputs)
+    if not isinstance(labels, Mapping):
+        scores.update(predictions, labels, **extra)
+        return
+    for task, own in labels.items():
+        if not isinstance(predictions, Mapping) or task not in predictions:
+            raise UsageError(
+                f"there are labels of the task {task!r}, and no predictions of that name"
+            )
+        scores.update(predictions[task], own, task=task, **extra)

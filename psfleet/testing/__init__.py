@@ -1,3 +1,0 @@
-"""For tests and notebooks: real servers on this machine, workloads, and the conformance test of rules."""
-
-from psfleet.testing.rule_conformance import check_rule as check_rule
