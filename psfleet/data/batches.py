@@ -1,4 +1,6 @@
-"""Samples in batches: each handed to one worker by the fleet, or a plain sequence in any process.
+"""Batches of a source, by number, in any process.
+
+`fleet.dataset` hands out the same batches, see psfleet.core.runtime.dataset_pass.
 
 files = ParquetFiles("clicks/", features, labels=["click"])
 for batch in Batches(files, 1024, epochs=2, shuffle_seed=7):
@@ -6,7 +8,6 @@ for batch in Batches(files, 1024, epochs=2, shuffle_seed=7):
 loader = torch.utils.data.DataLoader(Batches(files, 1024)[rank::ranks], batch_size=None, num_workers=4)
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, overload, runtime_checkable
 
@@ -16,11 +17,8 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import NonNegativeInt, PositiveInt, check, checked
-from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.round_plan import MOST, Range, SourceParts
-from psfleet.core.runtime.process_runtime import active
-from psfleet.core.runtime.stages import here
-from psfleet.data.read_ahead import Peekable, ReadAhead
+from psfleet.data.read_ahead import ReadAhead
 
 Ids = NDArray[np.int64]
 
@@ -65,152 +63,13 @@ class GrowingSource(OrderedSource, Protocol):
 Source = int | Sequence[Any] | NDArray[Any] | OrderedSource
 
 
-def batches(
-    source: Source,
-    batch_size: int,
-    epochs: int | None,
-    shuffle_seed: int | None,
-    merged: int,
-    runtime: Callable[[], Any] = active,
-    prefetch: int = 0,
-) -> Peekable[Any]:
-    """See Fleet.dataset; `merged`: batches of one push."""
-    dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, prefetch, runtime)
-    return Peekable(dataset.run(merged), dataset.peek)
-
-
 def size_of(source: Source) -> int:
     """Return the number of samples; at least one."""
     size = len(source) if isinstance(source, Sized) else source
     return int(check("dataset", "size", size, PositiveInt))
 
 
-class _DatasetPass:
-    """One use of a dataset."""
-
-    def __init__(
-        self,
-        source: Source,
-        batch_size: int,
-        epochs: int | None,
-        shuffle_seed: int | None,
-        prefetch: int,
-        runtime: Callable[[], Any],
-    ) -> None:
-        self._runtime = runtime
-        self._size = size_of(source)
-        self._source = source if isinstance(source, Sized) else self._size
-        self._batch = batch_size
-        self._epochs = MOST // self._size if epochs is None else epochs
-        self._seed = shuffle_seed
-        self._order = _SampleSequence(self._size, self._seed)
-        self._prefetch = prefetch
-        self._ahead: ReadAhead | None = None
-        self._seen: tuple[tuple[Range, ...], Any] = ((), None)
-
-    def run(self, merged: int) -> Iterator[Any]:
-        """The batches."""
-        if self._size * self._epochs > MOST:
-            raise UsageError(
-                f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
-                "None to train until the script stops"
-            )
-        self._check_alone(merged)
-        runtime = self._runtime()
-        with self._reading_ahead():
-            for ranges in self._steps(runtime, merged):
-                (next_ranges, samples), self._seen = self._seen, ((), None)
-                samples = samples if next_ranges == ranges else self._samples(ranges)
-                if self._waits and merged == 1 and len(samples) == 0:
-                    runtime.push([])  # what these positions stand for is not there
-                else:
-                    yield samples
-
-    def _check_alone(self, merged: int) -> None:
-        idle = getattr(self._source, "idle", None) is not None and (
-            merged > 1 or here().processes > 1
-        )
-        if idle or (self._sections() is not None and here().processes > 1):
-            raise UsageError(
-                "a topic with an idle time leaves steps out, and one with find_partitions asks for more, as "
-                "other processes of a pipeline and merged gradients cannot; leave out idle and "
-                "find_partitions, or pipeline and gradient_merge"
-            )
-
-    def _sections(self) -> Iterator[tuple[int, SourceParts]] | None:
-        return (
-            self._source.sections(self._batch) if isinstance(self._source, GrowingSource) else None
-        )
-
-    def _steps(self, runtime: Runtime, merged: int) -> Iterator[tuple[Range, ...]]:
-        pusher, seed = _RuntimePusher(runtime), -1 if self._seed is None else self._seed
-        cluster: Any = runtime
-        sections = self._sections()
-        if sections is None:
-            yield from cluster.data_steps(
-                pusher, self._size, self._batch, self._epochs, seed, merged
-            )
-        for size, parts in sections or ():
-            yield from cluster.data_steps(pusher, size, self._batch, 1, seed, merged, parts)
-
-    @property
-    def _waits(self) -> bool:
-        return isinstance(self._source, OrderedSource) and self._source.waits
-
-    @contextlib.contextmanager
-    def _reading_ahead(self) -> Iterator[None]:
-        """A thread reads ahead, if that is wanted."""
-        source = self._source
-        if self._prefetch and isinstance(source, OrderedSource) and not self._waits:
-            self._ahead = ReadAhead(self._prepare, self._size, self._prefetch)
-        try:
-            yield
-        finally:
-            if self._ahead is not None:
-                self._ahead.close()
-
-    def peek(self) -> Any:
-        """The next batch, if this worker has it already; else None."""
-        if self._waits:  # the present step must not wait for samples of the next one
-            return None
-        ranges = getattr(self._runtime(), "next_ranges", ())
-        if ranges and ranges != self._seen[0]:
-            self._seen = (ranges, self._samples(ranges))
-        return self._seen[1] if ranges else None
-
-    def _samples(self, ranges: Sequence[Range]) -> Any:
-        if self._ahead is not None:
-            return self._ahead.take(tuple(ranges))
-        if isinstance(self._source, OrderedSource):
-            return self._prepare(ranges)()
-        indices = self._order.samples(ranges)
-        if isinstance(self._source, int):
-            return indices
-        if isinstance(self._source, np.ndarray):
-            return self._source[indices]
-        return [self._source[index] for index in indices]
-
-    def _prepare(self, ranges: Sequence[Range]) -> Callable[[], Any]:
-        assert isinstance(self._source, OrderedSource)
-        return self._source.prepare(ranges, self._batch, self._seed)
-
-
-class _RuntimePusher:
-    """Pusher of a dataset loop, made of a runtime."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def skip(self) -> None:
-        """A step without gradients."""
-        self._runtime.push([])
-
-    def flush(self) -> None:
-        """Wait until every push is applied."""
-        self._runtime.flush()
-
-
-class _SampleSequence:
+class SampleSequence:
     """Order of samples: the sample at each position, a pure function of seed and epoch."""
 
     def __init__(self, size: int, seed: int | None) -> None:

@@ -16,11 +16,12 @@ from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, P
 from psfleet.core.engine.interface import Runtime, load_runtime
 from psfleet.core.graph.parameters.binding import invalidate
 from psfleet.core.runtime import stages
+from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
 from psfleet.core.runtime.modes.switch import change, check_mode, connect, scale
 from psfleet.core.runtime.process_runtime import Parts, active, current
 from psfleet.core.runtime.strategy import DistributedStrategy, Settings, resolve
-from psfleet.data.batches import Source, batches, size_of
+from psfleet.data.batches import Source, size_of
 from psfleet.data.read_ahead import SizedPeekable
 from psfleet.fleet import sums
 from psfleet.fleet.callbacks import FleetCallbacks

@@ -10,7 +10,7 @@ import pytest
 
 from psfleet import fleet
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.data import batches
+from psfleet.core.runtime import dataset_pass
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
@@ -310,4 +310,4 @@ def test_an_idle_time_has_its_limits(broker: Broker) -> None:
     with pytest.raises(UsageError, match="leave find_partitions out"):
         EventTimeSequence(growing, 10)
     with pytest.raises(UsageError, match="leave out idle and find_partitions, or pipeline and"):
-        next(batches.batches(source, 2, None, None, merged=2))
+        next(dataset_pass.batches(source, 2, None, None, merged=2))

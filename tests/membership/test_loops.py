@@ -21,7 +21,7 @@ from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
-from psfleet.data.batches import batches
+from psfleet.core.runtime.dataset_pass import batches
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay

@@ -15,9 +15,9 @@ from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Runtime
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.strategy import WireSettings
-from psfleet.data.batches import batches
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.metrics import FleetMetrics
