@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import psfleet.serving as serving
     from psfleet.core.base.errors import PsfleetError
     from psfleet.core.client import Client, DenseTable, SparseTable, connect
+    from psfleet.core.engine.gradients import SparseGrad
     from psfleet.core.graph.execution.executor import Executor
-    from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+    from psfleet.core.graph.parameters.parameter import Parameter
     from psfleet.core.graph.program.attribute import ParamAttr
     from psfleet.core.graph.program.program import (
         Program,
@@ -67,7 +68,7 @@ _HOMES = {
     "Parameter": "psfleet.core.graph.parameters.parameter",
     "Program": "psfleet.core.graph.program.program",
     "PsfleetError": "psfleet.core.base.errors",
-    "SparseGrad": "psfleet.core.graph.parameters.parameter",
+    "SparseGrad": "psfleet.core.engine.gradients",
     "SparseTable": "psfleet.core.client",
     "Variable": "psfleet.core.graph.program.variable",
     "connect": "psfleet.core.client",

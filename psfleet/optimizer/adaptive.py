@@ -7,9 +7,9 @@ from typing import Any, Unpack
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, NonNegativeInt
 from psfleet.core.engine import rules
+from psfleet.core.engine.gradients import Grad, scaled
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import DecaySpec
-from psfleet.core.graph.parameters.gradients import Grad, scaled
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.parameters.table_kind import has_any_id
 from psfleet.optimizer.arguments import as_documented

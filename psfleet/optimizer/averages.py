@@ -16,9 +16,9 @@ from psfleet.core.base.validation.annotations import (
     check,
     checked,
 )
+from psfleet.core.engine.gradients import as_numbers, zeroed
 from psfleet.core.graph.parameters.binding import tables
-from psfleet.core.graph.parameters.gradients import zeroed
-from psfleet.core.graph.parameters.parameter import Parameter, as_numbers, fetch
+from psfleet.core.graph.parameters.parameter import Parameter, fetch
 from psfleet.core.graph.parameters.table_kind import AveragedBinding
 from psfleet.optimizer import program_access
 from psfleet.optimizer.clip import ClipGradBase

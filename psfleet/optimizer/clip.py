@@ -13,13 +13,9 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import Positive, checked
-from psfleet.core.graph.parameters.gradients import (
-    gathered_squares,
-    merge_rows,
-    scaled_down,
-    squared_norm,
-)
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad, merge_rows
+from psfleet.core.graph.parameters.gradient_norms import gathered_squares, scaled_down, squared_norm
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer.program_access import held_by, parameter_of
 
 Floats = NDArray[np.float32]

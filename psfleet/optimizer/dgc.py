@@ -15,11 +15,12 @@ from psfleet.core.base.validation.annotations import (
     checked,
 )
 from psfleet.core.engine import rules
+from psfleet.core.engine.gradients import Grad, SparseElements, SparseGrad
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import DecaySpec
 from psfleet.core.graph.parameters import binding
-from psfleet.core.graph.parameters.gradients import Grad, SparseElements, densify
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.parameter_gradients import densify
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.clip import ClipGradBase, ClipGradByNorm
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer, Pairs, Rate

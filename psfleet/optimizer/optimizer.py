@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import Must, NonNegative, check, checked
+from psfleet.core.engine.gradients import Grad, SparseElements, SparseGrad, zeroed
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import DecaySpec
 from psfleet.core.graph.parameters.binding import BoundTable, as_gradient, tables
-from psfleet.core.graph.parameters.gradients import Grad, SparseElements, check_gradient, zeroed
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.parameter_gradients import check_gradient
 from psfleet.core.graph.parameters.table_kind import LazyBinding
 from psfleet.core.runtime.stages import here
 from psfleet.optimizer import program_access

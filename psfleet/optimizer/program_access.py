@@ -8,8 +8,9 @@ import numpy as np
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import Must, NonNegative, check
-from psfleet.core.graph.parameters.gradients import densify
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.parameter_gradients import densify
 from psfleet.core.graph.parameters.table_kind import has_any_id
 from psfleet.core.runtime.strategy import AMPSettings
 from psfleet.regularizer import L1Decay, WeightDecay

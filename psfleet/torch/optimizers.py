@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from psfleet import fleet
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.gradients import Grad, SparseGrad, gradient_of
 from psfleet.core.engine.interface import Gradient, Runtime, is_trained
 from psfleet.core.graph.parameters.binding import watch
-from psfleet.core.graph.parameters.gradients import Grad, gradient_of
-from psfleet.core.graph.parameters.parameter import SparseGrad
 from psfleet.core.graph.parameters.parameter_client import ParameterClient
 from psfleet.core.runtime.process_runtime import active
 from psfleet.core.runtime.strategy import Settings

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.gradients import PooledGradient, SparseGrad
 from psfleet.core.engine.interface import PooledIds, joined_ids
 from psfleet.core.engine.kernels.bags import RowBags
-from psfleet.core.graph.parameters.gradients import PooledGradient
-from psfleet.core.graph.parameters.parameter import SparseGrad
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,14 +13,13 @@ from psfleet import layers
 from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.client import Client
+from psfleet.core.engine.gradients import PooledGradient, SparseGrad, gradient_of
 from psfleet.core.engine.interface import Gradient, PooledIds
 from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.gradients import PooledGradient, gradient_of
-from psfleet.core.graph.parameters.parameter import SparseGrad
 from psfleet.core.graph.parameters.parameter_client import ParameterClient
 from psfleet.core.graph.program.operation import summed
 from psfleet.core.graph.program.program import Program, program_guard

@@ -8,7 +8,8 @@ import pytest
 
 from psfleet import optimizer
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import Settings, load_strategy_file, resolve
 from psfleet.fleet import DistributedStrategy, Fleet

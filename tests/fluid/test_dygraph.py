@@ -8,7 +8,7 @@ import pytest
 import psfleet.fluid as fluid
 from psfleet import layers
 from psfleet.core.base.errors import CheckpointError, ShapeError, UsageError
-from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.fluid.dygraph import Layer, guard, to_variable
 from psfleet.fluid.layer_modules import ParameterState, save
 

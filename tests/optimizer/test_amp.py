@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.kernels.number_formats import rounded
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer import SGD, Adam, LookAhead
 from psfleet.optimizer.distributed import DistributedOptimizer

@@ -10,9 +10,10 @@ from psfleet import fluid, layers, optimizer
 from psfleet.clip import ClipGradByNorm
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.engine import rules
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.regularizer import L2Decay
 from tests.runtimes import own_programs
 

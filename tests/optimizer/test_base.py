@@ -10,9 +10,10 @@ import pytest
 import psfleet
 from psfleet import fleet, layers, optimizer
 from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.interface import Read
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.program import Program, eager_guard, program_guard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import active, current

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer import DGCMomentum, L1Decay, Momentum
 from tests.optimizer.workers import run_two_workers
 from tests.recordings import arrays, hyper

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from psfleet.clip import ClipGradBase, ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer import (
     ASGD,
     SGD,

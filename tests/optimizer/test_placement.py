@@ -7,8 +7,9 @@ import pytest
 
 from psfleet import optimizer
 from psfleet.core.engine import rules
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.parameters.table_kind import Placement, place, reach
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 

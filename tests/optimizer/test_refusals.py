@@ -11,7 +11,8 @@ import psfleet
 from psfleet import clip, fluid, layers, optimizer, regularizer
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.client import Client
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.program import default_main_program
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.strategy import AMPSettings, Settings

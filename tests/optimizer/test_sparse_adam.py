@@ -7,12 +7,13 @@ import pytest
 
 import psfleet
 from psfleet.core.engine import rules
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.interface import TableState
 from psfleet.core.engine.rules import AdamCatchUp
 from psfleet.core.engine.schema.table import InitializerSpec
 from psfleet.core.graph.parameters.binding import tables
-from psfleet.core.graph.parameters.gradients import densify
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.parameter_gradients import densify
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.optimizer import Adam, Optimizer
 

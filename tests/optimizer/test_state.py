@@ -8,8 +8,9 @@ import pytest
 
 from psfleet import optimizer
 from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.schema.table import InitializerSpec
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer import SGD, Adam, Momentum, lr

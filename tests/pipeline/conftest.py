@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun
 from psfleet.core.graph.program.program import Program
 from psfleet.core.graph.program.run import check_feed, make_plan

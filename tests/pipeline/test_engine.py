@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.parameter import SparseGrad
 from psfleet.core.graph.program.backward import Automatic, Backward, append_backward
 from psfleet.core.graph.program.operation import Record
 from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, split

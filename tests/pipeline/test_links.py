@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from psfleet.core.base.errors import DeadlineExceeded, FrameError
-from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.program.operation import Array
 from psfleet.core.graph.program.pipeline.chunk import pack, unpack
 from psfleet.core.runtime.stages import StagePosition

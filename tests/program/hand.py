@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from psfleet import layers
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.backward import append_backward
 from psfleet.core.graph.program.program import default_main_program, default_startup_program
 from psfleet.core.graph.program.variable import Variable, to_variable

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import psfleet as ps
 from psfleet import layers
 from psfleet.core.base.errors import ShapeError, UsageError
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.operation import ancestors
 from psfleet.core.graph.program.program import default_startup_program, eager_guard
 from psfleet.core.graph.program.variable import Variable, no_grad, to_variable

@@ -8,7 +8,8 @@ import pytest
 import psfleet as ps
 from psfleet import layers
 from psfleet.core.base.errors import ShapeError
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.program import default_main_program
 from psfleet.core.graph.program.variable import Variable
 from tests.program.hand import HandSGD

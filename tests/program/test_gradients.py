@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from psfleet import layers
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program import ops
 from psfleet.core.graph.program.operation import Op
 from psfleet.core.graph.program.variable import Variable, apply

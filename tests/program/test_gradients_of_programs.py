@@ -9,8 +9,9 @@ import pytest
 from psfleet import fluid, layers, optimizer, to_variable
 from psfleet.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, set_gradient_clip
 from psfleet.core.base.errors import PsfleetError
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program import names
 from psfleet.core.graph.program.attribute import ParamAttr
 from psfleet.core.graph.program.program import (

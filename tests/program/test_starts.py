@@ -9,8 +9,9 @@ import pytest
 from psfleet import initializer, layers, optimizer
 from psfleet.core.base.errors import ConfigError, PsfleetError, ShapeError
 from psfleet.core.client import Client
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.execution.executor import Executor
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program import names
 from psfleet.core.graph.program.attribute import ParamAttr
 from psfleet.core.runtime.process_runtime import active

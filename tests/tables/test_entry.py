@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from psfleet import layers, optimizer
 from psfleet.checkpoint import read_specs
 from psfleet.core.base.errors import ShapeError, TableConflict
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules import SGD, Adam
 from psfleet.core.engine.schema.entry import ProbabilityEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.engine.tables.sparse import SparseTable
-from psfleet.core.graph.parameters.parameter import SparseGrad
 from psfleet.core.graph.program.program import default_startup_program
 from psfleet.core.net.table_messages import read_spec, write_spec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
 from psfleet.core.engine.schema import entry
 from psfleet.core.engine.schema.entry import EvictionPolicy, make_entry
@@ -14,7 +15,7 @@ from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.sparse import SparseTable
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from tests.refusals import check_refusals
 
 

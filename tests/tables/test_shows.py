@@ -9,11 +9,12 @@ import pytest
 
 from psfleet import Executor, clip, fluid, layers, optimizer
 from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.inference import load_inference, save_inference
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import DistributedStrategy, resolve

@@ -15,8 +15,9 @@ import psfleet.torch as pst
 from psfleet import fluid
 from psfleet import optimizer as fleet_optimizer
 from psfleet.core.base.errors import Fenced, PsfleetError, ShapeError, UsageError
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.schema.entry import ProbabilityEntry
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.fleet.testing.local_fleet import LocalFleet

@@ -29,6 +29,7 @@ from psfleet.core.client.client_tables import (
     gradients_of,
     reads_of,
 )
+from psfleet.core.engine.gradients import as_numbers
 from psfleet.core.engine.interface import (
     ClosedRuntime,
     FollowedCut,
@@ -46,7 +47,7 @@ from psfleet.core.engine.schema.table import (
     TableSpec,
 )
 from psfleet.core.graph.execution.model_files import TableNames, folder_of, load, save
-from psfleet.core.graph.parameters.parameter import Parameter, as_numbers
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.modes.switch import change
 from psfleet.core.runtime.process_runtime import current, is_failure
 from psfleet.core.runtime.strategy import Settings

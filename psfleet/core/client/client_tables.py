@@ -12,6 +12,7 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.evictions import EvictionReader
 from psfleet.core.engine.gradient_checks import as_float32, as_ids
+from psfleet.core.engine.gradients import PooledGradient, as_numbers, gradient_of
 from psfleet.core.engine.interface import (
     Gradient,
     PendingPull,
@@ -23,8 +24,6 @@ from psfleet.core.engine.interface import (
     read_of,
 )
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.graph.parameters.gradients import PooledGradient, gradient_of
-from psfleet.core.graph.parameters.parameter import as_numbers
 from psfleet.core.graph.parameters.parameter_client import write_weights
 from psfleet.data.feature_sets.feature_lookup import FeatureLookup
 from psfleet.data.feature_sets.feature_set import FeatureSet

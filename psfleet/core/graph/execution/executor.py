@@ -15,10 +15,11 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import plan_file
 from psfleet.core.base.threads import deferred
 from psfleet.core.base.validation.annotations import checked
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.execution import model_files
 from psfleet.core.graph.parameters import binding
 from psfleet.core.graph.parameters.binding import invalidate, note, read_ahead
-from psfleet.core.graph.parameters.parameter import SparseGrad, fetch
+from psfleet.core.graph.parameters.parameter import fetch
 from psfleet.core.graph.program.operation import Array, Gradient
 from psfleet.core.graph.program.pipeline.chunk import shared_norms
 from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun, pipelined_step

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.threads import deferred
+from psfleet.core.engine.gradients import Grad, SparseElements, SparseGrad, gradient_of
 from psfleet.core.engine.interface import Asked, Gradient, PooledIds, Runtime, is_trained
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
-from psfleet.core.graph.parameters.gradients import Grad, SparseElements, densify, gradient_of
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad, check_rows
+from psfleet.core.graph.parameters.parameter import Parameter, check_rows
 from psfleet.core.graph.parameters.parameter_client import ParameterClient, are_equal
+from psfleet.core.graph.parameters.parameter_gradients import densify
 from psfleet.core.graph.parameters.table_kind import AveragedBinding, LazyBinding, has_any_id, place
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.stages import here

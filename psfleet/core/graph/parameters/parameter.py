@@ -3,7 +3,6 @@
 import functools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +12,7 @@ from psfleet.core.base.errors import IdError, ShapeError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.validation.annotations import Must, NonNegative, checked
 from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.gradients import SparseGrad, as_numbers
 from psfleet.core.engine.interface import Asked, PooledIds
 from psfleet.core.engine.kernels.initial_values import initial_array, initial_rows
 from psfleet.core.engine.schema.entry import Entry
@@ -23,67 +23,6 @@ Floats = NDArray[np.float32]
 _MANY = 10_000  # rows of an embedding from which on dense gradients are worth a line
 
 _log = log_of(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SparseGrad:
-    """A gradient that is zero but for some rows.
-
-    Attributes:
-        ids: int64 [n]: the rows, repeats allowed.
-        rows: float32 [n, dim]: their gradients; those of a repeated id are summed.
-        scores: float32 [n, 2]: how often each id was shown and clicked, summed likewise; None: once
-            and never. For parameters with a ShowClickEntry.
-    """
-
-    ids: NDArray[np.int64]
-    rows: Floats
-    scores: Floats | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", np.asarray(self.ids))
-        object.__setattr__(
-            self, "rows", as_numbers(self.rows, "the rows array of a sparse gradient")
-        )
-        if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
-            raise ShapeError(
-                f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
-                "they must be [n] and [n, dim]"
-            )
-        if self.scores is not None and self.scores.shape != (len(self.ids), 2):
-            raise ShapeError(
-                f"a sparse gradient of {len(self.ids)} ids has scores {self.scores.shape}; "
-                "they must be [n, 2]: shows and clicks"
-            )
-
-    def counted(self) -> Floats:
-        """The scores, also where they are not given: float32 [n, 2]."""
-        if self.scores is None:
-            return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
-        return self.scores
-
-    def with_rows(self, rows: Floats) -> "SparseGrad":
-        """Other gradients of the same ids."""
-        return SparseGrad(self.ids, rows, self.scores)
-
-
-def as_numbers(value: Any, what: str) -> NDArray[Any]:
-    """An array of numbers, of the type that it has.
-
-    Args:
-        what: Description of the parameter, for messages.
-
-    Raises:
-        ShapeError: It is no array of real numbers.
-    """
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ShapeError(f"{what} cannot be read as an array: {error}") from None
-    if array.dtype.kind not in "fiub":
-        fault = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
-        raise ShapeError(f"{what} {fault}; it must be an array of real numbers")
-    return array
 
 
 class Parameter:

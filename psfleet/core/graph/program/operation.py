@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from psfleet.core.base.errors import ShapeError
-from psfleet.core.graph.parameters.gradients import PooledGradient, joined_gradients
-from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.engine.gradients import PooledGradient, SparseGrad, joined_gradients
 
 if TYPE_CHECKING:
     from psfleet.core.graph.program.program import Program

@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.validation.annotations import checked
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program import names
 from psfleet.core.graph.program.operation import (
     Array,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.core.graph.parameters import gradients
-from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.engine.gradients import SparseGrad, merge_rows
+from psfleet.core.graph.parameters.gradient_norms import scaled_down, squared_norm
 from psfleet.core.graph.program.operation import (
     Array,
     Context,
@@ -323,10 +323,8 @@ class GradientSquare(_OfGradient, saved="gradient_square"):
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Any:
         gradient = inputs[0]
-        values = (
-            gradients.merge_rows(gradient).rows if isinstance(gradient, SparseGrad) else gradient
-        )
-        return np.asarray(gradients.squared_norm(values))
+        values = merge_rows(gradient).rows if isinstance(gradient, SparseGrad) else gradient
+        return np.asarray(squared_norm(values))
 
 
 @dataclass(frozen=True)
@@ -337,12 +335,12 @@ class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Any:
         total = math.sqrt(sum(float(square) for square in inputs[1:]))
-        return _with(inputs[0], lambda values: gradients.scaled_down(values, self.norm, total))
+        return _with(inputs[0], lambda values: scaled_down(values, self.norm, total))
 
 
 def _with(gradient: Gradient, change: Any) -> Gradient:
     if not isinstance(gradient, SparseGrad):
         values: Gradient = change(gradient)
         return values
-    rows = gradients.merge_rows(gradient)
+    rows = merge_rows(gradient)
     return rows.with_rows(change(rows.rows))

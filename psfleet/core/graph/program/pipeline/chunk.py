@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.interface import PooledIds
-from psfleet.core.graph.parameters import gradients
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad
+from psfleet.core.graph.parameters.gradient_norms import gathering
+from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.backward import Backward
 from psfleet.core.graph.program.operation import (
     Array,
@@ -133,7 +134,7 @@ def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None
         whole = np.concatenate([part for [part] in parts], axis=1)
         return [float(square) for square in whole[1, np.argsort(whole[0], kind="stable")]]
 
-    return gradients.gathering(gather)
+    return gathering(gather)
 
 
 @dataclass(eq=False)

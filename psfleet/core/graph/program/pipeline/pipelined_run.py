@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.core.graph.parameters.parameter import Parameter, SparseGrad, fetch
+from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.graph.parameters.parameter import Parameter, fetch
 from psfleet.core.graph.program.operation import Array, Gradient, ancestors, summed
 from psfleet.core.graph.program.pipeline.chunk import (
     ChunkRun,

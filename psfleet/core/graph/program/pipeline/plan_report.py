@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from psfleet.core.graph.parameters.parameter import SparseGrad
+from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.program.operation import Array, Gradient
 from psfleet.core.graph.program.pipeline.chunk import ChunkPlan
 from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, check_share

@@ -1,0 +1,168 @@
+"""The forms of a gradient: a dense array, rows by id, pooled rows, or single elements.
+
+A script, a program or torch makes one of these, and `gradient_of` turns it into the push of a table. Pooled
+rows and elements exist so that the gradient of a bag, or of a few values, is never written out in full.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.base.errors import ShapeError
+from psfleet.core.engine.interface import Gradient, PooledIds, joined_ids
+from psfleet.core.engine.kernels.bags import spread_parts
+from psfleet.core.engine.kernels.dedup import dedup
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGrad:
+    """A gradient that is zero but for some rows.
+
+    Attributes:
+        ids: int64 [n]: the rows, repeats allowed.
+        rows: float32 [n, dim]: their gradients; those of a repeated id are summed.
+        scores: float32 [n, 2]: how often each id was shown and clicked, summed likewise; None: once
+            and never. For parameters with a ShowClickEntry.
+    """
+
+    ids: NDArray[np.int64]
+    rows: Floats
+    scores: Floats | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", np.asarray(self.ids))
+        object.__setattr__(
+            self, "rows", as_numbers(self.rows, "the rows array of a sparse gradient")
+        )
+        if self.ids.ndim != 1 or self.rows.ndim != 2 or len(self.ids) != len(self.rows):
+            raise ShapeError(
+                f"a sparse gradient has ids {self.ids.shape} and rows {self.rows.shape}; "
+                "they must be [n] and [n, dim]"
+            )
+        if self.scores is not None and self.scores.shape != (len(self.ids), 2):
+            raise ShapeError(
+                f"a sparse gradient of {len(self.ids)} ids has scores {self.scores.shape}; "
+                "they must be [n, 2]: shows and clicks"
+            )
+
+    def counted(self) -> Floats:
+        """The scores, also where they are not given: float32 [n, 2]."""
+        if self.scores is None:
+            return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
+        return self.scores
+
+    def with_rows(self, rows: Floats) -> "SparseGrad":
+        """Other gradients of the same ids."""
+        return SparseGrad(self.ids, rows, self.scores)
+
+
+class PooledGradient(SparseGrad):
+    """The gradient of what was pooled of rows; the rows' own ones are made when they are asked for.
+
+    Args:
+        of: The ids and their bags.
+        values: float32 [all bags, dim].
+    """
+
+    __slots__ = ("_rows", "of", "values")
+
+    of: PooledIds
+    values: Floats
+    _rows: Floats | None
+
+    def __init__(self, of: PooledIds, values: Floats) -> None:
+        parts = {"of": of, "values": values, "ids": of.ids, "scores": None, "_rows": None}
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def rows(self) -> Floats:
+        """A gradient for each id, float32 [n, dim]."""
+        if self._rows is None:
+            object.__setattr__(self, "_rows", spread_parts(self.values, self.of.parts))
+        assert self._rows is not None
+        return self._rows
+
+
+def joined_gradients(parts: Sequence[PooledGradient]) -> PooledGradient:
+    """Their sum: the bags of all, one after the other."""
+    of = joined_ids([part.of for part in parts])
+    return PooledGradient(of, np.concatenate([part.values for part in parts]))
+
+
+def merge_rows(grad: SparseGrad) -> SparseGrad:
+    """The same gradient with each id once; the rows of a repeated id are summed in order."""
+    unique = dedup(grad.ids, 1)
+    scores = None if grad.scores is None else unique.merge(grad.scores)[0]
+    return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0], scores)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseElements:
+    """A dense gradient that is zero but for some values.
+
+    Attributes:
+        positions: int64 [k], ascending: places in the flattened array.
+        values: float32 [k].
+    """
+
+    positions: Ids
+    values: Floats
+
+
+Grad = Floats | SparseGrad
+
+
+def scaled(grad: Grad, factor: float) -> Grad:
+    """The gradient times a number."""
+    if isinstance(grad, SparseGrad):
+        return grad.with_rows(grad.rows * np.float32(factor))
+    return grad * np.float32(factor)
+
+
+def zeroed(grad: Grad | None) -> Grad | None:
+    """A gradient of zeros of the same kind; None of None."""
+    if isinstance(grad, SparseGrad):
+        return SparseGrad(np.empty(0, np.int64), np.empty((0, grad.rows.shape[1]), np.float32))
+    return None if grad is None else np.zeros_like(grad)
+
+
+def _pushed(grad: SparseGrad) -> Floats:
+    """Return the values of a sparse gradient: float32 [n, dim], or [n, dim + 2] with scores."""
+    return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
+
+
+def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
+    """The gradient as a push to the table of this key takes it."""
+    if isinstance(grad, SparseElements):
+        return Gradient(table, grad.values, grad.positions, rate)
+    if isinstance(grad, PooledGradient):
+        return Gradient(table, grad.values, grad.ids, rate, bags=grad.of.parts)
+    if isinstance(grad, SparseGrad):
+        return Gradient(table, _pushed(grad), grad.ids, rate)
+    return Gradient(table, grad, None, rate)
+
+
+def as_numbers(value: Any, what: str) -> NDArray[Any]:
+    """An array of numbers, of the type that it has.
+
+    Args:
+        what: Description of the parameter, for messages.
+
+    Raises:
+        ShapeError: It is no array of real numbers.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"{what} cannot be read as an array: {error}") from None
+    if array.dtype.kind not in "fiub":
+        fault = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
+        raise ShapeError(f"{what} {fault}; it must be an array of real numbers")
+    return array
