@@ -71,7 +71,7 @@ from psfleet.data.feature_sets.transforms.number_transforms import (
 from psfleet.data.feature_sets.transforms.transform import Transform
 from psfleet.data.feature_sets.transforms.vocabulary import Cross, Vocabulary
 from psfleet.data.feature_sets.value_types import hashed
-from psfleet.optimizer.wrapping_optimizers import check_outside
+from psfleet.optimizer.optimizer import check_outside
 
 __all__ = [
     "Bucketize",

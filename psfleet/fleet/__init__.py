@@ -16,7 +16,7 @@ from psfleet.fleet.file_datasets import (
     MultiSlotStringDataGenerator,
     QueueDataset,
 )
-from psfleet.fleet.fleet import Fleet
+from psfleet.fleet.fleet import Fleet, process_fleet
 from psfleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from psfleet.fleet.sums import MetricSums, Util
 
@@ -72,7 +72,7 @@ __all__ = [
     "worker_num",
 ]
 
-_fleet = Fleet()
+_fleet = process_fleet
 util = _fleet.util
 init = _fleet.init
 is_server = _fleet.is_server

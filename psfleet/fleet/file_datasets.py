@@ -25,6 +25,7 @@ from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
 from psfleet.core.base.validation.annotations import FilePath, PositiveInt, checked
 from psfleet.core.graph.program.operation import Array, size_of
 from psfleet.core.graph.program.variable import Variable
+from psfleet.fleet.fleet import process_fleet
 from psfleet.fleet.sums import Util
 
 SlotValues = list[Array]
@@ -328,9 +329,7 @@ def _batches(samples: Iterator[S], size: int) -> Iterator[list[S]]:
 
 def _util(fleet: Any) -> Any:
     """The helpers of a fleet; None: of psfleet.fleet."""
-    import psfleet.fleet  # which imports this module
-
-    util = getattr(psfleet.fleet if fleet is None else fleet, "util", None)
+    util = getattr(process_fleet if fleet is None else fleet, "util", None)
     if not isinstance(util, Util):
         raise UsageError(f"fleet is {fleet!r}; it must be psfleet.fleet or a Fleet")
     return util

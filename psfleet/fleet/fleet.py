@@ -436,3 +436,7 @@ def _has_left(parts: Parts) -> Runtime:
     raise UsageError(
         "this worker has left with fleet.stop_worker(): use the servers before, or call fleet.init()"
     )
+
+
+process_fleet = Fleet()
+"""The fleet of this process, whose methods are the functions of psfleet.fleet."""

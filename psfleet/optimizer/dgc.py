@@ -61,6 +61,8 @@ class DGCMomentum(Optimizer):
         num_trainers: None: the number of workers.
     """
 
+    works_on_worker = True
+
     @as_documented()
     def __init__(
         self,

@@ -67,6 +67,9 @@ class Optimizer(StatefulOptimizer):
     factor = 1.0  # on the learning rate, of the parameters of a group
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
     every_row = False  # whether those of a parameter with rows for any id do not
+    works_on_worker = (
+        False  # whether it does more than its rule, so that a push past it would skip a part
+    )
 
     @as_documented("regularization", "name")
     def __init__(
@@ -409,10 +412,6 @@ class Optimizer(StatefulOptimizer):
         home = tables()
         exists = self._find(parameter) is not None
         if parameter.optimizer is not None and not exists:
-            from psfleet.optimizer.wrapping_optimizers import (
-                check_outside,  # which imports this module
-            )
-
             check_outside(f"table {parameter.name!r}", parameter.optimizer)
         seat = home.seat(self, parameter, by_rows)
         self._known[parameter.name] = parameter
@@ -449,3 +448,21 @@ def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any
             f"{owner}: {older}={older_value!r} repeats {name}={value!r}; give one of them"
         )
     return older_value if value is None else value
+
+
+def check_outside(owner: str, optimizer: Any) -> None:
+    """Refuse an optimizer whose rule alone does not do all that it promises."""
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"the optimizer of {owner} is {optimizer!r}; it must be one of psfleet.optimizer"
+        )
+    kind = type(optimizer).__name__
+    if optimizer.works_on_worker:
+        raise ConfigError(
+            f"the optimizer of {owner} is {kind}, which works on the worker; pushes go straight to "
+            "the servers: take any other"
+        )
+    if optimizer.common()["grad_clip"] is not None:
+        raise ConfigError(
+            f"the {kind} of {owner} has a grad_clip, which would not be applied; clip what you push"
+        )

@@ -25,7 +25,6 @@ from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.stages import StagePosition, here
 from psfleet.core.runtime.strategy import PipelineSettings, RecomputeSettings, resolve
 from psfleet.optimizer.clip import ClipGradBase
-from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.optimizer import Optimizer, Pairs
 from psfleet.optimizer.outgoing_gradients import GradientScaler
 
@@ -135,6 +134,8 @@ class LookAhead(Optimizer):
         alpha: Fraction of the way that slow goes to fast, in [0, 1].
         k: Updates between two looks, at least 1.
     """
+
+    works_on_worker = True
 
     @checked
     def __init__(
@@ -258,24 +259,6 @@ def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable
     stay = np.isin(ids, state.ids)
     whole[np.searchsorted(state.ids, ids[stay])] = values[stay]
     return whole
-
-
-def check_outside(owner: str, optimizer: Any) -> None:
-    """Refuse an optimizer whose rule alone does not do all that it promises."""
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"the optimizer of {owner} is {optimizer!r}; it must be one of psfleet.optimizer"
-        )
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, DGCMomentum | LookAhead):
-        raise ConfigError(
-            f"the optimizer of {owner} is {kind}, which works on the worker; pushes go straight to "
-            "the servers: take any other"
-        )
-    if optimizer.common()["grad_clip"] is not None:
-        raise ConfigError(
-            f"the {kind} of {owner} has a grad_clip, which would not be applied; clip what you push"
-        )
 
 
 class PipelineOptimizer(WrappingOptimizer):

@@ -17,8 +17,7 @@ from psfleet.core.engine.schema.entry import Entry
 from psfleet.core.engine.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.core.graph.program.ops.embedding import spread
 from psfleet.initializer import Initializer, starting
-from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.wrapping_optimizers import check_outside
+from psfleet.optimizer.optimizer import Optimizer, check_outside
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.table_weight import untraced
 

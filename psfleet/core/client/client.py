@@ -55,8 +55,7 @@ from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.initializer import Initializer, starting
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 from psfleet.optimizer.lr.scheduler import LRScheduler
-from psfleet.optimizer.optimizer import Optimizer
-from psfleet.optimizer.wrapping_optimizers import check_outside
+from psfleet.optimizer.optimizer import Optimizer, check_outside
 
 if TYPE_CHECKING:
     from psfleet.serving.prediction import CutEvaluation, Predictor

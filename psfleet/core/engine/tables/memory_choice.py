@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.engine.kernels.cache import load_in_any_order
 from psfleet.core.engine.kernels.generate import static_kernels
@@ -115,7 +115,9 @@ class CudaMemory(MemoryKind):
 
     def limit(self, most: int) -> int | None:
         """See MemoryKind; under a simulator there is as much as is asked for."""
-        limit = tables_share(_free_and_total()[0], most)
+        from psfleet.core.engine.tables.device.device_room import device_memory  # loads numba.cuda
+
+        limit = tables_share(device_memory()[0], most)
         return int(limit) if math.isfinite(limit) else None
 
     @override
@@ -253,25 +255,3 @@ def why_no_gpu() -> str:
         return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
     simulated = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
     return "" if simulated or find_spec("numba_cuda") else missing  # numba's own one is old
-
-
-def _free_and_total() -> tuple[float, float]:
-    """Bytes of the GPU's memory; under a simulator infinitely many."""
-    from numba import cuda
-
-    free, total = cuda.current_context().get_memory_info()  # type: ignore[no-untyped-call]
-    return free, total
-
-
-def check_device_memory(table: str, size: int) -> None:
-    """Refuse a table that is larger than what the GPU has left.
-
-    Raises:
-        UsageError: It is.
-    """
-    free, total = _free_and_total()
-    if size > free:
-        raise UsageError(
-            f"table {table!r} needs {size >> 20:,} MiB of the GPU's memory, of which "
-            f"{int(free) >> 20:,} of {int(total) >> 20:,} MiB are free; use device='cpu' or more servers"
-        )

@@ -1,6 +1,6 @@
 """Some tables of a fleet get the weights of a checkpoint; the others stay as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -9,11 +9,10 @@ from psfleet.checkpoint.imported_rows import content_of, known_tables
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.engine.interface import Runtime, TableState
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.graph.execution.model_files import TableNames
 from psfleet.core.graph.parameters.parameter_client import step_of
 
 
-def warm_start(runtime: Runtime, path: str, tables: TableNames) -> None:
+def warm_start(runtime: Runtime, path: str, tables: Iterable[str] | Mapping[str, str]) -> None:
     """Set the weights of some tables, and their optimizer state where it is of the same rule.
 
     Args:

@@ -18,7 +18,7 @@ from psfleet.core.engine.kernels.device.cuda import CudaUpdate
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables.memory_choice import check_device_memory
+from psfleet.core.engine.tables.device.device_room import check_device_memory
 from psfleet.core.engine.tables.memory_kind import dense_bytes, gradient_places, slot_sizes
 
 _NORESERVE = 0x4000  # MAP_NORESERVE
