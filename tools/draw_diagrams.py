@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+from rooms import FLOORS, wrong_imports
+
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "diagrams"
 LINE = 16  # pixels from one line of text to the next
 STYLE = """
@@ -236,9 +238,29 @@ def snapshot() -> str:
     return canvas.svg()
 
 
+def house() -> str:
+    """The rooms of the library on their floors."""
+    width, height, gap = 880, 62, 12
+    floors = list(reversed(FLOORS))
+    canvas = Canvas(width, 20 + len(floors) * (height + gap) + 24, "The rooms of psfleet/")
+    for number, floor in enumerate(floors):
+        room_width = (width - 40 - gap * (len(floor) - 1)) / len(floor)
+        for place, (room, words) in enumerate(floor.items()):
+            x, y = 20 + place * (room_width + gap), 20 + number * (height + gap)
+            kind = "accent" if room.startswith("core.") else "box"
+            canvas.box(x, y, room_width, height, [room.replace(".", "/"), *words], kind)
+    canvas.text(width / 2, 20 + len(floors) * (height + gap) + 8, BELOW, "note")
+    return canvas.svg()
+
+
+BELOW = (
+    "A room imports rooms of lower floors alone. Blue rooms are internal, all others are public."
+)
+
 DIAGRAMS: dict[str, Callable[[], str]] = {
     "processes.svg": processes,
     "push-and-pull.svg": push_and_pull,
+    "rooms.svg": house,
     "snapshot.svg": snapshot,
 }
 
@@ -257,9 +279,12 @@ def main() -> int:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
             stale.append(name)
+    wrong = wrong_imports() if check else []
+    for line in wrong:
+        print(line, file=sys.stderr)
     for name in stale:
         print(f"docs/diagrams/{name} is stale; run: make docs", file=sys.stderr)
-    return 1 if stale else 0
+    return 1 if stale or wrong else 0
 
 
 if __name__ == "__main__":

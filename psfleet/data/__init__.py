@@ -1,4 +1,13 @@
-"""Samples: readers of files and topics, and the batches of them that a fleet hands to its workers."""
+"""Samples: readers of files and topics, the batches made of them, and features with their transforms.
+
+A reader gives rows with positions, so that a job resumes where it stopped and each worker has its own
+share. `feature_sets/` turns a batch into ids and numbers; `feature_sets/value_types.py` judges each value,
+whichever way it came.
+
+Start with `batches.py` (the interface of a source), then `parquet.py`, then `feature_sets/feature_set.py`.
+
+Uses core.base, core.engine, initializer.
+"""
 
 from psfleet.data.line_files import Ratings, Samples, read_libsvm, read_ratings
 

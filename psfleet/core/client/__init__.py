@@ -1,4 +1,9 @@
-"""Plain tables: push and pull from a script, embedded or on a cluster."""
+"""`psfleet.connect()`: tables that a script pulls and pushes by hand, embedded or on a cluster.
+
+Start with `client.py`: each method of a Client is one request to the runtime of the process.
+
+Uses core.base, core.engine, core.graph, core.runtime, data, initializer, metrics, optimizer, serving.
+"""
 
 from psfleet.core.client.client import Client
 from psfleet.core.client.client_tables import DenseTable, RowsAhead, SparseTable

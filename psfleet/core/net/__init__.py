@@ -1,1 +1,11 @@
-"""The wire: what travels between a worker and a server, and how it is written and read."""
+"""What travels between processes, and the connections it travels on.
+
+`frame.py` is the layout of a push or a pull: a protobuf header and raw tensors behind it. `v1/` is
+generated from `protos/`. `http2/` is the endpoint for tensors, `shared_memory.py` their way between
+processes of one host, and `connections/` has TLS, tokens and gRPC channels. `body.py` is the container of
+logs, snapshots and replication.
+
+Start with `frame.py`, then `segments.py`.
+
+Uses core.base, core.engine.
+"""
