@@ -19,9 +19,37 @@ if TYPE_CHECKING:
     import psfleet.metrics as metrics
     import psfleet.optimizer as optimizer
     import psfleet.serving as serving
-    from psfleet.core.base.errors import PsfleetError
+    from psfleet.core.base.errors import (
+        AccessDenied,
+        CheckpointError,
+        ConfigError,
+        DeadlineExceeded,
+        IdError,
+        LimitExceeded,
+        PsfleetError,
+        RuleError,
+        ServerUnavailable,
+        ShapeError,
+        TableConflict,
+        UnknownTable,
+        UsageError,
+        WrongType,
+    )
     from psfleet.core.client import Client, DenseTable, SparseTable, connect
     from psfleet.core.engine.gradients import SparseGrad
+    from psfleet.core.engine.rules import DecayRate, OptimizerSpec, Rule, Slot
+    from psfleet.core.engine.schema.entry import (
+        LFU,
+        LRU,
+        CapacityEntry,
+        CountFilterEntry,
+        DecayedFrequency,
+        EvictionPolicy,
+        EvictionStreamEntry,
+        ProbabilityEntry,
+        ShowClickEntry,
+        TTLEntry,
+    )
     from psfleet.core.graph.execution.executor import Executor
     from psfleet.core.graph.parameters.parameter import Parameter
     from psfleet.core.graph.program.attribute import ParamAttr
@@ -35,16 +63,43 @@ if TYPE_CHECKING:
     from psfleet.fleet import reset
 
 __all__ = [
+    "LFU",
+    "LRU",
+    "AccessDenied",
+    "CapacityEntry",
+    "CheckpointError",
     "Client",
+    "ConfigError",
+    "CountFilterEntry",
+    "DeadlineExceeded",
+    "DecayRate",
+    "DecayedFrequency",
     "DenseTable",
+    "EvictionPolicy",
+    "EvictionStreamEntry",
     "Executor",
+    "IdError",
+    "LimitExceeded",
+    "OptimizerSpec",
     "ParamAttr",
     "Parameter",
+    "ProbabilityEntry",
     "Program",
     "PsfleetError",
+    "Rule",
+    "RuleError",
+    "ServerUnavailable",
+    "ShapeError",
+    "ShowClickEntry",
+    "Slot",
     "SparseGrad",
     "SparseTable",
+    "TTLEntry",
+    "TableConflict",
+    "UnknownTable",
+    "UsageError",
     "Variable",
+    "WrongType",
     "connect",
     "default_main_program",
     "default_startup_program",
@@ -67,7 +122,6 @@ _HOMES = {
     "ParamAttr": "psfleet.core.graph.program.attribute",
     "Parameter": "psfleet.core.graph.parameters.parameter",
     "Program": "psfleet.core.graph.program.program",
-    "PsfleetError": "psfleet.core.base.errors",
     "SparseGrad": "psfleet.core.engine.gradients",
     "SparseTable": "psfleet.core.client",
     "Variable": "psfleet.core.graph.program.variable",
@@ -79,6 +133,41 @@ _HOMES = {
     "to_variable": "psfleet.core.graph.program.variable",
 }
 
+_HOMES |= dict.fromkeys(
+    [
+        "AccessDenied",
+        "CheckpointError",
+        "ConfigError",
+        "DeadlineExceeded",
+        "IdError",
+        "LimitExceeded",
+        "PsfleetError",
+        "RuleError",
+        "ServerUnavailable",
+        "ShapeError",
+        "TableConflict",
+        "UnknownTable",
+        "UsageError",
+        "WrongType",
+    ],
+    "psfleet.core.base.errors",
+)
+_HOMES |= dict.fromkeys(
+    [
+        "CapacityEntry",
+        "CountFilterEntry",
+        "DecayedFrequency",
+        "EvictionPolicy",
+        "EvictionStreamEntry",
+        "LFU",
+        "LRU",
+        "ProbabilityEntry",
+        "ShowClickEntry",
+        "TTLEntry",
+    ],
+    "psfleet.core.engine.schema.entry",
+)
+_HOMES |= dict.fromkeys(["DecayRate", "OptimizerSpec", "Rule", "Slot"], "psfleet.core.engine.rules")
 
 install_hook()
 
