@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TypeGuard
 
-from psfleet.core.base.json_documents import SERVERS, write_running_job, write_scale
+from psfleet.core.base.job_files import SERVERS, write_running_job
+from psfleet.core.base.scaling_files import write_scale
 from psfleet.core.base.settings.kinds import MOST_SERVERS
 from psfleet.core.base.threads import wakes_on_signals
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule

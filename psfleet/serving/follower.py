@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from psfleet.checkpoint import read_manifest
 from psfleet.core.base.errors import ConfigError, PsfleetError, ServerUnavailable
-from psfleet.core.base.json_documents import environment_of
+from psfleet.core.base.job_files import environment_of
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.object_store import is_whole, latest_snapshot
 from psfleet.core.base.observability.exposition import LatencyHistogram, counter, latency

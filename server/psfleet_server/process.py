@@ -15,7 +15,7 @@ import numpy as np
 from psfleet.checkpoint import load_shard
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.faults import CrashFaults
-from psfleet.core.base.json_documents import write_ready
+from psfleet.core.base.job_files import write_ready
 from psfleet.core.base.logs import log_of, set_up_logs
 from psfleet.core.base.observability.tracing import open_tracing
 from psfleet.core.base.settings.environment import Environment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.base.json_documents import (
+from psfleet.core.base.scaling_files import (
     SCALED,
     Scaled,
     read_promise,

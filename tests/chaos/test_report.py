@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.base.json_documents import Scaled, write_scale, write_scaled
+from psfleet.core.base.scaling_files import Scaled, write_scale, write_scaled
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec

@@ -27,7 +27,7 @@ from psfleet.checkpoint import (
     linked,
     write_frozen,
 )
-from psfleet.core.base.json_documents import write_ready, write_reply, write_request
+from psfleet.core.base.job_files import write_ready, write_reply, write_request
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import RULES

@@ -25,7 +25,7 @@ from psfleet.checkpoint import (
 )
 from psfleet.checkpoint.manifest import write_manifest
 from psfleet.core.base.errors import CheckpointError, FrameError, PsfleetError, UsageError
-from psfleet.core.base.json_documents import read_ready, read_reply, read_request
+from psfleet.core.base.job_files import read_ready, read_reply, read_request
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.worker_state import read_states
 from psfleet.core.graph.execution.executor import Executor

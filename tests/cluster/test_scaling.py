@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 import psfleet
 from psfleet.core.base.errors import ProtocolError, ServerUnavailable
-from psfleet.core.base.json_documents import write_running_job, write_scale_ready
+from psfleet.core.base.job_files import write_running_job
+from psfleet.core.base.scaling_files import write_scale_ready
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState

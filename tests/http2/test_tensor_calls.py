@@ -11,7 +11,7 @@ from psfleet.core.base.errors import ServerUnavailable
 from psfleet.core.net.connections import tls_sockets
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.v1.shard_pb2 import TransportReply
-from psfleet_worker.connection.call import TensorCalls
+from psfleet_worker.connection.tensor_calls import TensorCalls
 from tests.http2.calls import serving
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from psfleet.core.engine.kernels.device.cuda import CudaUpdate
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
-from psfleet.core.engine.kernels.rule_source import scalars_of, twin_push
+from psfleet.core.engine.kernels.rule_source import scalars_of
+from psfleet.core.engine.kernels.rule_twin import twin_push
 from psfleet.core.engine.rules import Adam, Rule
 from psfleet.core.engine.schema.table import DecaySpec
 from tests.kernels import rule_cases

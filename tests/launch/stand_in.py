@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from psfleet.core.base.json_documents import write_ready
+from psfleet.core.base.job_files import write_ready
 
 RANK = int(os.environ["PSFLEET_RANK"])
 WORKERS = int(os.environ["PSFLEET_WORKERS"])

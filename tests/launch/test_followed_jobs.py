@@ -10,7 +10,7 @@ import pytest
 
 import psfleet
 from psfleet.core.base.errors import ConfigError, FrameError
-from psfleet.core.base.json_documents import SERVERS
+from psfleet.core.base.job_files import SERVERS
 from psfleet.serving.follower import Follower
 from tests.launch.conftest import Launch
 from tests.waiting import until

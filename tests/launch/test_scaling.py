@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.base.json_documents import read_promise, read_scaled, write_ready
+from psfleet.core.base.job_files import write_ready
+from psfleet.core.base.scaling_files import read_promise, read_scaled
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.local import LocalEngine

@@ -11,7 +11,7 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.faults import SimulatedDeath
-from psfleet.core.base.json_documents import write_request
+from psfleet.core.base.job_files import write_request
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import Gradient, Read

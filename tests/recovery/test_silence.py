@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from psfleet.core.base.json_documents import read_ready
+from psfleet.core.base.job_files import read_ready
 from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.net.http2 import http2_client
 from psfleet.fleet.testing.local_fleet import LocalFleet

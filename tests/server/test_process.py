@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.base.json_documents import read_ready
+from psfleet.core.base.job_files import read_ready
 from tests.refusals import cases
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
 from psfleet.core.engine.kernels.initial_values import initial_rows, initializer_arguments
 from psfleet.core.engine.kernels.row_format import RowColumn, RowFormat
-from psfleet.core.engine.kernels.rule_source import twin_push
+from psfleet.core.engine.kernels.rule_twin import twin_push
 from psfleet.core.engine.rules import SGD, Adam, make_rule
 from psfleet.core.engine.schema.entry import CapacityEntry, ShowClickEntry
 from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec, RowPrecision, TableSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from psfleet.core.base.json_documents import write_relocations
+from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.net.connections.channel import RelocatingChannel, server_options
 from tests.waiting import until

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from psfleet.core.base.errors import PsfleetError
-from psfleet.core.base.json_documents import Format, read_scale, read_scaled
+from psfleet.core.base.json_documents import Format
 from psfleet.core.base.object_store import is_whole, own_snapshots
+from psfleet.core.base.scaling_files import read_scale, read_scaled
 from psfleet.core.runtime.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
 

@@ -14,14 +14,8 @@ from rich.console import Console
 from rich.live import Live
 
 from psfleet.core.base.errors import ConfigError, FrameError
-from psfleet.core.base.json_documents import (
-    DONE,
-    read_reply,
-    read_request,
-    read_scaled,
-    write_request,
-    write_scale,
-)
+from psfleet.core.base.job_files import DONE, read_reply, read_request, write_request
+from psfleet.core.base.scaling_files import read_scaled, write_scale
 from psfleet.core.base.settings.kinds import one_of
 from psfleet.core.engine.consistency import MODES
 from psfleet_launch.job.job_folder import HISTORY, claimed_by, is_claimed

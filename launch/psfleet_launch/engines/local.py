@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.json_documents import read_ready
+from psfleet.core.base.job_files import read_ready
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed

@@ -12,17 +12,9 @@ from typing import Any
 
 from psfleet.core.base.errors import CheckpointError, ConfigError
 from psfleet.core.base.files import make_private_folder
-from psfleet.core.base.json_documents import (
-    DONE,
-    MOVED,
-    REQUEST,
-    SCALE,
-    SCALE_PROMISED,
-    SCALE_READY,
-    SCALED,
-    SERVERS,
-)
+from psfleet.core.base.job_files import DONE, MOVED, REQUEST, SERVERS
 from psfleet.core.base.object_store import is_whole, latest_snapshot, own_snapshots, remove_snapshot
+from psfleet.core.base.scaling_files import SCALE, SCALE_PROMISED, SCALE_READY, SCALED
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import place_or_url, shown_url, url_of
 from psfleet.core.base.threads import ServiceThread

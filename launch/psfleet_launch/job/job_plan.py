@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from psfleet.core.base.json_documents import MOVED
+from psfleet.core.base.job_files import MOVED
 from psfleet.core.base.settings.declaration import settings_of, to_variables
 from psfleet.core.base.settings.declared_settings import (
     FleetSettings,

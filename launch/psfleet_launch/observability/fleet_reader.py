@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from psfleet.core.base.json_documents import write_scale
 from psfleet.core.base.observability.exposition import PREFIX, decode, merge
 from psfleet.core.base.observability.panels import Look
 from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.scaling_files import write_scale
 from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.status_poller import StatusPoller

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psfleet.core.base.errors import FrameError
-from psfleet.core.base.json_documents import (
+from psfleet.core.base.scaling_files import (
     SCALE_PROMISED,
     SCALE_READY,
     Scaled,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.json_documents import environment_of
+from psfleet.core.base.job_files import environment_of
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.base.settings.kinds import Mode

@@ -44,8 +44,8 @@ from psfleet.core.engine.interface import (
     missing_table,
     with_counts,
 )
-from psfleet.core.engine.kernels.dedup import RecentBatches
 from psfleet.core.engine.kernels.number_formats import rounded
+from psfleet.core.engine.kernels.recent_batches import RecentBatches
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec, key_of

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from psfleet.core.base.errors import ServerUnavailable, UsageError
 from psfleet.core.base.files import make_private_folder
-from psfleet.core.base.json_documents import (
+from psfleet.core.base.job_files import read_ready
+from psfleet.core.base.scaling_files import (
     SCALE_READY,
     Scaled,
     read_promise,
-    read_ready,
     read_scaled,
     write_scale_ready,
     write_scaled,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.device.cuda_text import CudaSource
-from psfleet.core.engine.kernels.rule_source import twin_push
+from psfleet.core.engine.kernels.rule_twin import twin_push
 from psfleet.core.engine.rules import make_rule, reference_of
 from psfleet.core.engine.rules.rule import Rule, check_functions
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec

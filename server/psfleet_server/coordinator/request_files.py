@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from psfleet.core.base.errors import ConfigError, FrameError, rows_move
-from psfleet.core.base.json_documents import (
-    REQUEST,
-    SCALE_READY,
-    read_request,
-    read_scale_ready,
-    write_reply,
-    write_scale,
-)
+from psfleet.core.base.job_files import REQUEST, read_request, write_reply
 from psfleet.core.base.logs import log_of
+from psfleet.core.base.scaling_files import SCALE_READY, read_scale_ready, write_scale
 from psfleet.core.runtime.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeRequest
 from psfleet_server.coordinator.coordinator_messages import Decision, TermStarted

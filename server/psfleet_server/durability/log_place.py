@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from psfleet.core.base.errors import LogError, NoRoom
-from psfleet.core.base.json_documents import read_scaled
+from psfleet.core.base.scaling_files import read_scaled
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
 

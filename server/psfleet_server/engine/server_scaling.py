@@ -17,8 +17,8 @@ from pathlib import Path
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.files import reason
-from psfleet.core.base.json_documents import Scaled, read_scaled, write_promise
 from psfleet.core.base.logs import log_of
+from psfleet.core.base.scaling_files import Scaled, read_scaled, write_promise
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.server_state import write_state

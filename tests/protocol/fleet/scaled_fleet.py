@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from psfleet.core.base.json_documents import SCALE_READY, write_scale
+from psfleet.core.base.scaling_files import SCALE_READY, write_scale
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady
 from psfleet_launch.supervision.scaling_requests import ScalingRequests, ScalingStep

@@ -37,7 +37,8 @@ from psfleet.core.net.connections.channel import (
 from psfleet.core.net.connections.tls_sockets import closes_at_once
 from psfleet.core.net.membership_messages import read_mode
 from psfleet.core.net.worker_requests import write_withdrawal
-from psfleet_worker.connection.call import PATHS, Call, TensorCalls
+from psfleet_worker.connection.call import Call
+from psfleet_worker.connection.tensor_calls import PATHS, TensorCalls
 from psfleet_worker.session.retries import NextAttempt, Patience, Retries
 
 _FIGURES = (

@@ -13,16 +13,9 @@ from typing import Any
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.files import let_appear
-from psfleet.core.base.json_documents import (
-    DONE,
-    REQUEST,
-    SCALE,
-    SCALE_PROMISED,
-    SCALE_READY,
-    SCALED,
-    Format,
-    exact,
-)
+from psfleet.core.base.job_files import DONE, REQUEST
+from psfleet.core.base.json_documents import Format, exact
+from psfleet.core.base.scaling_files import SCALE, SCALE_PROMISED, SCALE_READY, SCALED
 from psfleet.core.base.settings.declaration import settings_of
 from psfleet.core.base.settings.declared_settings import UserSettings
 from psfleet.core.net.connections.credentials import FILES

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.json_documents import write_relocations
+from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.threads import Waker, handled
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.v1 import agent_pb2 as pb

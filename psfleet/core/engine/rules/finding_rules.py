@@ -1,89 +1,21 @@
 """The definition of a rule: a digest of the source text on which its results depend."""
 
-import ast
 import dataclasses
-import hashlib
 import importlib
-import inspect
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from textwrap import dedent
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from psfleet.core.base.errors import ConfigError, RuleError
 from psfleet.core.base.validation.annotations import check_fields
+from psfleet.core.engine.rules.rule_digest import definition_of, is_own
 
 if TYPE_CHECKING:
     from psfleet.core.engine.rules.eviction_policy import EvictionPolicy
     from psfleet.core.engine.rules.rule import Rule
-
-
-def is_own(rule: type["NamedDefinition"]) -> bool:
-    """Return whether it comes with psfleet."""
-    return rule.__module__.startswith("psfleet.core.engine.rules.")
-
-
-def definition_of(rule: type["NamedDefinition"]) -> str:
-    """The rule's `version`, or a digest of its source; empty for psfleet's own rules.
-
-    The digest covers the class, and the functions, classes and plain constants of its own package
-    that the class names, directly or through each other. Comments, docstrings and layout do not count.
-    (What psfleet's own rules compute is fixed by its recorded trajectories.)
-
-    Raises:
-        RuleError: The source cannot be read.
-    """
-    if rule.version or is_own(rule):
-        return rule.version
-    key: Any = rule  # mypy does not take a class for hashable
-    return _digest(key)
-
-
-@cache
-def _digest(rule: Any) -> str:
-    home = rule.__module__.partition(".")[0]
-    pending: list[Any] = [rule]
-    items: set[Any] = {rule}
-    texts: set[str] = set()
-    while pending:
-        item = pending.pop()
-        tree = _tree(rule, item)
-        texts.add(ast.unparse(tree))
-        for name, value in _named(tree, vars(sys.modules[item.__module__])):
-            if isinstance(value, type | FunctionType):
-                if value.__module__.partition(".")[0] == home and value not in items:
-                    items.add(value)
-                    pending.append(value)
-            elif isinstance(value, bool | int | float | str | tuple):
-                texts.add(f"{name} = {value!r}")
-    return hashlib.blake2b("\n".join(sorted(texts)).encode(), digest_size=6).hexdigest()
-
-
-def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
-    """The item's syntax, without docstrings."""
-    try:
-        tree = ast.parse(dedent(inspect.getsource(item)))
-    except (OSError, TypeError, SyntaxError) as error:
-        raise RuleError(
-            f"the source of {item.__qualname__}, which {rule.word} {rule.name!r} uses, cannot be read "
-            f"({error}); define it in a module that is a file"
-        ) from error
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-def _named(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The global names that the syntax uses, with their values."""
-    for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
-        if name in names:
-            yield name, names[name]
 
 
 T = TypeVar("T", bound="NamedDefinition")

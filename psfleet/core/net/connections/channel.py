@@ -26,7 +26,7 @@ from psfleet.core.base.errors import (
     PsfleetError,
     ServerUnavailable,
 )
-from psfleet.core.base.json_documents import read_relocations
+from psfleet.core.base.job_files import read_relocations
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access

@@ -21,7 +21,7 @@ import numpy as np
 from numba import config, cuda, float32, int32, int64, uint32, uint64
 
 from psfleet.core.engine.kernels import hashing, row_rounding
-from psfleet.core.engine.kernels.rule_source import FLOAT32_MATH
+from psfleet.core.engine.kernels.rule_twin import FLOAT32_MATH
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 """True if kernels run as Python, in threads of the host."""
@@ -57,9 +57,7 @@ math: Any = FLOAT32_MATH if SIMULATED else _math
 """Functions that rules call as `math` in kernels."""
 
 if SIMULATED:
-    from psfleet.core.engine.kernels.rule_source import (
-        FLOAT32_MATH as math,  # kernels import it here
-    )
+    from psfleet.core.engine.kernels.rule_twin import FLOAT32_MATH as math
 
     rounded_product = rounded_double_product = operator.mul
     bits_of = row_rounding.bits_of.py_func

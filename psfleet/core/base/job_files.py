@@ -1,0 +1,153 @@
+"""Files in a job's folder: the requested mode, servers that are ready or have moved, and the running job.
+
+The launcher, its servers and the commands that look at a job read and write them. Each is a JSON document
+that appears whole.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psfleet.core.base.errors import ConfigError, FrameError
+from psfleet.core.base.json_documents import Format
+from psfleet.core.base.settings.declaration import from_variables, to_variables
+from psfleet.core.base.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
+from psfleet.core.base.settings.environment import Environment, check_endpoint, reader_environment
+
+REQUEST = "mode.json"
+"""Requested mode: a number, which grows, and settings such as {"mode": "ssp", "staleness": 4}."""
+
+DONE = "mode.told"
+"""Number of the last request that has reached the workers."""
+
+_REQUEST = Format("mode request")
+_REPLY = Format("mode answer")
+
+
+def write_request(folder: Path, number: int, consistency: dict[str, Any]) -> None:
+    """Request a mode: the settings of the strategy's part `consistency`."""
+    _REQUEST.write(folder / REQUEST, number=number, consistency=consistency)
+
+
+def read_request(folder: Path) -> tuple[int, dict[str, Any]]:
+    """The last request.
+
+    Raises:
+        FileNotFoundError: There is none.
+        FrameError: It is damaged or of another version.
+    """
+    number, consistency = _REQUEST.read(folder / REQUEST, number=int, consistency=dict)
+    return number, consistency
+
+
+def write_reply(folder: Path, number: int) -> None:
+    """Note that the request of this number has reached the workers."""
+    _REPLY.write(folder / DONE, number=number)
+
+
+def read_reply(folder: Path) -> int:
+    """Return the number of the last request that has reached the workers; 0: none."""
+    try:
+        [number] = _REPLY.read(folder / DONE, number=int)
+    except FileNotFoundError:
+        return 0
+    return int(number)
+
+
+_READY_FORMAT = Format("ready server")
+
+
+def write_ready(where: Path, index: int, endpoint: str, pid: int) -> None:
+    """Let the file appear, whole."""
+    _READY_FORMAT.write(where, index=index, endpoint=endpoint, pid=pid)
+
+
+def read_ready(where: Path) -> tuple[str, int]:
+    """Endpoint and process id of the server.
+
+    Raises:
+        FileNotFoundError: The server is not ready.
+        FrameError: The file is damaged or of another version.
+    """
+    _, endpoint, pid = _READY_FORMAT.read(where, index=int, endpoint=str, pid=int)
+    return endpoint, pid
+
+
+MOVED = "moved.json"
+"""Its name in the folder of a job's logs."""
+
+_RELOCATIONS_FORMAT = Format("moved servers")
+
+
+def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
+    """Replace the file; `endpoints` has the new endpoint of each old one."""
+    _RELOCATIONS_FORMAT.write(where, moved=dict(endpoints))
+
+
+def read_relocations(where: Path) -> dict[str, str]:
+    """The new endpoint of each old one; empty: no server has moved, or the file is damaged."""
+    try:
+        (endpoints,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
+    except (FileNotFoundError, FrameError):
+        return {}
+    return {str(old): str(new) for old, new in endpoints.items()}
+
+
+SERVERS = "servers.json"
+
+_RUNNING_FORMAT = Format("running job")
+
+
+def write_running_job(folder: Path, environment: Environment) -> None:
+    """Let the file appear, whole: the variables with which a process without a role knows the servers."""
+    variables = to_variables(environment, FleetSettings, JobSettings, ProcessSettings)
+    _RUNNING_FORMAT.write(folder / SERVERS, variables=variables)
+
+
+def read_running_job(folder: Path) -> Environment:
+    """Read the file as the environment of a process without a role.
+
+    Raises:
+        ConfigError: No job runs there, or its servers have not started yet.
+        FrameError: The file is damaged or of another version.
+    """
+    try:
+        (variables,) = _RUNNING_FORMAT.read(folder / SERVERS, variables=dict)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no job runs in {str(folder)!r}: it has no {SERVERS}, which is there from the start of the "
+            "workers to the end of the job"
+        ) from None
+    return Environment(**from_variables(Environment, {**variables, "PSFLEET_ROLE": ""}))
+
+
+def environment_of(job: Any, **access: Any) -> Environment:
+    """Return the environment of this process in a running job.
+
+    Args:
+        job: Folder of its logs, or the endpoints of its servers as a list or with commas between them.
+        access: Settings `tls` and `insecure` of this process; None: those of the job.
+
+    Raises:
+        ConfigError: It is neither, or no job is there.
+    """
+    settings = {name: value for name, value in access.items() if value is not None}
+    return dataclasses.replace(_found(job), **settings)
+
+
+def _found(job: Any) -> Environment:
+    if isinstance(job, str | os.PathLike):
+        if os.path.isdir(job):
+            return read_running_job(Path(job))
+        job = [endpoint.strip() for endpoint in os.fspath(job).split(",")]
+    try:
+        for endpoint in job:
+            check_endpoint(endpoint)
+    except (ConfigError, TypeError, AttributeError):
+        raise ConfigError(
+            f"connect(job=...) got {job!r}, which is neither the folder of a job's logs nor the endpoints of "
+            "its servers, such as unix:/path and host:port"
+        ) from None
+    return reader_environment(job)
