@@ -96,7 +96,7 @@ def main() -> None:
         stack.callback(thread.join)
         stack.callback(over.set)
         line = ["serve", "--follow", ",".join(fleet.endpoints), "--port", "0", "--http-port", "0"]
-        command = [sys.executable, "-m", "psfleet", *line]
+        command = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *line]
         service: Any = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment()
         )

@@ -84,7 +84,16 @@ def ask_live(servers: str, data: Flights, over: threading.Event) -> None:
         while len(rows.specs()) < TABLES and not over.is_set():
             time.sleep(0.05)
     line = ["serve", "live=serve_flights:probability", "--follow", servers]
-    command = [sys.executable, "-m", "psfleet", *line, "--port", "0", "--http-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "psfleet_launch.commands.psfleet_cli",
+        *line,
+        "--port",
+        "0",
+        "--http-port",
+        "0",
+    ]
     found = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=found) as service:
         try:

@@ -192,7 +192,7 @@ def test_the_cache_knows_every_helper() -> None:
     """Machine code is found by a hash of all source that it was compiled from: an edit of a module that any
     kernel text imports, or that such a module imports, gives another hash."""
     folder = ROOT / "psfleet" / "core" / "engine" / "kernels"
-    imports = re.compile(r"^from psfleet\.kernels\.(\w+) import", re.MULTILINE)
+    imports = re.compile(r"^from psfleet\.core\.engine\.kernels\.(\w+) import", re.MULTILINE)
     sources = [path for path in (folder / "sources").iterdir() if path.is_file()]
     texts = [path.read_text() for path in sources if not path.name.startswith("device_")]
     texts.append((folder / "rule_source.py").read_text())

@@ -20,7 +20,7 @@ Traceback (most recent call last):
     exe.run(feed=batch)
   File "/lib/psfleet/core/graph/program/executor.py", line 80, in run
     raise ShapeError(text)
-psfleet.core.base.errors.ShapeError: feed 'ids' has shape (512, 9)
+psfleet.ShapeError: feed 'ids' has shape (512, 9)
 """
 CHAINED = """\
 Traceback (most recent call last):
@@ -44,21 +44,17 @@ Traceback (most recent call last):
 OSError: too late
 """
 # The file has changed since the script began.
-CHANGED = SIMPLE.replace("\npsfleet.errors", "\n^^^^^^^^\npsfleet.errors")
+CHANGED = SIMPLE.replace("\npsfleet.", "\n^^^^^^^^\npsfleet.")
 SYNTAX = """\
   File "/home/me/train.py", line 3
     for x in
             ^
 SyntaxError: invalid syntax
 """
-SIMPLE_LINE = (
-    "psfleet.core.base.errors.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
-)
+SIMPLE_LINE = "psfleet.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
 
 
-SHAPE = FailureCause(
-    "psfleet.core.base.errors.ShapeError: feed 'ids' has shape (512, 9)", "train.py:31 in <module>"
-)
+SHAPE = FailureCause("psfleet.ShapeError: feed 'ids' has shape (512, 9)", "train.py:31 in <module>")
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,9 @@ def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 
 def test_version_and_module(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m psfleet` is the command, and says the version that psfleet.__version__ has."""
-    process = subprocess.run(
-        [sys.executable, "-m", "psfleet", "--version"], capture_output=True, text=True, check=True
-    )
+    """The command says the version that psfleet.__version__ has."""
+    command = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", "--version"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert process.stdout == f"psfleet, version {psfleet.__version__}\n"
 
 

@@ -109,7 +109,7 @@ with psfleet.connect(mode="async") as ps:
             table.push(np.arange(rows, rows + 2000), np.ones((2000, 64), np.float32))
             ps.flush()
             rows += 2000
-    except psfleet.core.base.errors.UsageError:
+    except psfleet.UsageError:
         before = table.pull(np.arange(rows))  # the server is full
     while fleet.server_num() == 1:
         fleet.barrier_worker()

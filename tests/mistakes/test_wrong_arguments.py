@@ -35,6 +35,8 @@ INTERNAL = {
     *("psfleet.metrics.FleetMetrics", "psfleet.metrics.MetricReading"),
     *("psfleet.features.FeatureLookup", "psfleet.features.feed", "psfleet.data.Ratings"),
     *("psfleet.data.Samples", "psfleet.initializer.resolve", "psfleet.initializer.starting"),
+    # A rule and a policy are subclassed; what they are made of is checked where the class is declared.
+    *("psfleet.OptimizerSpec", "psfleet.Slot", "psfleet.Rule", "psfleet.EvictionPolicy"),
     *("psfleet.regularizer.as_decay", "psfleet.optimizer.optimizer_of", "psfleet.clip.clip_by_own"),
 }
 """What psfleet makes and calls for a script."""

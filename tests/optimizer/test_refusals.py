@@ -321,7 +321,5 @@ def test_checkpoints_are_a_list() -> None:
         loss = layers.mean(layers.fc(layers.data("x", [None, 1]), 1, name="line"))
         opt = optimizer.RecomputeOptimizer(SGD(0.1))
         opt._set_checkpoints("line")
-        with pytest.raises(
-            psfleet.core.base.errors.UsageError, match="checkpoints is 'line', it must be a list"
-        ):
+        with pytest.raises(psfleet.UsageError, match="checkpoints is 'line', it must be a list"):
             opt.minimize(loss)

@@ -196,7 +196,7 @@ def test_what_a_definition_is(write: Write) -> None:
         (
             'name = "slowing"',
             'name = "sgd"',
-            r"'sgd', which is that of psfleet\.rules\.momentum\.SGD",
+            r"'sgd', which is that of psfleet\.core\.engine\.rules\.momentum\.SGD",
         ),
         ('name = "slowing"', 'name = "Slowing!"', "'Slowing!'; a name has lower-case letters"),
         ("h[0] * g, seen", "h[0] * (g, g), seen", r"the kernels of Slowing\(.*\) do not compile"),
@@ -274,7 +274,9 @@ def test_a_new_file_is_enough(tmp_path: Path) -> None:
     rules = tmp_path / "psfleet" / "core" / "engine" / "rules"
     rules.mkdir(parents=True)
     for folder, leave in (
-        (ROOT / "psfleet", "rules"),
+        (ROOT / "psfleet", "core"),
+        (ROOT / "psfleet" / "core", "engine"),
+        (ROOT / "psfleet" / "core" / "engine", "rules"),
         (ROOT / "psfleet" / "core" / "engine" / "rules", ""),
     ):
         made = tmp_path / folder.relative_to(ROOT)

@@ -365,7 +365,15 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
         model = (str(tmp_path / "model"), "--features", "tests.serving.models:FEATURES")
         follow = ("--follow", fleet.endpoints[0])
         for name, source in (("versions", model), ("follower", follow)):
-            command = [sys.executable, "-m", "psfleet", "serve", *source, "--port", "0"]
+            command = [
+                sys.executable,
+                "-m",
+                "psfleet_launch.commands.psfleet_cli",
+                "serve",
+                *source,
+                "--port",
+                "0",
+            ]
             ports = ["--http-port", "0"]
             process = ended([*command, *ports], env={**os.environ, "PSFLEET_BROKEN_THREAD": name})
             assert process.returncode == 1, name
@@ -414,7 +422,7 @@ def resident(pid: int) -> int:
 @contextlib.contextmanager
 def serving(*line: str) -> Iterator[tuple["subprocess.Popen[str]", str, str]]:
     """A process of the command, and its addresses of gRPC and HTTP."""
-    command = [sys.executable, "-m", "psfleet", *line]
+    command = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *line]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -191,3 +191,8 @@ def _place(trace: TracebackType | None) -> str:
         if frame.f_globals.get("__name__") == "__main__"
     ]
     return f" ({os.path.basename(lines[-1][0])}, line {lines[-1][1]})" if lines else ""
+
+
+for _name in __all__:
+    # Scripts import errors from psfleet, so tracebacks and pickles name them there.
+    globals()[_name].__module__ = "psfleet"

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 7efeb2606c2bf3948a30b97d8da5e1573cd9ea3e5db17ef8cc969b2dd80c7642
+# From protos/psfleet/v1/frame.proto, SHA-256 35ad7d23486acca856c61d5679d6b79da1431db8a3997b6fa2dd2f3b90d66fb3
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 bf4c1f218d074247943ee7541191ae5ec7918b16c6bc6e4ce72a6bcb1a618290
+# From protos/psfleet/v1/shard.proto, SHA-256 c6a270ecdc16bbc86db3f84ae982ed9f93b2b6e4f7859149fc3ad0eaecba0fcb
 from psfleet.core.net.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/state.proto, SHA-256 defd99b64fb1178f0e139ef467b36d2db2826c3fe8bfb48ab7b3b55495319610
+# From protos/psfleet/v1/state.proto, SHA-256 a2cc682ccf78a77381af8de97764a385145bd80381b747f83cea8da2ee546c6b
 from psfleet.core.net.v1 import frame_pb2 as _frame_pb2
 from psfleet.core.net.v1 import membership_pb2 as _membership_pb2
 from psfleet.core.net.v1 import shard_pb2 as _shard_pb2
