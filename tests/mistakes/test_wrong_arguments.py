@@ -44,6 +44,7 @@ INTERNAL_METHODS = {
     *("add", "check", "columns", "measure", "score", "scores", "sums_of"),  # of metrics
     *("rule", "decay", "lend", "lender", "clip_by", "scale", "rate_factor", "apply_values"),
     *("resolve", "gradient", "after", "as_variable", "check_state", "as_regularizer", "of"),
+    *("scalars", "resting_scalars"),
     *("read", "from_hyperparameters", "prepare", "lookup", "pooled", "with_rows", "variable"),
     *(
         "add_update",
