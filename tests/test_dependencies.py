@@ -47,7 +47,7 @@ def test_the_ci_runs_the_oldest_releases() -> None:
 def defined() -> dict[str, type]:
     """Every class of the module."""
     members = inspect.getmembers(errors, inspect.isclass)
-    return {name: cls for name, cls in members if cls.__module__ == errors.__name__}
+    return {name: cls for name, cls in members if cls.__module__ == "psfleet"}
 
 
 def test_every_error_is_listed() -> None:
