@@ -19,6 +19,7 @@ import mode_texts
 import optimizer_stubs
 
 GENERATOR = "grpcio-tools==1.62.3"
+STUBS = {"agent"}  # other services are called and served by the names of their methods
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 OUT = ROOT / "psfleet" / "core" / "net" / "v1"
@@ -31,9 +32,8 @@ def sources() -> list[Path]:
 
 
 def generated(source: Path, folder: Path) -> list[Path]:
-    """The files in `folder` that `source` becomes; a file without services has no _grpc.py."""
-    services = re.search(r"^service ", source.read_text(), flags=re.M)
-    ends = (".py", ".pyi", "_grpc.py") if services else (".py", ".pyi")
+    """The files in `folder` that `source` becomes; only one with a stub that psfleet uses has a _grpc.py."""
+    ends = (".py", ".pyi", "_grpc.py") if source.stem in STUBS else (".py", ".pyi")
     return [folder / f"{source.stem}_pb2{end}" for end in ends]
 
 

@@ -3,15 +3,31 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.net.connections.channel import open_channel
-from psfleet.core.net.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
+from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
 from psfleet_server.process import Server
+
+
+def _stub(channel: grpc.Channel, service: Any) -> Any:
+    """The methods of a service by name, as its descriptor says."""
+    return SimpleNamespace(
+        **{
+            method.name: channel.unary_unary(
+                f"/{service.full_name}/{method.name}",
+                request_serializer=GetMessageClass(method.input_type).SerializeToString,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+            for method in service.methods
+        }
+    )
 
 
 class Peer:
@@ -19,9 +35,9 @@ class Peer:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        stubs: Any = (shard_pb2_grpc, coordinator_pb2_grpc)
-        self.shard: Any = stubs[0].ShardStub(channel)
-        self.coordinator: Any = stubs[1].CoordinatorStub(channel)
+        self.shard = _stub(channel, shard_pb2.DESCRIPTOR.services_by_name["Shard"])
+        services = coordinator_pb2.DESCRIPTOR.services_by_name
+        self.coordinator = _stub(channel, services["Coordinator"])
 
     def join(
         self, worker: int, mode: shard_pb2.Mode = shard_pb2.MODE_ASYNC, workers: int = 1

@@ -56,20 +56,26 @@ class StatusPoller(Generic[P]):
 
         from psfleet.core.net.connections.access import Access
         from psfleet.core.net.connections.channel import open_channel
-        from psfleet.core.net.v1.shard_pb2 import StatusRequest
-        from psfleet.core.net.v1.shard_pb2_grpc import ShardStub
+        from psfleet.core.net.v1.shard_pb2 import StatusReply, StatusRequest
 
         with contextlib.ExitStack() as channels:
             access = Access.of(self._environment)
             connections = [
                 channels.enter_context(open_channel(one, access)) for one in self._endpoints
             ]
-            stubs = [ShardStub(channel) for channel in connections]  # type: ignore[no-untyped-call]
+            methods = [
+                channel.unary_unary(
+                    "/psfleet.v1.Shard/Status",
+                    request_serializer=StatusRequest.SerializeToString,
+                    response_deserializer=StatusReply.FromString,
+                )
+                for channel in connections
+            ]
             timeout = min(self._every, 1.0)  # who stops this waits for it
             while not self._stopped.wait(self._every):
                 with contextlib.suppress(grpc.RpcError):
                     replies = [
-                        stub.Status(StatusRequest(), timeout=timeout, metadata=access.metadata)
-                        for stub in stubs
+                        ask(StatusRequest(), timeout=timeout, metadata=access.metadata)
+                        for ask in methods
                     ]
                     self.history.append(self._picture(replies, time.monotonic()))
