@@ -49,7 +49,6 @@ class ProfiledCrew:
         self._totals = totals
 
     def run(self, steps: int) -> list[dict[str, Any]]:
-        """See measuring.Subject."""
         before = read_totals(self._totals)
         self._crew.run(steps)
         return [{"totals": read_totals(self._totals) - before}]

@@ -40,7 +40,6 @@ class Watched:
         self._wait = 0.0  # of the crew's own time until the next look
 
     def run(self, steps: int) -> list[dict[str, Any]]:
-        """See Crew.run."""
         over = threading.Event()
         looks = threading.Thread(target=self._look_until, args=(over,))
         looks.start()

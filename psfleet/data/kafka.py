@@ -154,7 +154,7 @@ class KafkaTopic:
         return MOST if self._sizes is None else sum(self._sizes)
 
     def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
-        """See GrowingSource: the partitions that all workers know, for so many batches."""
+        """The partitions that all workers know, for so many batches."""
         return self._found_sections(batch_size) if self.finds_partitions else None
 
     def _found_sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]]:

@@ -187,7 +187,7 @@ class TextFiles(RowGroupFiles):
         return column_names
 
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """See RowGroupFiles: texts."""
+        """Texts."""
         group, numbers = self._groups[number], set(rows.tolist())
         cells: dict[str, list[str]] = {name: [] for name in names}
         for row, (_, line) in enumerate(self._lines(group) if names else ()):

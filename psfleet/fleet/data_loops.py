@@ -81,13 +81,11 @@ class DataLoops:
     # -- what is remembered --------------------------------------------------------------------
 
     def remember(self, name: str, thing: R) -> R:
-        """See Fleet.remember."""
         self._ask(keeps=True)
         self._worker_state.add(name, thing, self._restored.get(name) if self._there else None)
         return thing
 
     def step_done(self) -> None:
-        """See Fleet.step_done."""
         self._ask()
         if not self._is_open:
             self._end_step()
@@ -179,7 +177,6 @@ class DataLoops:
         return Peekable(taken(), batches.peek)
 
     def shard(self, batches: Iterable[T], repeatable: bool) -> Peekable[T]:
-        """See Fleet.shard."""
         if isinstance(batches, io.IOBase) and not batches.seekable():
             repeatable = False
         if not repeatable and self._restarts:

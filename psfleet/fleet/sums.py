@@ -95,7 +95,6 @@ class MetricSums(Generic[P, R]):
         self._util = util
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """See Fleet.metrics."""
         return self._make(*args, **kwargs)
 
     def sum(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
@@ -167,7 +166,7 @@ class MetricSums(Generic[P, R]):
 
 
 def print_table_stat(table: str | None) -> None:
-    """See Fleet.print_table_stat."""
+    """Print rows, bytes and updates of one table, or of all tables if it is None."""
     for name, entry in table_stat().items():
         if table in (None, name):
             print(
@@ -178,7 +177,7 @@ def print_table_stat(table: str | None) -> None:
 
 
 def table_stat() -> dict[str, dict[str, Any]]:
-    """See Fleet.table_stat."""
+    """Return rows or values, bytes, updates and servers of each table, by its name."""
     totals: dict[str, dict[str, Any]] = {}
     active().flush()
     for server in active().stats():
@@ -195,7 +194,7 @@ def table_stat() -> dict[str, dict[str, Any]]:
 
 
 def staleness() -> dict[int, int]:
-    """See Fleet.staleness."""
+    """Return how many pushes had each age, in updates that came between their pull and them."""
     total: dict[int, int] = {}
     for server in active().stats():
         for age, count in server.get("staleness", {}).items():

@@ -291,7 +291,6 @@ class SumTable:
     # -- a PushCounter -------------------------------------------------------------------------
 
     def leave(self) -> Gradient | None:
-        """See PushCounter.leave."""
         with self.lock:
             self._give_back()
             rows = np.flatnonzero(self._rows.any(axis=1))
@@ -303,7 +302,6 @@ class SumTable:
         return self._gradient(rows, values)
 
     def arrived(self) -> None:
-        """See PushCounter.arrived."""
         with self.lock:
             self._left = None
 

@@ -120,11 +120,9 @@ class Follower:
     # -- values --------------------------------------------------------------------------------
 
     def specs(self) -> Mapping[str, TableSpec]:
-        """See RowSource.specs."""
         return self._rows.specs()
 
     def look_up(self, table: str, ids: Ids) -> Floats:
-        """See RowSource.look_up."""
         with self._lock:
             rows = self._rows.look_up(table, ids)
             age = int(self.age * 1e9)
@@ -133,7 +131,6 @@ class Follower:
         return rows
 
     def dense(self, table: str) -> Floats:
-        """See RowSource.dense."""
         return self._rows.dense(table)
 
     @contextlib.contextmanager

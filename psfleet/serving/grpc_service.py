@@ -167,13 +167,10 @@ class GrpcPrediction:
         return guarded
 
     def _check(self, content: bytes, call: IncomingCall) -> None:
-        """See health.proto."""
         request = _parsed(self._health_messages.HealthCheckRequest, content)
         call.end(self._health.Check(request, call).SerializeToString())
 
     def _watch(self, content: bytes, call: IncomingCall) -> None:
-        """See health.proto."""
-
         def send(status: Any) -> None:
             if status is not None:
                 call.write(status.SerializeToString())
@@ -183,7 +180,7 @@ class GrpcPrediction:
         self._health.Watch(_parsed(self._health_messages.HealthCheckRequest, content), call, send)
 
     def _reflect(self, content: bytes, call: IncomingCall) -> None:
-        """See reflection.proto: one answer for each request of the call."""
+        """One answer for each request of the call."""
         request = _parsed(self._reflection_messages.ServerReflectionRequest, content)
         for reply in self._reflection.ServerReflectionInfo(iter([request]), call):
             call.write(reply.SerializeToString())

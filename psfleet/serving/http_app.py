@@ -88,7 +88,6 @@ class HttpConnection:
         self._is_ending = False
 
     def run(self) -> None:
-        """See ServedConnection."""
         while True:
             size = self.transport.receive(self._view, self.tick)
             self._last = time.monotonic()
@@ -176,16 +175,14 @@ class HttpConnection:
     # -- as all connections --------------------------------------------------------------------
 
     def tick(self) -> None:
-        """See ServedConnection."""
         if time.monotonic() - self._last > _IDLE:
             raise ConnectionBroken("the client is silent")
 
     def newest(self) -> int:
-        """See ServedConnection."""
         return 0
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """See ServedConnection: the next reply is the last one."""
+        """The next reply is the last one."""
         self._is_ending = True
 
 

@@ -115,7 +115,6 @@ class ServedRows:
         return self._lock
 
     def specs(self) -> Mapping[str, TableSpec]:
-        """See RowSource.specs."""
         sparse = {name: table.spec for name, table in self.sparse.items()}
         return sparse | {name: spec for name, (spec, _) in self._dense.items()}
 
@@ -124,7 +123,6 @@ class ServedRows:
         return table in self.sparse or table in self._dense
 
     def look_up(self, table: str, ids: Ids) -> Floats:
-        """See RowSource.look_up."""
         rows = self.sparse.get(table)
         if rows is None:
             raise self._missing(table)
@@ -132,7 +130,6 @@ class ServedRows:
             return rows.look_up(ids)
 
     def dense(self, table: str) -> Floats:
-        """See RowSource.dense."""
         if table not in self._dense:
             raise self._missing(table)
         return self._dense[table][1]

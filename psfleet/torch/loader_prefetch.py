@@ -148,7 +148,6 @@ class _Ahead:
         return self._following
 
     def note(self, rows: EmbeddingRows, ids: Tensor) -> None:
-        """See LookupObserver.note."""
         if self._choose is None:
             part = _Part.find(self.batch, ids)
             parts = self._parts.setdefault(id(rows), [])
@@ -156,7 +155,6 @@ class _Ahead:
                 parts.append(part)
 
     def expected(self, rows: EmbeddingRows) -> list[Ids]:
-        """See LookupObserver.expected."""
         following = self._next()
         if following is _END:
             return []

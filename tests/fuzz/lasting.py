@@ -10,17 +10,16 @@ class Undying(LogShipping):
     """A feed whose process does not end when it hears that it is deposed: this one has more to try."""
 
     def depose(self, term: int) -> None:
-        """See LogShipping."""
+        pass
 
 
 class Staying(RowMoves):
     """Moves of a server that keeps its tables in the end: this one has more to try."""
 
     def adopt(self, number: int) -> None:
-        """See RowMoves."""
         self.abandon(number)
 
     def copy(self, servers: int) -> tuple[LogShipping, Shard, ShardState]:
-        """See RowMoves. Its standbys cannot end it."""
+        """Its standbys cannot end it."""
         _, shard, state = super().copy(servers)
         return self._host.feed, shard, state

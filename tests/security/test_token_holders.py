@@ -82,7 +82,6 @@ def fleet() -> Iterator[LocalFleet]:
 
 @pytest.fixture
 def caller(fleet: LocalFleet) -> Iterator[Caller]:
-    """See Caller."""
     with contextlib.closing(Caller(fleet)) as caller:
         yield caller
 

@@ -98,7 +98,6 @@ class Victim:
 
 @pytest.fixture
 def victim(peer: Any, server: Server) -> Victim:
-    """See Victim."""
     return Victim(peer, server)
 
 

@@ -45,19 +45,17 @@ def device_function(function):
 
 @njit
 def first_max(a, b):
-    """See cuda_arithmetic."""
     return b if b > a else a
 
 
 @njit
 def first_min(a, b):
-    """See cuda_arithmetic."""
     return b if b < a else a
 
 
 @njit
 def rounded_product(a, b):
-    """See cuda_arithmetic: the processor's compiler joins no product with a sum."""
+    """The processor's compiler joins no product with a sum."""
     return a * b
 
 
@@ -66,7 +64,6 @@ rounded_double_product = rounded_product
 
 @njit
 def random_bits(hashed, stream, k):
-    """See cuda_arithmetic."""
     seed = mix(hashed ^ stream)
     return int64(mix(seed + uint64(k + 1) * uint64(hashing.GOLDEN)) >> uint64(40))
 
@@ -158,7 +155,6 @@ def _arithmetic(name: str) -> str:
 
 
 def _load(stem: str, text: str) -> ModuleType:
-    """See psfleet.core.engine.kernels.device.cuda.load_kernels."""
     tree = _ForTheProcessor().visit(ast.parse(text))
     head = f"from numba import njit\nfrom {__name__} import atomic_add, atomic_cas, atomic_exch\n"
     helpers = (
@@ -207,7 +203,6 @@ class CompiledOperations(DeviceOperations):
     """Runs kernels that `install` has had compiled."""
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        """See DeviceOperations."""
         values = [_here(one) for one in arguments]
         if threads == 1:
             kernel(*values, 0, 1)

@@ -1,4 +1,4 @@
-"""What every other part needs and what knows nothing of training.
+"""Ground floor: everything that other rooms need and that knows nothing of training.
 
 Errors (`errors.py`, start here: one class for each kind of fault, each message one sentence), settings and
 their sources (`settings/`), checks of arguments by their annotations (`validation/`), files and object

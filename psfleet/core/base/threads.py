@@ -89,7 +89,7 @@ _handler: _Handler | None = None  # of the script; None: the signal is ignored o
 
 
 class _Deferred:
-    """See `deferred`. It has no state of its own: blocks of the main thread lie within each other."""
+    """It has no state of its own: blocks of the main thread lie within each other."""
 
     def __call__(self, work: Callable[_P, _T]) -> Callable[_P, _T]:
         """Return the function as such a block."""

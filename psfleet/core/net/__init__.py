@@ -1,4 +1,4 @@
-"""What travels between processes, and the connections it travels on.
+"""Messages between processes, and the connections they travel on.
 
 `frame.py` is the layout of a push or a pull: a protobuf header and raw tensors behind it. `v1/` is
 generated from `protos/`. `http2/` is the endpoint for tensors, `shared_memory.py` their way between

@@ -28,7 +28,7 @@ def batches(
     runtime: Callable[[], Any] = active,
     prefetch: int = 0,
 ) -> Peekable[Any]:
-    """See Fleet.dataset; `merged`: batches of one push."""
+    """`merged`: batches of one push."""
     dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, prefetch, runtime)
     return Peekable(dataset.run(merged), dataset.peek)
 

@@ -131,7 +131,6 @@ class EmbeddedRuntime:
 
     @deferred()
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """See Runtime.create."""
         flat = check_spec_value(spec, value)
         if spec.servers is not None:  # for the fleet that goes on from a snapshot
             spec = placed(spec, self._specs.values())
@@ -140,7 +139,6 @@ class EmbeddedRuntime:
         return spec.key
 
     def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
         table = self._shard.tables.get(key_of(name))
         if table is None:
             names = [table.spec.name for table in self._shard.tables.values()]
@@ -152,11 +150,9 @@ class EmbeddedRuntime:
         return self._shard.tables[key]
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull."""
         return [self._pull(read) for read in reads]
 
     def pull_ahead(self, reads: Sequence[Read]) -> CompletedPull:
-        """See Runtime.pull_ahead."""
         return CompletedPull(self.pull(reads))
 
     def _pull(self, read: Read) -> Floats:
@@ -180,7 +176,6 @@ class EmbeddedRuntime:
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
-        """See Runtime.push."""
         sums = self._merged(with_counts(gradients, self.counters))
         values = ((spec.name, g.values, g.ids) for spec, g in sums)
         try:
@@ -235,7 +230,6 @@ class EmbeddedRuntime:
         return np.array(value)
 
     def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table."""
         source = self._shard.tables[table]
         if isinstance(source, DenseTable):
             return TableState(source.step, [v.reshape(source.spec.shape) for v in source.state()])
@@ -251,7 +245,6 @@ class EmbeddedRuntime:
 
     @deferred()
     def write_table(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table."""
         self._compressor.forget()
         target = self._shard.tables[table]
         if isinstance(target, DenseTable):
@@ -269,15 +262,12 @@ class EmbeddedRuntime:
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """See Runtime.shrink."""
         return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """See Runtime.evictions."""
         return [self._shard.tables.evicted(table, at, limit) for at in position]
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """See Runtime.save."""
         if not path:
             raise ConfigError(
                 "without a cluster there is no job's folder; name one for the snapshot"
@@ -297,7 +287,6 @@ class EmbeddedRuntime:
 
     @deferred()
     def load(self, path: str) -> None:
-        """See Runtime.load."""
         self.restore(Snapshot(path).events(0, 1))
 
     def restore(self, events: Events) -> None:
@@ -322,11 +311,9 @@ class EmbeddedRuntime:
                 yield ((low, min(low + batch, start + size)),)
 
     def specs(self) -> dict[int, TableSpec]:
-        """See Runtime.specs."""
         return dict(self._specs)
 
     def stats(self) -> list[dict[str, Any]]:
-        """See Runtime.stats."""
         counters = self._shard.counters
         return [
             {

@@ -82,7 +82,6 @@ class ReadOnlyRuntime:
     instead: str
 
     def open(self, name: str) -> TableSpec:
-        """See Runtime.open."""
         raise NotImplementedError
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:

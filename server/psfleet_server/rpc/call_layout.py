@@ -250,14 +250,12 @@ class CallPlan:
         return part
 
     def fit(self, base: int) -> bool:
-        """See TableUpdates."""
         for part in self._updates:
             if part.rows is not None and not part.rows.fits(base + part.ids, part.count):
                 return False
         return True
 
     def apply(self, base: int) -> None:
-        """See TableUpdates."""
         for part in self._updates:
             values = base + part.values
             if part.rows is not None:

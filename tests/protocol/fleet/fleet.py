@@ -49,7 +49,6 @@ class Fleet(Scheduler):
     # -- machines ------------------------------------------------------------------------------
 
     def make(self, name: str, disk: Disk, boot: int) -> Machine:
-        """See Scheduler."""
         if name in self.workers:
             kind = Wisher if self.job.comes_together else Worker
             return kind(int(name[1:]), self.job, boot, self.pushes)
@@ -78,7 +77,7 @@ class Fleet(Scheduler):
         )
 
     def at(self, address: str, source: str = "") -> str:
-        """See Scheduler. Who takes over listens where the one before did, which may still live."""
+        """Who takes over listens where the one before did, which may still live."""
         for place in self.places:
             if address == place.address:
                 late = place.deposed and self.dice.random() < 0.2
@@ -86,7 +85,7 @@ class Fleet(Scheduler):
         return address
 
     def is_closed(self, source: str, to: str) -> bool:
-        """See Scheduler. A client that hears from who took over closes its connection to the one before."""
+        """A client that hears from who took over closes its connection to the one before."""
         place = self._place_of(source)
         if place is None or not place.deposed or to not in (*self.workers, *self.followers):
             return False
@@ -95,7 +94,7 @@ class Fleet(Scheduler):
         return source == place.deposed and to in place.moved
 
     def do(self, name: str, event: Any) -> None:
-        """See Scheduler. What a cut has is there for ever, whoever answers from now on."""
+        """What a cut has is there for ever, whoever answers from now on."""
         before = self.cuts.count
         super().do(name, event)
         if self.cuts.count > before and self.job.standbys and not self.is_calm:
@@ -107,7 +106,7 @@ class Fleet(Scheduler):
                     self.cuts.check_kept(server, primary.its_shard)
 
     def start(self, name: str) -> None:
-        """See Scheduler. Who starts beside a primary is its next standby."""
+        """Who starts beside a primary is its next standby."""
         place = self._place_of(name)
         if place is not None and name != place.primary:
             self.disks[name] = self.first_disk(name)
@@ -117,7 +116,7 @@ class Fleet(Scheduler):
             self.do(name, Release(place.attach))  # whoever followed the one before ended with it
 
     def crash(self, name: str) -> None:
-        """See Scheduler. The launcher knows it at once, and decides."""
+        """The launcher knows it at once, and decides."""
         super().crash(name)
         place = self._place_of(name)
         if place is None:
@@ -149,13 +148,11 @@ class Fleet(Scheduler):
         return next((place for place in self.places if name in place.names), None)
 
     def may_die(self, name: str) -> bool:
-        """See Scheduler."""
         return name not in self.workers or self.job.deals
 
     # -- faults --------------------------------------------------------------------------------
 
     def random_fault(self) -> None:
-        """See Scheduler."""
         if self.job.mode_requests and self.dice.random() < 0.3:
             self._mode_request()
             return
@@ -232,7 +229,7 @@ class Fleet(Scheduler):
             self.crash(name)
 
     def sent(self, source: str, to: str, message: Any) -> None:
-        """See Scheduler. Nobody gets values who is too far ahead."""
+        """Nobody gets values who is too far ahead."""
         server = self.machines.get(source)
         if not isinstance(server, Server) or server.shard is None or server.shard.mode != "ssp":
             return
@@ -243,7 +240,7 @@ class Fleet(Scheduler):
     # -- the end -------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """See Scheduler. Some of the dead stay dead where the fleet may go on without them."""
+        """Some of the dead stay dead where the fleet may go on without them."""
         if self.job.mode_requests:
             self._mode_request()
         self.job = replace(self.job, lag=0)
@@ -261,12 +258,10 @@ class Fleet(Scheduler):
                 self.start(name)
 
     def nudge(self, turn: int) -> None:
-        """See Scheduler."""
         for name in sorted(self.gone):
             self.do(self.at(self.job.home), Silent(int(name[1:]), _LONG))
 
     def is_over(self) -> bool:
-        """See Scheduler."""
         coordinator = self.machines[self.at(self.job.home)].coordinator
         views = {shard.workers.view for shard in self._shards()}
         done = all(self.machines[name].done for name in self.workers if name not in self.gone)
@@ -277,7 +272,6 @@ class Fleet(Scheduler):
         return [self.machines[place.primary].its_shard for place in self.places]
 
     def describe(self) -> str:
-        """See Scheduler."""
         waiting = {
             name: [repr(queue[0].request)[:90] for queue in worker.queues.values() if queue]
             for name in self.workers
@@ -291,7 +285,6 @@ class Fleet(Scheduler):
         return f"{waiting} {standing} {coordinator.members.seats} {coordinator.due()}"
 
     def check(self) -> None:
-        """See Scheduler."""
         shards = self._shards()
         again = [
             Server(number, self.job, self.disks[place.primary], 0)

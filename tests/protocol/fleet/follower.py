@@ -122,7 +122,6 @@ class Follower:
         )
 
     def handle(self, event: Any) -> list[Instruction]:
-        """See scheduler.Machine."""
         match event:
             case Boot():
                 return self._go_on()

@@ -72,7 +72,6 @@ class Kept:
         ]
 
     def open(self, generation: int, servers: int) -> ServerLog | None:
-        """See RowMoves."""
         return open_log(self._environment, generation=generation, servers=servers)
 
     def promise(self, generation: int, history: Iterable[object]) -> None:

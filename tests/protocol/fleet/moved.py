@@ -48,7 +48,6 @@ class _Host:
 
     @property
     def feed(self) -> LogShipping:
-        """See ShardHost."""
         return self._server.feed
 
     @feed.setter
@@ -56,7 +55,6 @@ class _Host:
         self._server.feed = feed
 
     def meet(self, step: Callable[[Coordinator], Iterable[Outcome]]) -> None:
-        """See ShardHost."""
         assert self.coordinator is not None
         self._server.release(step(self.coordinator))
 

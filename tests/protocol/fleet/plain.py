@@ -10,7 +10,7 @@ from psfleet.core.engine.tables.sparse import SparseTable
 
 
 class PlacedUpdates:
-    """See TableUpdates: the gradients of a push, which are all sparse."""
+    """The gradients of a push, which are all sparse."""
 
     def __init__(self, shard: Shard, push: Push | None) -> None:
         self._parts = []
@@ -25,11 +25,9 @@ class PlacedUpdates:
             self._parts.append((rows, *arrays, one.learning_rate))
 
     def fit(self, base: int) -> bool:
-        """See TableUpdates."""
         return all(rows.fits(base + address_of(ids), len(ids)) for rows, ids, _, _ in self._parts)
 
     def apply(self, base: int) -> None:
-        """See TableUpdates."""
         for rows, ids, values, rate in self._parts:
             rows.push(base + address_of(ids), len(ids), base + address_of(values), rate)
 

@@ -64,7 +64,6 @@ class ScaledFleet(Fleet):
         self._next_servers = 0
 
     def run(self) -> None:
-        """See Scheduler."""
         shared = Path("/dev/shm")
         with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
             self.folder = Path(folder)
@@ -81,7 +80,6 @@ class ScaledFleet(Fleet):
     # -- machines ------------------------------------------------------------------------------
 
     def make(self, name: str, disk: Disk, boot: int) -> Machine:
-        """See Scheduler."""
         if name in self.workers or name in self.followers:
             return super().make(name, disk, boot)
         rank, number = map(int, name[1:].split("."))
@@ -106,12 +104,11 @@ class ScaledFleet(Fleet):
         return next((place for place in self._all_places if name in place.names), None)
 
     def at(self, address: str, source: str = "") -> str:
-        """See Scheduler."""
         places = self._all_places
         return next((place.primary for place in places if place.address == address), address)
 
     def start(self, name: str) -> None:
-        """See Scheduler. A process may end before it is ready."""
+        """A process may end before it is ready."""
         self._acting = name
         if any(name in place.names for place in self.places):
             self._keep_servers(name)
@@ -121,7 +118,6 @@ class ScaledFleet(Fleet):
             self.crash(name)
 
     def _keep_servers(self, name: str) -> None:
-        """See JobRunner."""
         self._take_step(self._requests.give_up(f"{name} has a new process", self.endpoints))
 
     def _promote(self, place: Place) -> None:
@@ -139,7 +135,7 @@ class ScaledFleet(Fleet):
             self.crash(place.primary)
 
     def do(self, name: str, event: Any) -> None:
-        """See Scheduler. A process may end at a crash point, or by itself."""
+        """A process may end at a crash point, or by itself."""
         self._acting = name
         try:
             super().do(name, event)
@@ -168,7 +164,7 @@ class ScaledFleet(Fleet):
         return False
 
     def crash(self, name: str) -> None:
-        """See Scheduler. Without logs the death of a server that is the job's ends the job."""
+        """Without logs the death of a server that is the job's ends the job."""
         self._bury(name)
         if name in self._prepared:
             self._requests.take(ProcessExited(self._prepared[name], -9))
@@ -201,7 +197,7 @@ class ScaledFleet(Fleet):
         self._leaving = [place for place in self._leaving if place.primary != name]
 
     def _deliver(self, to: str, source: str, message: Any) -> None:
-        """See Scheduler. Calls between servers may be lost or late, but each is made once."""
+        """Calls between servers may be lost or late, but each is made once."""
         match message:
             case Request(number, MoveRows()):
                 if (source, number) in self._made:
@@ -217,7 +213,7 @@ class ScaledFleet(Fleet):
         super()._deliver(to, source, message)
 
     def lose(self, to: str, source: str, message: Any) -> None:
-        """See Scheduler. A call between servers comes late, or never."""
+        """A call between servers comes late, or never."""
         if isinstance(message, Request) and isinstance(message.content, MoveRows):
             self._late.append((to, source, message))
 
@@ -227,7 +223,6 @@ class ScaledFleet(Fleet):
             machine.moved.die()
 
     def may_die(self, name: str) -> bool:
-        """See Scheduler."""
         if name in self.workers:
             return self.job.deals
         is_new = any(name == place.primary for place in self._arriving.values())
@@ -262,14 +257,12 @@ class ScaledFleet(Fleet):
             self._look()
 
     def nudge(self, turn: int) -> None:
-        """See Scheduler."""
         super().nudge(turn)
         for place in [*self._leaving]:
             self._gone(place.primary)
         self._look()
 
     def _look(self) -> None:
-        """See JobRunner._scale."""
         if self.ended or self._leaving:
             return
         for rank, place in self._arriving.items():
@@ -280,7 +273,6 @@ class ScaledFleet(Fleet):
             self._take_step(self._requests.step(self.endpoints))
 
     def _take_step(self, step: ScalingStep) -> None:
-        """See JobRunner._take_step."""
         if (ready := self.folder / SCALE_READY).exists():  # the clocks of files are coarse
             os.utime(ready, ns=(self._looks, self._looks))
         for member in step.start:
@@ -312,7 +304,6 @@ class ScaledFleet(Fleet):
         self.start(name)
 
     def _standbys_of(self, servers: int) -> tuple[Member, ...]:
-        """See JobRunner._prepared_standbys."""
         self._next_servers = servers
         places = [*self.places, *self._arriving.values()][: servers if self.job.standbys else 0]
         copies = [place.attach + 1 for place in places]
@@ -355,7 +346,6 @@ class ScaledFleet(Fleet):
     # -- faults ----------------------------------------------------------------------------------
 
     def random_fault(self) -> None:
-        """See Scheduler."""
         at = self.dice.random()
         if at < 0.4:
             self._ask(self.dice.randint(1, _MOST))
@@ -399,17 +389,15 @@ class ScaledFleet(Fleet):
     # -- the end ---------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """See Scheduler."""
         super().calm()
         if self.dice.random() < 0.5:
             self._ask(self.dice.randint(1, _MOST))
 
     def is_over(self) -> bool:
-        """See Scheduler."""
         return bool(self.ended) or super().is_over()
 
     def sent(self, source: str, to: str, message: Any) -> None:
-        """See Scheduler. Who is let go on finds every server with the number that it is told of."""
+        """Who is let go on finds every server with the number that it is told of."""
         super().sent(source, to, message)
         match message:
             case Response(_, CollectiveReply() | Registration(), servers):
@@ -428,7 +416,6 @@ class ScaledFleet(Fleet):
                 raise Broken(f"{address} {held} when workers go on with {count}")
 
     def check(self) -> None:
-        """See Scheduler."""
         self.counts["ended"] += bool(self.ended)
         if self.ended:
             return

@@ -147,7 +147,6 @@ class Server:
         self._keep(*encode_change(decision), decision)
 
     def handle(self, event: Any) -> list[Instruction]:
-        """See scheduler.Machine."""
         self.out = []
         match event:
             case Boot():

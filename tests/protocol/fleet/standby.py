@@ -39,7 +39,6 @@ class Standby(Server):
         self._number = 0
 
     def handle(self, event: Any) -> list[Instruction]:
-        """See scheduler.Machine."""
         if self._leads:
             return super().handle(event)
         self.out = []

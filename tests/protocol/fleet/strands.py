@@ -37,7 +37,6 @@ class CrashPoints(CrashFaults):
         self._dies_at = dies_at
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
-        """See CrashFaults."""
         if self._dies_at(point):
             if before is not None:
                 before()
@@ -131,14 +130,13 @@ class _Link(Peer):
         self._process: Caller = access
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
-        """See Peer."""
         try:
             return self._process.call(self._endpoint, method, request, seconds)
         except TimeoutError:
             raise ServerUnavailable(f"{self.name} does not answer") from None
 
     def close(self) -> None:
-        """See Peer."""
+        pass
 
 
 class _Pool:
@@ -160,7 +158,7 @@ class _Pool:
             Strand.wait(lambda: all(strand.over for strand in self._strands))
 
     def map(self, work: Callable[[_Link], Any], links: Iterable[_Link]) -> Iterator[Any]:
-        """See Executor: all at once, and the results in order."""
+        """All at once, and the results in order."""
         for link in links:
             self._strands.append(link._process.spawn(partial(work, link)))
         for strand in self._strands:
@@ -174,7 +172,7 @@ class _Unhurried:
     def __init__(self, share: float, worked: object) -> None: ...
 
     def rest(self) -> None:
-        """See Throttle."""
+        pass
 
 
 class Signal:
@@ -184,19 +182,15 @@ class Signal:
         self._process, self._ticks, self._is_set = process, ticks, False
 
     def is_set(self) -> bool:
-        """See Event."""
         return self._is_set
 
     def set(self) -> None:
-        """See Event."""
         self._is_set = True
 
     def clear(self) -> None:
-        """See Event."""
         self._is_set = False
 
     def wait(self, timeout: float) -> bool:
-        """See Event."""
         end = self._process.ticks + self._ticks
         Strand.wait(lambda: self._is_set or self._process.ticks >= end)
         return self._is_set

@@ -19,7 +19,6 @@ class Wisher(Worker):
     """
 
     def script(self) -> Script:
-        """See Worker."""
         self.taken = self.handed = self.completed = 0
         yield from self.begin()
         self.begun = self.session.sequence
@@ -33,11 +32,9 @@ class Wisher(Worker):
         yield from self.end()
 
     def reached(self) -> tuple[int, int]:
-        """See Worker."""
         return self.taken, self.handed
 
     def position(self) -> tuple[int, int] | None:
-        """See Worker."""
         return self.reached()
 
     def _barrier(self) -> Script:

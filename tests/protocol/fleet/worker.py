@@ -104,7 +104,6 @@ class Worker:
     # -- events --------------------------------------------------------------------------------
 
     def handle(self, event: Any) -> list[Action]:
-        """See scheduler.Machine."""
         self.out = []
         match event:
             case Boot():

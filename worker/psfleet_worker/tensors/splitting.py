@@ -57,7 +57,6 @@ class RoutingPlans:
         return self._batches.of(spec.key, ids, len(self.group(spec)))
 
     def newest(self) -> dict[int, Ids]:
-        """See RecentBatches."""
         return self._batches.newest()
 
 

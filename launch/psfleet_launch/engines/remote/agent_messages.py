@@ -281,5 +281,4 @@ class LauncherFiles:
                 yield machine, file
 
     def take(self, machine: str, file: pb.JobFile) -> None:
-        """See JobFiles.take."""
         self._machines[machine].take(file)

@@ -87,7 +87,7 @@ class LoggedValues:
         self._file: EventFile | None = None
 
     def log(self, name: str, value: Any, step: int) -> float:
-        """See Fleet.log; the value as a number."""
+        """The value as a number."""
         number = _checked(name, value)
         if not isinstance(step, int) or not 0 <= step < 2**63:
             raise UsageError(

@@ -151,7 +151,6 @@ def _packed(column: RowColumn, values: Floats) -> Words:
 
 
 def _scales(most: Floats) -> Floats:
-    """See psfleet.core.engine.kernels.row_rounding.scale_of."""
     exponents = (most.view(np.uint32) + np.uint32(0x1FFFF)) >> np.uint32(23)
     bits = np.where(exponents > 6, (exponents - np.uint32(6)) << np.uint32(23), np.uint32(0))
     return np.where(np.isfinite(most), bits.view(np.float32), np.float32(np.nan))

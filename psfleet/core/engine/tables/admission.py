@@ -123,7 +123,6 @@ class AdmissionFilter:
         return self._rule is None
 
     def check(self, parts: Sequence[Ids], step: int, written: bool = False) -> None:
-        """See SparseTable.check_room."""
         if self._room.surely_fit(sum(map(len, parts))):
             return
         ids = ascending(parts)
@@ -133,7 +132,7 @@ class AdmissionFilter:
         self._room.check(int(np.count_nonzero(mask)), new, unknown, written)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
-        """See SparseTable.surplus; the table lets rows go."""
+        """The table lets rows go."""
         ids = ascending(parts)
         slots, _ = self._index.locate(ids)
         mask = self._rowed(ids, slots, step)

@@ -169,7 +169,6 @@ class MemoryAccount:
         )
 
     def reserve(self, rows: int) -> None:
-        """See SparseTable.reserve."""
         more = max(rows - len(self._index), 0)
         self._budget.check(self._name, self._taken(more), f"reserve {rows} rows")
         self._index.reserve(rows)

@@ -344,19 +344,16 @@ class HostScores:
         self._scratch = np.zeros(1, np.int64)
 
     def keys(self, step: int, least: int, most: int) -> Keys:
-        """See StoreScores."""
         keys = np.empty(len(self._index), np.uint64)
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """See StoreScores."""
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)
         return ids, keys
 
     def use(self, ids: Ids, step: int) -> None:
-        """See StoreScores."""
         self._index.keep(ids)
         slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._kernels.use(

@@ -199,11 +199,9 @@ class AgeRanking:
         self._index = index
 
     def first(self, step: int, count: int, least: int) -> Ids:
-        """See EvictionRanking."""
         return self._index.oldest(step, count, least)
 
     def use(self, ids: Ids, step: int) -> None:
-        """See EvictionRanking."""
         self._index.touch(ids, step)
 
 
@@ -221,7 +219,6 @@ class ScoreRanking:
         self._scores = scores
 
     def first(self, step: int, count: int, least: int) -> Ids:
-        """See EvictionRanking."""
         if count <= 0:
             return np.zeros(0, np.int64)
         parts = [scores.keys(step, least, _NO_KEY) for scores in self._scores]
@@ -244,7 +241,6 @@ class ScoreRanking:
         return self._listed(step, 0, most, keys)[0]
 
     def use(self, ids: Ids, step: int) -> None:
-        """See EvictionRanking."""
         for scores in self._scores:
             scores.use(ids, step)
 
@@ -303,11 +299,9 @@ class RowLifetime:
 
     @property
     def tick_every(self) -> float:
-        """See SparseTable.tick_every."""
         return 0.0 if self._ttl is None else self._ttl.seconds / 16
 
     def tick(self, seconds: float, step: int) -> int:
-        """See SparseTable.tick."""
         ttl = 0.0 if self._ttl is None else self._ttl.seconds
         if not ttl:
             return 0
@@ -320,7 +314,6 @@ class RowLifetime:
         return self._sweep(EVERY, step, step - over[-1], EvictionCause.EXPIRED)
 
     def shrink(self, threshold: float | None, unseen: int | None, step: int) -> int:
-        """See SparseTable.shrink."""
         count = 0
         if self._worth is not None:
             count = self._decay(self._worth, threshold, step)
@@ -345,7 +338,6 @@ class RowLifetime:
             self._restamp(step, step)
 
     def clock(self, step: int) -> TableClock:
-        """See SparseTable.clock."""
         return TableClock(step, self._shrinks, self._ticks)
 
     def set_clock(self, clock: TableClock, step: int) -> None:

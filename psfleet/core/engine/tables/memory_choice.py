@@ -43,7 +43,7 @@ Floats = NDArray[np.float32]
 
 
 class HostMemory(MemoryKind):
-    """See MemoryKind. How much of it a server's tables may take follows from all that the server may."""
+    """Host memory. The share of a server's tables follows from the limit of the whole server."""
 
     name: Device = "cpu"
     label = "memory"
@@ -104,7 +104,7 @@ class CudaMemory(MemoryKind):
         return why_no_gpu()
 
     def why_not(self, spec: TableSpec) -> str:
-        """See MemoryKind: it has to let the same rows go as the CPU."""
+        """It has to let the same rows go as the CPU."""
         score = spec.policy.score()
         if score is None or is_same_on_devices(score):
             return ""
@@ -114,7 +114,7 @@ class CudaMemory(MemoryKind):
         )
 
     def limit(self, most: int) -> int | None:
-        """See MemoryKind; under a simulator there is as much as is asked for."""
+        """Under a simulator there is as much as is asked for."""
         from psfleet.core.engine.tables.device.device_room import device_memory  # loads numba.cuda
 
         limit = tables_share(device_memory()[0], most)

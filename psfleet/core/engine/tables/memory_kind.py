@@ -55,7 +55,7 @@ class DenseMemory(Protocol):
 
 
 class HostDenseMemory:
-    """See DenseMemory. Arguments as for psfleet.core.engine.tables.memory_kind.MemoryKind."""
+    """Arguments as for psfleet.core.engine.tables.memory_kind.MemoryKind."""
 
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         rule, decay, count = spec.rule, spec.decay, len(value)
@@ -77,7 +77,6 @@ class HostDenseMemory:
         self._places = [address_of(plane) for plane in self._planes]
 
     def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
-        """See DenseMemory."""
         places = self._places
         if self._turns:
             fixed = len(places) - self._turns
@@ -92,15 +91,12 @@ class HostDenseMemory:
         )
 
     def pull_into(self, out: Floats) -> None:
-        """See DenseMemory."""
         copy_over(out, self._planes[0])
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
-        """See DenseMemory."""
         return self._planes[plane][start:end].copy()
 
     def write(self, plane: int, start: int, values: Floats) -> None:
-        """See DenseMemory."""
         self._planes[plane][start : start + len(values)] = values
 
 

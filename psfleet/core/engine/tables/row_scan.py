@@ -244,7 +244,6 @@ class RowScan:
         return self._ids
 
     def mark(self, step: int, *, bounded: bool = False) -> HistoryPoint:
-        """See SparseTable.mark."""
         point = None if self._stream is None else self._stream.point
         event = self._history.mark(bounded=bounded)
         return HistoryPoint(self._history.era, step, event, point, bounded)
@@ -258,20 +257,17 @@ class RowScan:
         return mark.event >= self._history.first
 
     def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:
-        """See SparseTable.changed_since."""
         writes, removals = self.set_since(mark)
         pushed = self.pushed_since(mark, step)
         return TableChanges(ascending([pushed, writes]), removals, mark.evicted)
 
     def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
-        """See SparseTable.set_since."""
         removed, written = self._history.since(mark.event)
         return written[self.has(written)], removed[~self.has(removed)]
 
     def pushed_since(
         self, mark: HistoryPoint | None, step: int, segments: tuple[int, int] = EVERY
     ) -> Ids:
-        """See SparseTable.segment_ids."""
         era = self._history.era
         if mark is None or mark.era != era or (self._rests and step > mark.step):
             return self._index.aged(step, segments=segments)[0]
@@ -279,5 +275,4 @@ class RowScan:
         return self._index.aged(step, segments=segments, most=step - mark.step - 1)[0]
 
     def release(self, mark: HistoryPoint) -> None:
-        """See SparseTable.release."""
         self._history.release(mark.event, bounded=mark.bounded)

@@ -217,14 +217,12 @@ class FrozenSparseTable:
         self._as_rows = as_rows
 
     def columns(self) -> Columns:
-        """See FrozenTable."""
         columns = row_group(self.spec).sized(sum(rows.count for rows in self._rows))
         for page in self._others():
             columns |= {name: (column.dtype, column.shape) for name, column in page.items()}
         return columns
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """See FrozenTable."""
         for page in itertools.chain.from_iterable(rows.pages() for rows in self._rows):
             yield row_columns(self._as_rows(*page))
         yield from self._others()
@@ -239,7 +237,6 @@ class FrozenSparseTable:
             yield self._evictions
 
     def close(self) -> None:
-        """See FrozenTable."""
         for rows in self._rows:
             rows.close()
 
@@ -264,18 +261,15 @@ class FrozenDenseTable:
         self._forget: Callable[[FrozenArrays], None] | None = forget
 
     def columns(self) -> Columns:
-        """See FrozenTable."""
         (weights,) = column_groups(self.spec)
         return weights.sized(self._count)
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """See FrozenTable."""
         arrays = self._arrays.take()
         for name, array in zip(self.spec.slot_names, arrays, strict=True):
             yield {name: self._spread(array)}
 
     def close(self) -> None:
-        """See FrozenTable."""
         if self._forget is not None:
             self._forget(self._arrays)
             self._forget = None

@@ -99,7 +99,7 @@ def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
 
 
 class HostRowUpdate:
-    """See RowUpdate."""
+    """Implements RowUpdate."""
 
     def __init__(self, spec: TableSpec, index: HostRowMemory) -> None:
         rule = spec.rule
@@ -114,7 +114,6 @@ class HostRowUpdate:
         self._zeros = np.zeros(spec.dim, np.float32)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """See RowUpdate."""
         unknown: int = self._pull(
             self._index.address,
             address_of(ids),
@@ -126,7 +125,6 @@ class HostRowUpdate:
         return unknown
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
-        """See RowUpdate."""
         ids, rows = merge_pushes(parts, 1.0 / len(parts))
         if rows.shape[1] > self._dim:
             counts = [(ids, values[:, self._dim :]) for ids, values in parts]
@@ -134,7 +132,6 @@ class HostRowUpdate:
         return ids, rows
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
-        """See RowUpdate."""
         assert isinstance(gradients, np.ndarray)
         self._index.expect(len(ids))
         self._push(
@@ -151,7 +148,6 @@ class HostRowUpdate:
         )
 
     def rest(self, scalars: Floats, step: int) -> None:
-        """See RowUpdate."""
         assert self._rest is not None
         self._rest(
             self._index.address,
@@ -251,7 +247,6 @@ class PlacedRows:
             self._lifetime.age(step)
 
     def pull(self, ids: int, count: int, out: int) -> None:
-        """See SparseTable.pull_into."""
         traffic = self._table.traffic
         with self._lock:
             traffic.unknown += self._pull(self._place, ids, count, out)

@@ -206,7 +206,7 @@ class Executor:
         following: Mapping[str, Any] | None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """See `run`. While it computes, what the step with the feed `following` needs is read."""
+        """While it computes, what the step with the feed `following` needs is read."""
         program = program or default_main_program()
         if not isinstance(program, Program):
             raise UsageError(f"the program to run is {program!r}; it must be a Program or None")

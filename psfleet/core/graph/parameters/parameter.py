@@ -213,7 +213,7 @@ class PoolingBinding(Binding, Protocol):
     """One that pools rows where they arrive."""
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
-        """See `Parameter.pooled`."""
+        pass
 
 
 def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:

@@ -304,11 +304,11 @@ class ClientConnection(Http2Connection[StreamState]):
             raise ConnectionBroken("an answer ends without a status")
 
     def is_late(self, number: int, ends: bool) -> bool:
-        """See Http2Connection: an answer whose call has ended here is passed over."""
+        """An answer whose call has ended here is passed over."""
         return not self.is_idle(number)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """See Http2Connection: there is one call, so the connection ends with it."""
+        """There is one call, so the connection ends with it."""
         raise ProtocolViolation(error.code, str(error))
 
     @override

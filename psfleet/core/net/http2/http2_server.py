@@ -161,31 +161,28 @@ class DeferredSending:
         return bool(self._unsent)
 
     def fileno(self) -> int:
-        """See Transport."""
         return self._inner.fileno()
 
     def handshake(self, tick: Tick) -> None:
-        """See Transport. The thread that calls this is the connection's own."""
+        """The thread that calls this is the connection's own."""
         self._own = threading.get_ident()
         self._inner.handshake(tick)
 
     def go_on_with_handshake(self) -> int:
-        """See Transport."""
         return self._inner.go_on_with_handshake()
 
     def receive(self, into: memoryview, tick: Tick) -> int:
-        """See Transport."""
         if self._unsent:
             self._send_unsent()
         return self._inner.receive(into, tick)
 
     def send_some(self, parts: Sequence[Part]) -> list[Part]:
-        """See Transport: everything is taken, to be sent now or later."""
+        """Everything is taken, to be sent now or later."""
         self.send(parts)
         return []
 
     def send(self, parts: Sequence[Part]) -> None:
-        """See Transport; does not wait for the other end."""
+        """Does not wait for the other end."""
         with self._lock:
             self._unsent += parts if self._unsent else self._inner.send_some(parts)
             if self._unsent and self._thread is None and threading.get_ident() != self._own:
@@ -213,11 +210,9 @@ class DeferredSending:
             return True
 
     def shut(self) -> None:
-        """See Transport."""
         self._inner.shut()
 
     def close(self) -> None:
-        """See Transport."""
         self._inner.shut()
         thread = self._thread
         if thread is not None:

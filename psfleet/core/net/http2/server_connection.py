@@ -210,7 +210,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         )
 
     def limit(self, length: int, is_decoded: bool) -> None:
-        """See Http2Connection: until a call has come that may be made, few frames are read."""
+        """Until a call has come that may be made, few frames are read."""
         until = time.monotonic() + self._rate.take(length, is_decoded, time.monotonic())
         hung_up = select.poll()
         hung_up.register(self.transport.fileno(), 0)
@@ -345,7 +345,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         stream.refuse(damage.status, damage.details)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """See Http2Connection: the stream is reset."""
+        """The stream is reset."""
         stream = self.streams.get(number)
         if stream is not None:
             self.drop(stream)

@@ -82,18 +82,15 @@ class PlainTransport:
             sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
 
     def fileno(self) -> int:
-        """See Transport."""
         return self._socket.fileno()
 
     def handshake(self, tick: Tick) -> None:
-        """See Transport."""
+        pass
 
     def go_on_with_handshake(self) -> int:
-        """See Transport."""
         return 0
 
     def receive(self, into: memoryview, tick: Tick) -> int:
-        """See Transport."""
         while True:
             try:
                 size = self._socket.recv_into(into)
@@ -107,7 +104,6 @@ class PlainTransport:
             return size
 
     def send(self, parts: Sequence[Part]) -> None:
-        """See Transport."""
         if len(parts) <= _MOST_PARTS:  # mostly all of them leave at once
             try:
                 size = self._socket.sendmsg(parts)
@@ -137,7 +133,6 @@ class PlainTransport:
                 _check_stalled(deadline)
 
     def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """See Transport."""
         try:
             size = self._socket.sendmsg(parts[:_MOST_PARTS], (), socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -160,11 +155,9 @@ class PlainTransport:
             raise ConnectionBroken(f"connection lost: {error.strerror}") from None
 
     def shut(self) -> None:
-        """See Transport."""
         _shut(self._socket)
 
     def close(self) -> None:
-        """See Transport."""
         self._socket.close()
 
 
@@ -187,16 +180,13 @@ class TlsTransport:
         sock.setblocking(False)
 
     def fileno(self) -> int:
-        """See Transport."""
         return self._socket.fileno()
 
     def handshake(self, tick: Tick) -> None:
-        """See Transport."""
         while event := self.go_on_with_handshake():
             self._await(event, tick)
 
     def go_on_with_handshake(self) -> int:
-        """See Transport."""
         try:
             with self._lock:
                 self._socket.do_handshake()
@@ -215,7 +205,6 @@ class TlsTransport:
             tick()
 
     def receive(self, into: memoryview, tick: Tick) -> int:
-        """See Transport."""
         while True:
             try:
                 with self._lock:
@@ -233,7 +222,6 @@ class TlsTransport:
             return size
 
     def send(self, parts: Sequence[Part]) -> None:
-        """See Transport."""
         for part in _records(parts):
             view, deadline = memoryview(part), time.monotonic() + _STALLED
             while len(view):
@@ -244,7 +232,6 @@ class TlsTransport:
                     _check_stalled(deadline)
 
     def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """See Transport."""
         records = _records(parts)
         for index, part in enumerate(records):
             view = memoryview(part)
@@ -277,11 +264,9 @@ class TlsTransport:
         return bool(waits.poll(_TICK * 1000))
 
     def shut(self) -> None:
-        """See Transport."""
         _shut(self._socket)
 
     def close(self) -> None:
-        """See Transport."""
         with self._lock:
             self._socket.close()
 

@@ -73,17 +73,15 @@ class LocalDenseTable:
 
     @property
     def owes(self) -> bool:
-        """See LocalTable."""
         return bool((values_of(self._table) != self._base).any())
 
     def __len__(self) -> int:
         return 0
 
     def touch(self, ids: Ids) -> None:
-        """See LocalTable."""
+        pass
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """See LocalTable."""
         delta = (values_of(self._table) - self._base) * np.float32(share)
         self._base = values_of(self._table) if share == 1.0 else self._base + delta
         return delta.reshape(self._table.spec.shape), None
@@ -94,14 +92,13 @@ class LocalDenseTable:
         self._base = value.copy()
 
     def expire(self) -> None:
-        """See LocalTable."""
+        pass
 
     def settle(self) -> None:
-        """See LocalTable."""
         self._base = values_of(self._table)
 
     def forget(self) -> None:
-        """See LocalTable."""
+        pass
 
 
 class LocalSparseTable:
@@ -126,14 +123,12 @@ class LocalSparseTable:
 
     @property
     def owes(self) -> bool:
-        """See LocalTable."""
         return bool(self._touched) or len(self._owing) > 0
 
     def __len__(self) -> int:
         return max(len(self._base), len(self._table))
 
     def touch(self, ids: Ids) -> None:
-        """See LocalTable."""
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
@@ -156,7 +151,7 @@ class LocalSparseTable:
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """See LocalTable. A part of it of rows pushed since the last exchange, all of it of any rows."""
+        """A part of it of rows pushed since the last exchange, all of it of any rows."""
         batches = [*self._touched, *([self._owing] if share == 1.0 else [])]
         if self._spec.every_row and batches:
             batches = [self._table.ids()]
@@ -173,11 +168,9 @@ class LocalSparseTable:
         return delta, ids
 
     def expire(self) -> None:
-        """See LocalTable."""
         self._fresh = _NONE
 
     def settle(self) -> None:
-        """See LocalTable."""
         self._base = SparseTable(self._bases)
         ids = self._table.ids()
         set_rows(self._base, ids, weights_of(self._table, ids))
@@ -185,7 +178,6 @@ class LocalSparseTable:
         self._touched.clear()
 
     def forget(self) -> None:
-        """See LocalTable."""
         self._table.remove(self._table.ids())
         self._base = SparseTable(self._bases)
         self._fresh, self._owing = _NONE, _NONE
@@ -258,7 +250,7 @@ class GeoRuntime(ForwardingRuntime):
             self._copies[spec.key] = LocalSparseTable(self._local, mine)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """See Runtime.pull. Rows come from the servers when they are first read after an exchange."""
+        """Rows come from the servers when they are first read after an exchange."""
         ids_by_table: dict[int, list[Ids]] = {}
         for read in reads:
             if read.ids is not None and read.table in self._copies:
@@ -284,7 +276,7 @@ class GeoRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
-        """See Runtime.push. Updates the copies; every k-th exchanges."""
+        """Updates the copies; every k-th exchanges."""
         self._local.push([gradient.untravelled() for gradient in gradients], loss=loss)
         for gradient in gradients:
             if gradient.ids is not None:
@@ -330,13 +322,13 @@ class GeoRuntime(ForwardingRuntime):
             copy.refresh(value.reshape(-1))
 
     def flush(self, timeout: float | None = None) -> None:
-        """See Runtime.flush. Sends the whole rest."""
+        """Sends the whole rest."""
         if any(copy.owes for copy in self._copies.values()):
             self._exchange(1.0)
         self._fleet.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """See Runtime.barrier. Afterwards every worker's copies are what the servers hold."""
+        """Afterwards every worker's copies are what the servers hold."""
         self.flush(timeout)
         self._fleet.barrier(timeout)
         self._read_all()

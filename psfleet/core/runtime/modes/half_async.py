@@ -48,7 +48,7 @@ class PositionedRuntime(Runtime, Protocol):
         loss: float | None = None,
         position: Position | None = None,
     ) -> PendingPush:
-        """See Runtime.push; `position`: after the last step of the gradients."""
+        """`position`: after the last step of the gradients."""
 
 
 @dataclass(eq=False)
@@ -63,7 +63,6 @@ class _QueuedPush:
     done: bool = False
 
     def wait(self, timeout: float | None = None) -> None:
-        """See PendingPush.wait."""
         self.runtime.settle(lambda: self.done, timeout)
 
 
@@ -130,7 +129,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _QueuedPush:
-        """See Runtime.push. Waits while the queue is full."""
+        """Waits while the queue is full."""
         # Checked before it waits: an error of what has been taken is final.
         check_gradients(self._spec_of, gradients)
         step = _QueuedPush(

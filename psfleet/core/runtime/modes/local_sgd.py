@@ -77,7 +77,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         ]
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """See Runtime.pull_ahead. Tables that are trained here are read at once."""
+        """Tables that are trained here are read at once."""
         local = self._local.specs()
         if any(read.table in local for read in reads):
             return super().pull_ahead(reads)
@@ -86,7 +86,7 @@ class LocalSGDRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
-        """See Runtime.push. Every k-th waits for all workers and averages."""
+        """Every k-th waits for all workers and averages."""
         local = self._local.specs()
         near = [gradient.untravelled() for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
@@ -185,7 +185,7 @@ class LocalSGDRuntime(ForwardingRuntime):
             self._fleet.write_table(key, self._local.read_table(key))
 
     def barrier(self, timeout: float | None = None) -> None:
-        """See Runtime.barrier. Afterwards all workers and the servers have the same dense weights."""
+        """Afterwards all workers and the servers have the same dense weights."""
         self._meet(stay=True)
         if self._unpublished and self.worker_index == 0:
             self._publish()
@@ -200,24 +200,24 @@ class LocalSGDRuntime(ForwardingRuntime):
     # -- whole tables --------------------------------------------------------------------------
 
     def read_table(self, table: int) -> TableState:
-        """See Runtime.read_table. Of a dense table what this worker has."""
+        """Return this worker's copy of a dense table."""
         here = table in self._local.specs()
         return self._local.read_table(table) if here else self._fleet.read_table(table)
 
     def write_table(self, table: int, state: TableState) -> None:
-        """See Runtime.write_table. The other workers take it over at the next barrier."""
+        """The other workers take it over at the next barrier."""
         self._fleet.write_table(table, state)
         if table in self._local.specs():
             self._local.write_table(table, state)
             self._rewritten = True
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """See Runtime.save. Dense tables are saved as this worker has them."""
+        """Dense tables are saved as this worker has them."""
         self._publish()
         return self._fleet.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
-        """See Runtime.load. Every worker has it after the next barrier."""
+        """Every worker has it after the next barrier."""
         self._fleet.load(path)
         self._retake()
         self._rewritten = True

@@ -106,7 +106,7 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._enter()
 
     def barrier(self, timeout: float | None = None) -> None:
-        """See Runtime.barrier. If somebody outside wants another mode, all workers go on in that."""
+        """If somebody outside wants another mode, all workers go on in that."""
         self._fleet.barrier(timeout)
         mode_request = self._cluster.take_mode_request()
         if mode_request is not None:

@@ -22,14 +22,13 @@ def entry_at(lines, number):
 
 @entry(int64(int64, uint64, int64))
 def add(d, hash_, step):
-    """See hash_index.py. Kernels find a row in the lines where most are, and call this if it is in neither."""
+    """Kernels find a row in the lines where most are, and call this if it is in neither."""
     slot = touch_slow(d, hash_, step)
     return -insert(d, hash_, step) if slot == 0 else slot
 
 
 @entry(void(int64, uint64, int64, int64, float64, float64, uint64))
 def fill(out, hash_, dim, kind, low, span, stream):
-    """See hash_index.py."""
     fill_row(out, hash_, dim, kind, low, span, stream)
 
 

@@ -175,7 +175,7 @@ class DeviceIndex:
     def aged(
         self, step: int, least: int, segments: tuple[int, int], most: int, rows: int
     ) -> Listed:
-        """See RowMemory; `rows`: how many there are in all."""
+        """`rows`: how many there are in all."""
         first = int(self._bases[segments[0]]) if segments[0] else 0
         last = self._size if segments[1] == SEGMENT_COUNT else int(self._bases[segments[1]])
         room = min(rows, last - first)
@@ -193,7 +193,6 @@ class DeviceIndex:
         return ids_of(self._queue.read(hashes[:count])), slots, ages
 
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
-        """See RowMemory."""
         _, slots, stamps, *_ = self._entries
         counts = self._buffers.zeros("bins", bins)
         self._queue.launch(
@@ -204,7 +203,7 @@ class DeviceIndex:
     def decay(
         self, rows: Any, stride: int, place: int, numbers: tuple[float, ...], live: int
     ) -> Ids:
-        """See RowMemory. numbers: the factors, then `least`; live: how many rows there are."""
+        """Numbers: the factors, then `least`; live: how many rows there are."""
         keys, slots, *_ = self._entries
         hashes = self._buffers.get("hashes", (live,), np.uint64)
         self._queue.launch(
@@ -217,7 +216,6 @@ class DeviceIndex:
         return ids_of(self._queue.read(hashes[: self._counted()]))
 
     def restamp(self, old: int, new: int) -> None:
-        """See RowMemory."""
         self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
     def unmarked(self, marks: Any, rows: int) -> tuple[Any, Any]:

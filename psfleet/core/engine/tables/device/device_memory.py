@@ -172,10 +172,9 @@ class _SimulatedRange:
         self._memory = mmap.mmap(-1, size, flags=flags)
 
     def extend(self, start: int, end: int) -> None:
-        """See _DeviceRange."""
+        pass
 
     def array(self, count: int, dtype: np.dtype[Any]) -> Any:
-        """See _DeviceRange."""
         from numba.cuda.cudadrv.devicearray import FakeCUDAArray
 
         return FakeCUDAArray(np.frombuffer(self._memory, dtype, count))
@@ -212,23 +211,19 @@ class DeviceDenseMemory:
         self._update = CudaUpdate(spec.rule, spec.decay, self._queue)
 
     def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
-        """See DenseMemory."""
         if len(gradient):
             copy = self._gradients.fill("gradient", gradient)
             self._update.dense(self._planes, copy, self._width, scalars, step)
 
     def pull_into(self, out: Floats) -> None:
-        """See DenseMemory."""
         self._queue.read_into(self._planes[0], out)
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
-        """See DenseMemory."""
         if not self.lengths[plane]:
             return np.empty(0, np.float32)  # numba takes no slice of an empty array
         return self._queue.read(self._planes[plane][start:end])
 
     def write(self, plane: int, start: int, values: Floats) -> None:
-        """See DenseMemory."""
         if len(values):
             there = self._planes[plane][start : start + len(values)]
             self._queue.write(there, values.astype(np.float32, copy=False))

@@ -272,7 +272,7 @@ class DeviceRowMemory(RowStore):
 
 
 class DeviceScores:
-    """See psfleet.core.engine.tables.row_memory.StoreScores. The keys are sorted out by the host."""
+    """The keys are sorted out by the host."""
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory, place: int) -> None:
         self._memory = memory
@@ -280,15 +280,12 @@ class DeviceScores:
         self._kernels = device_eviction_kernels(spec.policy, spec.pushed_scores)
 
     def keys(self, step: int, least: int, most: int) -> Keys:
-        """See StoreScores."""
         _, keys = self._memory.rank(self._kernels, self._place, step, least, most)
         return self._memory.queue.read(keys)
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """See StoreScores."""
         hashes, keys = self._memory.rank(self._kernels, self._place, step, least, most)
         return ids_of(self._memory.queue.read(hashes)), self._memory.queue.read(keys)
 
     def use(self, ids: Ids, step: int) -> None:
-        """See StoreScores."""
         self._memory.use(self._kernels, self._place, ids, step)

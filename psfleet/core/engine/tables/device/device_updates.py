@@ -29,7 +29,7 @@ cuda_rows = table_kernels("cuda_rows")
 
 
 class MergedRows:
-    """See psfleet.core.engine.tables.row_update.DeviceValues; `values`: float32 on the device, flat."""
+    """`values`: float32 on the device, flat."""
 
     def __init__(self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue) -> None:
         self.values = values
@@ -38,7 +38,6 @@ class MergedRows:
         self._queue = queue
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> "MergedRows":
-        """See DeviceValues."""
         places = self._buffers.fill("kept", np.flatnonzero(mask))
         values = self._buffers.get("gradients", (len(places) * self._width,), np.float32)
         self._queue.launch(
@@ -47,7 +46,6 @@ class MergedRows:
         return MergedRows(values, self._width, self._buffers, self._queue)
 
     def to_host(self) -> Floats:
-        """See DeviceValues."""
         return self._queue.read(self.values).reshape(-1, self._width)
 
 
@@ -78,7 +76,6 @@ class DeviceRowUpdate:
         self._state = cuda.to_device(self._new_row())
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """See RowUpdate."""
         if not len(ids):
             return 0
         memory, dim = self._memory, self._spec.dim
@@ -94,7 +91,6 @@ class DeviceRowUpdate:
         return new
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, MergedRows]:
-        """See RowUpdate."""
         union = dedup(np.concatenate([ids for ids, _ in parts]), 1)
         ids, width = union.unique[0], self._spec.push_width
         sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
@@ -114,7 +110,6 @@ class DeviceRowUpdate:
         return ids, MergedRows(sums, width, self._buffers, self._queue)
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
-        """See RowUpdate."""
         memory, spec = self._memory, self._spec
         device_ids = memory.send(ids)
         slots, fresh = memory.add(device_ids, np.array([step]))
@@ -135,7 +130,6 @@ class DeviceRowUpdate:
         self._pushed = slots
 
     def rest(self, scalars: Floats, step: int) -> None:
-        """See RowUpdate."""
         width = self._spec.push_width
         others, ids = self._memory.others(self._pushed)
         gradients = self._buffers.get("resting", (min(len(others), _PAGE) * width,), np.float32)

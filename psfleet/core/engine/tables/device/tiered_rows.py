@@ -85,11 +85,11 @@ class TieredRowMemory(RowMemory):
         return self.host.has_lines(count)
 
     def taken(self, more: int) -> int:
-        """See RowMemory; in host memory alone."""
+        """In host memory alone."""
         return self.host.taken(more - self._room(more) if more else 0)
 
     def taken_at_most(self, more: int) -> int:
-        """See RowMemory; in host memory alone, as if the device had room for no row."""
+        """In host memory alone, as if the device had room for no row."""
         return self.host.taken_at_most(more)
 
     @override
@@ -235,7 +235,7 @@ class TieredRowMemory(RowMemory):
 
 
 class TieredRowUpdate:
-    """See psfleet.core.engine.tables.row_update.RowUpdate. Each row is read and updated where it is."""
+    """Each row is read and updated where it is."""
 
     def __init__(self, spec: TableSpec, memory: TieredRowMemory) -> None:
         self._memory = memory
@@ -243,7 +243,6 @@ class TieredRowUpdate:
         self._host = HostRowUpdate(spec, memory.host)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """See RowUpdate."""
         on_host = self._memory.on_host(ids)
         if not on_host.any():
             return self._device.pull_into(ids, out)
@@ -255,11 +254,9 @@ class TieredRowUpdate:
         return unknown
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
-        """See RowUpdate."""
         return self._device.mean(parts)
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
-        """See RowUpdate."""
         on_host = self._memory.fetch(ids, step)
         if on_host.any():
             values = gradients if isinstance(gradients, np.ndarray) else gradients.to_host()
@@ -268,6 +265,5 @@ class TieredRowUpdate:
         self._device.push(ids, gradients, scalars, step)
 
     def rest(self, scalars: Floats, step: int) -> None:
-        """See RowUpdate."""
         self._device.rest(scalars, step)
         self._host.rest(scalars, step)
