@@ -20,6 +20,7 @@ from psfleet.core.base.errors import AccessDenied, PsfleetError, UnknownTable, U
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.http2.connection_admission import ServedConnection
 from psfleet.core.net.http2.frames import ConnectionBroken, ErrorCode
+from psfleet.core.net.http2.header_blocks import repeated
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.socket_transport import Transport
 from psfleet.serving.batcher import QueueFull
@@ -267,6 +268,8 @@ class HttpApp:
         return HttpConnection(transport, self._check, self._reply_to, _failure(_TooLarge(text)))
 
     def _check(self, request: HttpRequest) -> Reply | None:
+        if twice := repeated(name.decode("latin-1") for name, _ in request.headers):
+            return _failure(UsageError(f"the request has the header {twice} twice; send it once"))
         if self._credentials is None or request.path in _OPEN:
             return None
         tokens = [value for name, value in request.headers if name == b"authorization"]

@@ -19,7 +19,7 @@ from psfleet.core.base.validation.annotations import (
     checked,
 )
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import HANDSHAKE
+from psfleet.core.net.connections.channel import HANDSHAKE, connection_limit
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.http2.http2_server import Http2Server
@@ -99,7 +99,7 @@ class PredictionServer:
         app = HttpApp(self.service, credentials)
         settings = ServerSettings(
             message=_MOST,
-            connections=_LIMITS.connections,
+            connections=connection_limit(_LIMITS),
             handshakes=_LIMITS.handshakes,
             streams=_LIMITS.streams,
             incoming=_LIMITS.incoming,

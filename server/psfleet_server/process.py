@@ -3,7 +3,6 @@
 import faulthandler
 import functools
 import os
-import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,7 @@ from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
 from psfleet.core.net.http2.calls import InboundMessages
 from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
 from psfleet.core.runtime.chaos.injection import say_what_is_held
@@ -42,7 +41,7 @@ from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.engine.view_changes import ViewInstaller
 from psfleet_server.rpc import endpoints
-from psfleet_server.rpc.call_admission import GrpcioAdmission, InboundLimit, gates
+from psfleet_server.rpc.call_admission import InboundLimit, gates
 from psfleet_server.rpc.endpoints import Http2Listener
 from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.server_metrics import ServerMetrics, metrics_handler, standby_metrics
@@ -115,9 +114,6 @@ class Server:
         self.views = ViewInstaller(self.host, self._access, environment.heartbeat_seconds)
         self._scaling = self._make_scaling()
         self._moves = RowMoves(self.host, self._access, self._open_log, self._generation)
-        self._grpcio_admission = (
-            GrpcioAdmission(environment.limits) if is_tcp(self.endpoint) else None
-        )
         self._messages = InboundMessages(environment.limits.incoming, _INCOMING)
         self._pool = self._make_pool()
         self.standby: Standby | None = None
@@ -218,7 +214,7 @@ class Server:
         server.add_generic_rpc_handlers(handlers(self.host))
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
         server.add_generic_rpc_handlers([scaling_handler(self.host, self._moves)])
-        metrics = ServerMetrics(self.host, self._snapshots, self._schedule, self._grpcio_admission)
+        metrics = ServerMetrics(self.host, self._snapshots, self._schedule)
         server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
         if self.environment.replicas:
             server.add_generic_rpc_handlers([replica_handler(self.host, self._moves)])
@@ -227,8 +223,6 @@ class Server:
 
     def _start_threads(self) -> None:
         """All that works beside the calls."""
-        if self._grpcio_admission is not None:
-            self._grpcio_admission.start(self.endpoint)
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -240,8 +234,8 @@ class Server:
     def _interceptors(self) -> "list[grpc.ServerInterceptor[Any, Any]]":
         """Return the interceptors of all calls: over TCP a call without a token is refused first."""
         interceptors = gates(self._access, self.endpoint)
-        if self._grpcio_admission is not None:
-            interceptors.append(InboundLimit(self._messages, self._grpcio_admission.proved))
+        if is_tcp(self.endpoint):
+            interceptors.append(InboundLimit(self._messages))
         return interceptors
 
     def _begin(self) -> None:
@@ -304,7 +298,7 @@ class Server:
         """The threads of calls. Calls that wait hold none, so a few are enough for any number of workers."""
         environment = self.environment
         threads = environment.workers + 2 + environment.replicas  # a standby that follows holds one
-        if self._grpcio_admission is not None:
+        if is_tcp(self.endpoint):
             threads += _INCOMING  # which calls hold whose message is on its way
         return ThreadPoolExecutor(threads, thread_name_prefix="rpc")
 
@@ -396,8 +390,6 @@ class Server:
         ended.wait()
         if self._snapshots is not None:
             self._snapshots.close()
-        if self._grpcio_admission is not None:
-            self._grpcio_admission.stop()
         self._deadlines.stop()
         self.host.lanes.stop()
         self.host.parts.stop()
@@ -428,8 +420,7 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
     set_up_logs("server", environment.rank)
     faulthandler.enable(2)  # a crash of machine code leaves the stack of every thread in the log
     import_rules(environment.rules, environment.rules_folder)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection takes a descriptor
+    raise_descriptor_limit()
     with LivenessPipe(environment.liveness) as liveness:
         server = Server(environment, load_path, liveness)
         if environment.log_format != "json":

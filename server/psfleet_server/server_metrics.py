@@ -18,7 +18,6 @@ from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.body import parse
 from psfleet.core.net.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.call_admission import GrpcioAdmission
 from psfleet_server.rpc.replies import immediate
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
@@ -50,20 +49,14 @@ class ServerMetrics:
         host: Host of the shard.
         snapshots: On server 0, who takes snapshots.
         schedule: Schedule of snapshots; None: they are taken on request only.
-        grpcio_admission: Admission of the grpcio endpoint of a server that listens on TCP.
     """
 
     def __init__(
-        self,
-        host: ShardHost,
-        snapshots: SnapshotRunner | None,
-        schedule: SnapshotSchedule | None,
-        grpcio_admission: GrpcioAdmission | None,
+        self, host: ShardHost, snapshots: SnapshotRunner | None, schedule: SnapshotSchedule | None
     ) -> None:
         self._host = host
         self._snapshots = snapshots
         self._schedule = schedule
-        self._grpcio_admission = grpcio_admission
 
     def collect(self) -> "list[Metric]":
         """All families; they fit together, for no event is handled meanwhile."""
@@ -86,9 +79,6 @@ class ServerMetrics:
         yield counter("exchange_bytes", "Bytes of pushes with a pull behind them", sizes.exchange)
         yield counter("sent_bytes", "Bytes of values that were sent", sizes.values)
         yield counter("saved_bytes", "By which values would be longer in float32", sizes.saved)
-        if self._grpcio_admission is not None:
-            yield gauge("connections", "Open TCP connections", self._grpcio_admission.open)
-            yield gauge("connections_limit", "TCP connections allowed", host.limits.connections)
 
     def _durability(self) -> "Iterator[Metric]":
         yield from log(self._host)

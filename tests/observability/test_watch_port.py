@@ -1,8 +1,10 @@
 """The launcher's port by itself: who may look over a network, and how long it lasts."""
 
+import contextlib
 import json
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,9 +20,11 @@ from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder
 from psfleet_launch.observability.job_history import JobHistory, heading
-from psfleet_launch.observability.watch_port import WatchPort
+from psfleet_launch.observability.watch_port import WatchPort, _Handler
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
 from psfleet_launch.supervision.standbys import PromoteStandby
+from tests.security.attacks import address_of, hold
+from tests.waiting import until
 
 SERVER = Member("server", 1)
 STANDBY, SECOND = Member("server", 1, copy=1), Member("server", 1, copy=2)
@@ -133,6 +137,41 @@ def test_whoever_follows_is_told_of_the_end(tmp_path: Path) -> None:
         port.recorder.stop()
         port.close()
         assert stream.read().endswith(b"event: end\ndata: {}\n\n")
+
+
+@pytest.mark.parametrize("word", [b"", b"G", b"GET / HTTP/1.1\r\n"])
+def test_strangers_keep_no_browser_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: bytes
+) -> None:
+    """Of those that have not made a request the oldest ends, and its thread with it, long before its time;
+    each of 20 looks is answered."""
+    monkeypatch.setattr(_Handler, "timeout", 600)
+    port = made("127.0.0.2:0", tmp_path, insecure=True)
+    port.open()
+    try:
+        with contextlib.ExitStack() as stack:
+            hold(stack, address_of(port.host), word, 200)
+            for _ in range(20):
+                with urllib.request.urlopen(port.url, timeout=60) as page:
+                    assert page.status == 200
+            until(lambda: threading.active_count() < 150)
+    finally:
+        port.close()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header"), [("GET http://[ HTTP/1.1", ""), ("GET / HTTP/1.1", "host: b\r\n")]
+)
+def test_requests_that_are_none(tmp_path: Path, request_line: str, header: str) -> None:
+    """A path that is no URL and a second Host header are a 400, whoever asks."""
+    port = made("0", tmp_path)
+    port.open()
+    try:
+        with socket.create_connection(address_of(port.host), 60) as end:
+            end.sendall(f"{request_line}\r\nhost: localhost\r\n{header}\r\n".encode())
+            assert end.recv(100).startswith(b"HTTP/1.0 400 ")
+    finally:
+        port.close()
 
 
 @pytest.mark.parametrize(

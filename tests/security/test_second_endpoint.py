@@ -15,12 +15,16 @@ from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
-from psfleet.core.net.connections.tls_sockets import accepts
+from psfleet.core.net.connections.tls_sockets import accepts, connects
 from psfleet.core.net.http2 import frames
+from psfleet.core.net.http2.connection_admission import ConnectionAdmission
+from psfleet.core.net.http2.http2_client import Http2Client
 from psfleet.core.net.http2.http2_server import Http2Server
+from psfleet.core.net.http2.socket_transport import Transport
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import METHODS, SETTINGS, only
+from tests.security.attacks import hold
 from tests.security.test_strangers import MANY, joined, step, strangers
 from tests.waiting import until
 
@@ -36,11 +40,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, token: str | None) -> Iterator[tuple[str, int]]:
-    """The address of a server that waits one second for a call, and without end for bytes."""
+def serving(folder: Path, token: str | None, handshake: float = 1.0) -> Iterator[tuple[str, int]]:
+    """The address of a server that waits so long for a call, and without end for bytes."""
     access = Access(Credentials.read(str(folder)))
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = replace(SETTINGS, handshake=1.0)
+    settings = replace(SETTINGS, handshake=handshake)
     if token is not None:
         settings = replace(settings, refuse=only(token))
     server = Http2Server(listener, accepts(access, "127.0.0.1:0"), METHODS, settings)
@@ -105,6 +109,53 @@ def test_a_silent_connection_has_the_same_deadline(folders: dict[str, Path]) -> 
             with contextlib.suppress(ssl.SSLError):
                 while end.recv(1000):
                     pass
+
+
+@pytest.mark.parametrize("word", [b"", b"\x16"], ids=["silent", "one byte"])
+def test_a_newcomer_is_never_the_one_that_goes(folders: dict[str, Path], word: bytes) -> None:
+    """Strangers hold as many connections as there may be: each of 20 members that come then is answered."""
+    access = Access(Credentials.read(str(folders["worker"])))
+    metadata = (("authorization", "Bearer right"),)
+    with (
+        serving(folders["server"], "Bearer right", handshake=60.0) as address,
+        contextlib.ExitStack() as stack,
+    ):
+        hold(stack, address, word, SETTINGS.handshakes)
+        for _ in range(20):
+            connect = connects(access, f"127.0.0.1:{address[1]}")
+            with contextlib.closing(
+                Http2Client(connect, "test", True, 1 << 20, metadata)
+            ) as member:
+                assert member.call("/test.Echo/Echo", b"in", 30) == b"in"
+
+
+def test_an_event_of_a_closed_connection(folders: dict[str, Path]) -> None:
+    """A duplicate of a socket, as a forked child has one, outlives its close; the bytes that come then
+    do not end the thread that accepts, and the next connection is served."""
+    copies: list[socket.socket] = []
+    access = Access(Credentials.read(str(folders["server"])))
+    accept = accepts(access, "127.0.0.1:0")
+
+    def wrap(end: socket.socket) -> Transport:
+        copies.append(end.dup())
+        return accept(end)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    lines: list[str] = []
+    admission = ConnectionAdmission(listener, wrap, SETTINGS, list, lambda one: None, lines.append)
+    thread = threading.Thread(target=admission.run)
+    thread.start()
+    try:
+        for number in range(1, 4):
+            with socket.create_connection(listener.getsockname(), 50) as end:
+                end.sendall(b"no TLS, and more bytes")
+            until(lambda number=number: len(copies) == number or not thread.is_alive())
+        assert thread.is_alive()
+    finally:
+        admission.stop()
+        thread.join()
+        for copy in copies:
+            copy.close()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from psfleet.core.net.http2.connection_admission import (
 )
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
-from tests.waiting import until
 
 _IN = 60.0
 """Seconds within which a member must be in, however many strangers knock. It takes tenths of one."""
@@ -65,27 +64,26 @@ def step(runtime: Runtime) -> None:
 
 
 def test_members_come_in_beside_strangers() -> None:
-    """4,200 connections without a certificate from the address of the members, refilled: a new worker comes
-    in, one that is in goes on. (From 200 addresses: test_second_endpoint.py.)"""
-    with LocalFleet(1, 5, "tcp") as fleet:
+    """4,200 connections without a certificate from the address of the members, refilled: a worker that is in
+    goes on, and a new one comes in once gRPC has ended some of those handshakes, after 10 s at most.
+    (At the second endpoint, from 200 addresses: test_second_endpoint.py.)"""
+    with LocalFleet(1, 2, "tcp") as fleet:
         workers = [joined(fleet.environment(0))]
         step(workers[0])
         with strangers(fleet.endpoints[0], "127.0.0.1"):
-            for seat in range(1, 5):
-                workers.append(joined(fleet.environment(seat)))
-                for worker in workers:
-                    step(worker)
-            until(lambda: "unauthenticated connections" in fleet.log(0))
+            step(workers[0])
+            workers.append(joined(fleet.environment(1)))
+            for worker in workers:
+                step(worker)
         for worker in workers:
             worker.close()
 
 
-def test_the_system_holds_few_connections() -> None:
-    """gRPC's port, like the one for tensors, accepts at most 128 connections in one go."""
+def test_the_second_port_holds_few_connections() -> None:
+    """The system keeps at most 128 connections for it until they are accepted."""
     environment = Environment("server", 0, ("127.0.0.1:0",), 1, insecure=True)
     with Server(environment) as server:
-        ports = {int(server.endpoint.rpartition(":")[2]), server.host.tensor_endpoint[0]}
-        assert {port: _backlog(port) for port in ports} == dict.fromkeys(ports, 128)
+        assert _backlog(server.host.tensor_endpoint[0]) == 128
 
 
 def _backlog(port: int) -> int:

@@ -25,6 +25,7 @@ from psfleet.core.base.errors import (
 from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.serving.batcher import Batcher, QueueFull
 from psfleet.serving.model import ModelVersion, ServedModel
+from tests.security.attacks import address_of, hold
 from tests.serving import models
 from tests.waiting import until
 
@@ -212,6 +213,28 @@ def test_raw_http(server: serving.Server) -> None:
     only_head = said(server, get.replace(b"GET", b"HEAD") + b"connection: close\r\n\r\n")
     assert only_head.startswith(b"HTTP/1.1 405")
     assert only_head.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["host", "Host", "content-length", "content-type", "authorization"]
+)
+def test_a_header_that_comes_twice(server: serving.Server, name: str) -> None:
+    """A proxy could take the other one, so the request is refused."""
+    request = f"GET /healthz HTTP/1.1\r\n{name}: 0\r\n{name.title()}: 0\r\n\r\n"
+    assert said(server, request.encode()).startswith(b"HTTP/1.1 400 Bad Request")
+
+
+@pytest.mark.parametrize("word", [b"", b"P"], ids=["silent", "one byte"])
+def test_newcomers_come_in_beside_strangers(server: serving.Server, word: bytes) -> None:
+    """More connections than an address may have without a request hold both ports: each newcomer is
+    answered."""
+    with contextlib.ExitStack() as stack:
+        for address in (server.http_address, server.grpc_address):
+            hold(stack, address_of(address), word, 140)
+        for _ in range(40):
+            assert asked(server, "GET", "/healthz") == (200, b"ok\n")
+            with serving.ServingClient(server.grpc_address) as client:
+                assert client.models()
 
 
 def test_batches() -> None:

@@ -242,8 +242,10 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
     is the last part of its path, or NAME. With --follow it has the weights of the job; without a MODEL
     the rows can be looked up.
     """
+    from psfleet.core.net.connections.channel import raise_descriptor_limit
     from psfleet.serving import Server, VersionedModel
 
+    raise_descriptor_limit()
     by_name = dict(map(_named, models))
     if len(by_name) < len(models):
         raise ConfigError("two models have the same name; give them others with NAME=MODEL")

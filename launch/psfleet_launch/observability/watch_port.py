@@ -7,15 +7,19 @@ import contextlib
 import hmac
 import json
 import secrets
+import socket
 import ssl
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread, current_thread
+from threading import Lock, Thread, current_thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from typing_extensions import override
+
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.observability.exposition import encode
+from psfleet.core.net.http2.header_blocks import repeated
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
 from psfleet_launch.observability.job_history import JobHistory, read_history
@@ -23,8 +27,9 @@ from psfleet_launch.observability.job_report import dashboard_page, job_report, 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BROWSER_TIMEOUT = 2.0  # seconds for a browser to take what is left
+_MOST = 128  # connections that have not asked for anything yet
 _FAULTS = 8  # the newest, which the page shows
-_HTML = "text/html; charset=utf-8"
+_HTML, _PLAIN = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -98,16 +103,43 @@ class WatchPort:
 class _HttpServer(ThreadingHTTPServer):
     """Each connection has a thread. Browsers open some that say nothing; the end waits for none of those.
 
+    When too many have not made a request that may be answered, the oldest of them is closed: strangers
+    take neither all threads of the launcher nor the place of a browser that comes now.
+
     Attributes:
         streams: Threads that follow the job; they end with the recorder.
     """
 
     daemon_threads = True
+    request_queue_size = _MOST  # with the usual 5 the system lets a few strangers keep others out
 
     def __init__(self, address: tuple[str, int], port: WatchPort) -> None:
         self.port = port
         self.streams: set[Thread] = set()
+        self._strangers: dict[Any, None] = {}  # their sockets, the oldest first
+        self._lock = Lock()
         super().__init__(address, _Handler)
+
+    @override
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._strangers[request] = None
+            if len(self._strangers) > _MOST:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):  # SSLSocket's own would break who reads
+                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def admit(self, request: Any) -> None:
+        """Note that a connection is no stranger's, or that it ends."""
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    @override
+    def shutdown_request(self, request: Any) -> None:
+        self.admit(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that has closed its connection."""
@@ -121,23 +153,34 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer."""
-        url = urlsplit(self.path)
-        if not self._may_look(parse_qs(url.query).get("token", [""])[0]):
-            self._reply(403, "text/plain", b"403: the token of the job is missing or wrong\n")
-        elif url.path == "/metrics":
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:
+            self._reply(400, _PLAIN, f"400: the path {self.path!r:.80} is none: {error}\n".encode())
+            return
+        if twice := repeated(name.lower() for name in self.headers):
+            self._reply(400, _PLAIN, f"400: the header {twice} comes twice\n".encode())
+        elif not self._may_look(parse_qs(url.query).get("token", [""])[0]):
+            self._reply(403, _PLAIN, b"403: the token of the job is missing or wrong\n")
+        else:
+            self.server.admit(self.request)
+            self._answer(url.path)
+
+    def _answer(self, path: str) -> None:
+        if path == "/metrics":
             self._reply(200, _TEXT, encode(self.server.port.reader.read()))
-        elif url.path == "/sd":
+        elif path == "/sd":
             self._reply(200, "application/json", json.dumps(self._targets()).encode())
-        elif url.path == "/events":
+        elif path == "/events":
             self._stream()
-        elif url.path == "/":
+        elif path == "/":
             self._reply(200, _HTML, dashboard_page().encode())
-        elif url.path == "/report":
+        elif path == "/report":
             page = job_report(read_history(self.server.port.job.logs), is_running=True)
             self._reply(200, _HTML, page.encode())
         else:
             there = b"404: there are /, /metrics, /sd, /events and /report\n"
-            self._reply(404, "text/plain", there)
+            self._reply(404, _PLAIN, there)
 
     def _may_look(self, token: str) -> bool:
         expected = self.server.port.token

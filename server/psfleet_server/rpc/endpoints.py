@@ -22,15 +22,21 @@ from psfleet.core.base.files import LONGEST_PATH
 from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import HANDSHAKE, await_connection, error_of, open_channel
+from psfleet.core.net.connections.channel import (
+    HANDSHAKE,
+    await_connection,
+    connection_limit,
+    error_of,
+    open_channel,
+)
 from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.http2.calls import Behavior, InboundMessages, IncomingCall
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.server_connection import ServerSettings
-from psfleet_server.rpc.call_admission import BACKLOG
 from psfleet_server.rpc.replies import DeferredReply, RateLimitedLog, as_psfleet_error
 
 _MOMENT = 0.5  # seconds
+_BACKLOG = 128  # connections that the system holds until they are accepted; it tries others again
 
 
 class Peer:
@@ -201,7 +207,7 @@ class Http2Listener:
 
         settings = ServerSettings(
             message=self._limits.message,
-            connections=self._limits.connections,
+            connections=connection_limit(self._limits),
             handshakes=self._limits.handshakes,
             streams=self._limits.streams,
             incoming=self._limits.incoming,
@@ -229,14 +235,14 @@ class Http2Listener:
             if is_tcp(self._endpoint):
                 host = self._endpoint.rpartition(":")[0].strip("[]")
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                return socket.create_server((host, 0), family=family, backlog=BACKLOG)
+                return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
             Path(path).unlink(missing_ok=True)  # of the process that had the first endpoint
             listener = socket.socket(socket.AF_UNIX)
             with contextlib.ExitStack() as stack:
                 stack.callback(listener.close)
                 listener.bind(path)
                 os.chmod(path, 0o600)
-                listener.listen(BACKLOG)
+                listener.listen(_BACKLOG)
                 stack.pop_all()
         except OSError as error:
             raise ConfigError(

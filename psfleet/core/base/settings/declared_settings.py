@@ -46,11 +46,13 @@ class ServerLimits:
         "Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of workers "
         "that register",
     )
-    connections: int = _count(4096, "Open connections; a further one is closed at once")
+    connections: int = _count(
+        4096, "Open connections of each endpoint; a further one is closed at once"
+    )
     handshakes: int = _count(
         128,
-        "Connections of one address that have not proved themselves; of more, silent ones are closed "
-        "first, then the oldest",
+        "Connections of one address to the second endpoint that have not proved themselves; of more, "
+        "silent ones are closed first, then the oldest",
     )
     streams: int = _count(
         1024, "Calls that are open at once on one connection; further ones wait in the client"

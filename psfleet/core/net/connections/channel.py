@@ -336,15 +336,25 @@ def server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
     return [
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limits.message),
-        ("grpc.max_allowed_incoming_connections", min(limits.connections, _room())),
+        # Those whose handshake is not over count too, for gRPC closes them only after their time.
+        ("grpc.max_allowed_incoming_connections", connection_limit(limits)),
         ("grpc.max_concurrent_streams", limits.streams),
     ]
 
 
-def _room() -> int:
-    """Connections for which this process has descriptors.
+def connection_limit(limits: ServerLimits) -> int:
+    """Return the connections that one of the two endpoints of this process may have.
 
-    Without one gRPC cannot accept a connection, not even to close it.
+    Both together leave descriptors for everything else: a process without one cannot even accept a
+    connection to close it, nor open its log.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_MESSAGE if most == resource.RLIM_INFINITY else max(most - _RESERVED, 1)
+    if most == resource.RLIM_INFINITY:
+        return limits.connections
+    return min(limits.connections, max((most - _RESERVED) // 2, 1))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as the system allows it: each connection takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

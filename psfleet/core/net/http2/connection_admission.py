@@ -2,14 +2,20 @@
 
 It shakes hands with them and gives a connection to a thread of its own only then. However long that
 takes and whatever it sends, a connection without an authenticated call is closed at its deadline; when there
-are too many, `surplus` says which are closed at once.
+are too many, `surplus` says which are closed at once. Nothing that comes over a connection may raise in this
+thread: its end is that of the process.
+
+A connection that was accepted in this turn has had no time to speak, so it never counts as silent in the same
+turn. Few are accepted in one turn: new ones cannot displace those that shake hands before they are done.
 """
 
 import contextlib
 import select
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +27,7 @@ from psfleet.core.net.http2.server_connection import ServerSettings
 from psfleet.core.net.http2.socket_transport import Transport
 
 _LOOK = 0.02  # seconds
-_BATCH = 128  # connections that are accepted in one go
+_BATCH = 4  # a turn accepts this part of the strangers that there may be: 32 of 128
 _REST = 3  # while strangers are too many: as many times what was just spent on them, in seconds
 
 
@@ -112,6 +118,7 @@ class ConnectionAdmission:
         self._arrivals: dict[int, OpenConnection] = {}  # whose handshake is not over, by descriptor
         self._ready: list[OpenConnection] = []  # whose handshake is over, until they have a thread
         self._events = select.epoll()
+        self._turn = 0.0  # time at which the present turn began
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -126,14 +133,15 @@ class ConnectionAdmission:
         pause: float | None = None
         while not self._over.is_set():
             events = self._events.poll(pause)
-            began = time.thread_time()
+            began, self._turn = time.thread_time(), time.monotonic()
             for descriptor, _ in events:
-                if descriptor != self._listener.fileno():
-                    self._go_on(self._arrivals[descriptor])
-                elif not self._accept():
-                    self._over.wait(_LOOK)  # no descriptor is left
+                if descriptor == self._listener.fileno():
+                    if not self._accept():
+                        self._over.wait(_LOOK)  # no descriptor is left
+                elif (arrival := self._arrivals.get(descriptor)) is not None:
+                    self._go_on(arrival)
             if self._look():
-                self._over.wait(max(_LOOK, _REST * (time.thread_time() - began)))
+                self._over.wait(_REST * (time.thread_time() - began))
             pause = self._pause()
         for connection in self._strangers():
             self._close(connection)
@@ -158,13 +166,18 @@ class ConnectionAdmission:
         """Accept what has come; False: this process can have no more descriptors."""
         free = self._settings.connections - len(self._arrivals) - len(self._ready)
         free -= len(self._served())
-        for _ in range(_BATCH):
+        for _ in range(max(min(self._settings.handshakes, self._in_all()) // _BATCH, 1)):
             try:
                 end, address = self._listener.accept()
             except BlockingIOError:
                 return True
             except OSError:
                 return self._over.is_set()
+            try:
+                if free > 0:
+                    self._events.register(end, select.EPOLLIN)
+            except OSError:  # the kernel has no memory for it
+                free = 0
             if free <= 0:
                 end.close()
                 continue
@@ -172,7 +185,6 @@ class ConnectionAdmission:
             host = network_of(address[0]) if isinstance(address, tuple) else ""
             arrival = OpenConnection(end, end.fileno(), host, time.monotonic())
             self._arrivals[arrival.descriptor] = arrival
-            self._events.register(end, select.EPOLLIN)
         return True
 
     def _go_on(self, one: OpenConnection) -> None:
@@ -183,23 +195,29 @@ class ConnectionAdmission:
                     raise ConnectionBroken("the other end has closed the connection")
                 one.transport = self._wrap(one.end)
             event = one.transport.go_on_with_handshake()
+            if event:
+                self._events.modify(one.descriptor, event)
+                return
+            self._events.unregister(one.descriptor)
         except (OSError, ConnectionBroken):
             self._close(one)
-            return
-        if event:
-            self._events.modify(one.descriptor, event)
-            return
-        self._events.unregister(one.descriptor)
-        self._ready.append(self._arrivals.pop(one.descriptor))
+        except Exception:
+            traceback.print_exc(file=sys.stderr)  # a defect; other connections go on
+            self._close(one)
+        else:
+            self._ready.append(self._arrivals.pop(one.descriptor))
+
+    def _in_all(self) -> int:
+        """Return the most strangers that there may be now."""
+        members = sum(one.is_authenticated for one in self._served())
+        return room(self._settings.connections, members, self._settings.handshakes)
 
     def _look(self) -> bool:
         """Close what is late or too much and start threads; whether something was too much."""
         self._end_late()
-        connections = self._served()
-        members = sum(one.is_authenticated for one in connections)
-        in_all = room(self._settings.connections, members, self._settings.handshakes)
+        in_all = self._in_all()
         closing = self._surplus(in_all)
-        threads = len(connections) - members
+        threads = sum(not one.is_authenticated for one in self._served())
         while self._ready and threads < in_all:
             self._serve(self._ready.pop(0))
             threads += 1
@@ -218,8 +236,11 @@ class ConnectionAdmission:
         strangers, each = self._strangers(), self._settings.handshakes
         if len(strangers) <= min(each, in_all):
             return []
+        heard_since = self._turn - _LOOK
         unproven = (
-            UnauthenticatedConnection(number, one.address, one.since, one.transport is None)
+            UnauthenticatedConnection(
+                number, one.address, one.since, one.transport is None and one.since < heard_since
+            )
             for number, one in enumerate(strangers)
         )
         closing = surplus(unproven, each, in_all)
@@ -236,6 +257,9 @@ class ConnectionAdmission:
             self._ready.remove(one)
         else:
             del self._arrivals[one.descriptor]
+            # Closing does not suffice: a duplicate, as of a forked child, would keep the events coming.
+            with contextlib.suppress(OSError):  # TLS has closed it already
+                self._events.unregister(one.descriptor)
         (one.transport or one.end).close()
 
 
@@ -251,7 +275,7 @@ class UnauthenticatedConnection:
         number: Number of its socket.
         address: Address of the other end, as `network_of` gives it.
         since: Time at which it was first seen.
-        silent: It has sent nothing yet.
+        silent: It has sent nothing, though it had the time.
     """
 
     number: int

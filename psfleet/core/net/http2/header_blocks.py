@@ -6,6 +6,7 @@ neither reads nor changes the decoder's table is decoded once and looked up afte
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -215,6 +216,18 @@ _NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
 _VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
 
 
+_SINGLE = ("content-length", "content-type", "host")
+
+
+def repeated(names: Iterable[str]) -> str:
+    """Return a header that a request of HTTP/1.1 has twice though it may have it once, or "" if none.
+
+    A proxy and a server could each take another one of the two.
+    """
+    counts = Counter(names)
+    return next((name for name in (*_SINGLE, "authorization") if counts[name] > 1), "")
+
+
 def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> dict[str, str]:
     """Return headers by their names.
 
@@ -239,6 +252,8 @@ def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> d
                 raise _malformed(f"the header {name!r} may not be here")
         elif name in _OF_CONNECTION or (name == "te" and value != "trailers"):
             raise _malformed(f"the header {name!r} is of HTTP/1.1")
+        elif name in _SINGLE and name in fields:
+            raise _malformed(f"the header {name!r} comes twice")
         else:
             is_pseudo = False
         fields[name] = f"{fields[name]}, {value}" if name in fields else value

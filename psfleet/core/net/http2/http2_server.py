@@ -102,7 +102,12 @@ class Http2Server:
         peer.thread = ServiceThread(self._serve, "http2 connection", (peer,))
         with self._lock:
             self._peers.add(peer)
-        peer.thread.start()
+        try:
+            peer.thread.start()
+        except RuntimeError:  # the system has no thread for it
+            with self._lock:
+                self._peers.discard(peer)
+            transport.close()
 
     def _connection(self, transport: Transport, since: float) -> ServedConnection:
         """Return the server's end of a connection that was accepted at this time."""
@@ -186,8 +191,13 @@ class DeferredSending:
         with self._lock:
             self._unsent += parts if self._unsent else self._inner.send_some(parts)
             if self._unsent and self._thread is None and threading.get_ident() != self._own:
-                self._thread = ServiceThread(self._send_apart, "http2 sending")
-                self._thread.start()
+                thread = ServiceThread(self._send_apart, "http2 sending")
+                try:
+                    thread.start()
+                except RuntimeError:
+                    self._inner.shut()
+                    raise ConnectionBroken("the system has no thread that could send") from None
+                self._thread = thread
 
     def _send_apart(self) -> None:
         try:
