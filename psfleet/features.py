@@ -36,7 +36,6 @@ import functools
 import inspect
 import operator
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +43,7 @@ from typing import Any, TypeVar
 
 from psfleet import initializer, optimizer
 from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.files import read_toml
 from psfleet.core.base.settings.kinds import find_object
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.schema import entry
@@ -118,17 +118,15 @@ def load_features(path: str | os.PathLike[str]) -> FeatureSet:
     Raises:
         ConfigError: The file cannot be read or says what cannot be; the error names the file and the place.
     """
-    is_json = os.fspath(path).endswith(".json")
+    name, document = os.fspath(path), None
+    if not name.endswith(".json"):
+        document = read_toml(path, name)
     try:
-        if is_json:
-            return _features(read_features(Path(path)))
-        return _features(tomllib.loads(Path(path).read_text("utf-8")))
+        return _features(read_features(Path(path)) if document is None else document)
     except OSError as error:
-        raise ConfigError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{os.fspath(path)} is no TOML: {error}") from None
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
     except UsageError as error:
-        raise ConfigError(f"{os.fspath(path)}: {error}") from None
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _features(document: Mapping[str, Any]) -> FeatureSet:

@@ -28,6 +28,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 WRONG = f"""
 --servers 0 SCRIPT  # --servers is 0; it must be a number from 1 to 1024, or
 --workers -1 SCRIPT  # --workers is -1; it must be at least 1; to train
+--workers 65537 SCRIPT  # --workers is 65537; it must be at least 1; to train without
+--workers 1_0 SCRIPT  # --workers is '1_0'; it must be a whole number
+--workers \uff19 SCRIPT  # --workers is '\uff19'; it must be a whole number
+--chaos-pace inf SCRIPT  # --chaos-pace is 'inf'; it must be a number
+--start-timeout 99999999h SCRIPT  # '99999999h'; it must be like 30s or 5min
 --workers two SCRIPT  # --workers is 'two'; it must be a whole number
 missing.py  # script 'missing.py' does not exist; name a Python file
 .  # script '.' is a folder; name a Python file

@@ -47,6 +47,30 @@ def test_a_second_job_of_the_name_is_refused(
     assert job("tells", "--job", "j").ends()[0] == 0
 
 
+@pytest.mark.parametrize("name", ["link", "dangling", "other"])
+def test_a_folder_that_another_user_has_planted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A link in place of the job's folder is not followed and its target keeps its mode; neither is a
+    folder of another user taken. Agents and batch jobs ask the same function."""
+    logs, target = tmp_path / "logs", tmp_path / "target"
+    logs.mkdir()
+    target.mkdir(mode=0o755)
+    if name == "other":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        (logs / name).mkdir(mode=0o755)
+        os.chown(logs / name, 65534, 65534)
+    else:
+        (logs / name).symlink_to(target if name == "link" else tmp_path / "nothing")
+    assert launch(["--job", name, "--log-dir", str(logs), str(STAND_IN), "tells"]) == 2
+    why = "it belongs to user 65534" if name == "other" else "it is a symbolic link"
+    assert f"{str(logs / name)!r} cannot be used ({why}); choose another" in capsys.readouterr().err
+    assert [target.stat().st_mode & 0o777, *target.iterdir()] == [0o755]
+    if name == "other":
+        assert [(logs / name).stat().st_mode & 0o777, *(logs / name).iterdir()] == [0o755]
+
+
 def test_streams_that_are_closed(tmp_path: Path) -> None:
     """A launcher without standard streams, as some service managers start it, runs its job."""
     command = [sys.executable, "-m", "psfleet_launch", "--server-script", str(STAND_IN), "tells"]

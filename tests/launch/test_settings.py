@@ -1,11 +1,16 @@
 """A setting is declared once: what follows from the declarations agrees with them and with each other."""
 
+import contextlib
 import json
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declaration import settings_of, to_variables
 from psfleet.core.base.settings.declared_settings import (
     FleetSettings,
@@ -15,7 +20,11 @@ from psfleet.core.base.settings.declared_settings import (
     StageSettings,
 )
 from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.runtime.strategy import load_strategy_file
+from psfleet.core.runtime.strategy.distributed_strategy import resolve
+from psfleet.features import load_features
 from psfleet_launch.commands.launch_command import main
+from psfleet_launch.commands.options import load_job_file
 from psfleet_launch.engines.launch_engine import EngineSettings
 from psfleet_launch.job.job_request import JobRequest, Launch
 from tests.launch.conftest import Launch as Start
@@ -126,9 +135,87 @@ job = 3  # job file 'job.toml' has no table 'job'; it has
 [servers] / memory = -8  # is -8; it must be a number and K, M, G or T
 [job] / durability = 'logs'  # is 'logs'; it must be none, snapshot, log or log+fsync
 [job] / progress = 1  # job.progress in job file 'job.toml' is 1; it must be true or false
+[servers] / count = 1_000_000_000  # servers.count in job file 'job.toml' is 1000000000; it must be
+[servers] / count = 1025  # servers.count in job file 'job.toml' is 1025; it must be a number from 1
+[workers] / count = 65537  # workers.count in job file 'job.toml' is 65537; it must be at least 1
+[servers] / hung_after = -1  # servers.hung_after in job file 'job.toml' is -1; it must be like 30s or 5min
+[servers] / hung_after = nan  # servers.hung_after in job file 'job.toml' is nan; it must be like 30s
+[job] / start_timeout = inf  # job.start_timeout in job file 'job.toml' is inf; it must be
+[job] / start_timeout = 1e300  # job.start_timeout in job file 'job.toml' is 1e+300; it must be
+[chaos] / pace = inf  # chaos.pace in job file 'job.toml' is inf; it must be a number
 [workers] / dead_after = 'soon'  # is 'soon'; it must be like 30s or 5min
 [strategy.consistency] / mode = 'often'  # consistency mode is 'often'; it must be sync,
 [servers] / count = 2  # Missing argument 'SCRIPT'"""
+
+
+NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "2.5",
+    "1025",
+    "65537",
+    "1000000000",
+    "1e18",
+    "1e300",
+    "inf",
+    "-inf",
+    "nan",
+)
+
+
+def test_a_number_is_taken_wherever_it_stands_or_nowhere() -> None:
+    """In a job file each numeric setting takes the numbers that its flag and its variable take."""
+    differing = []
+    for one in {*settings_of(JobRequest), *settings_of(Launch), *settings_of(Environment)}:
+        for text in NUMBERS:
+            value = float(text) if set(text) & set(".enf") else int(text)
+            if one.key and one.kind.fits(value):
+                is_taken = [_takes(one.parse, text), _takes(one.take, value)]
+                differing += [(one.key, text, is_taken)] if len({*is_taken}) > 1 else []
+    assert not [
+        entry for entry in differing if entry[1] not in ("1e18", "1e300")
+    ]  # a text has no exponent
+
+
+def _takes(read: Callable[[Any, str], object], value: Any) -> bool:
+    with contextlib.suppress(ConfigError):
+        read(value, "")
+        return True
+    return False
+
+
+DEEP, DIGITS = "[" * 20_000 + "]" * 20_000, "9" * 5_000
+UNREADABLE = {
+    f"x = {DEEP}": "nested too deeply",
+    f"x{'.a' * 20_000} = 1": "nested too deeply",
+    f"x = {DIGITS}": "with too many digits",
+    f"x = 0x{DIGITS}": "with too many digits",
+    "x = '\xff'": "no TOML",
+}
+
+
+@pytest.mark.parametrize(("text", "why"), UNREADABLE.items(), ids=[*map(str, range(5))])
+def test_a_file_that_python_cannot_read(tmp_path: Path, text: str, why: str) -> None:
+    """Job files, strategy files and feature files: one short sentence that names the file."""
+    path = tmp_path / "file.toml"
+    path.write_bytes(text.encode("latin-1"))
+    for read in (
+        partial(load_job_file, str(path)),
+        partial(load_strategy_file, str(path)),
+        partial(load_features, path),
+    ):
+        with pytest.raises(ConfigError, match=f"file.toml.* cannot be read: .*{why}") as error:
+            read()
+        assert len(str(error.value)) < 300
+
+
+def test_a_variable_that_python_cannot_read() -> None:
+    """The strategy of the launcher likewise."""
+    for text in (DEEP, DIGITS):
+        with pytest.raises(ConfigError, match=r"PSFLEET_STRATEGY is .* not JSON") as error:
+            resolve(None, text)
+        assert len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(("text", "sentence"), cases(WRONG))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.base.json_documents import read_running_job
+from psfleet.core.base.job_files import read_running_job
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.v1.shard_pb2 import TransportReply

@@ -11,6 +11,7 @@ from pathlib import Path
 from resource import struct_rusage
 
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.files import open_own_folder
 from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.threads import ServiceThread, wakes_on_signals
 from psfleet.core.net.v1 import agent_pb2 as pb
@@ -292,7 +293,8 @@ class Agent:
 
     def _job(self, message: pb.OpenJob) -> Job:
         logs, spool = Path(message.logs), self._folder / "output"
-        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (logs / message.probe).exists():  # else it is the launcher's own, and shared
+            os.close(open_own_folder(logs))
         spool.mkdir(mode=0o700)
         return Job(
             read_request(message.request),

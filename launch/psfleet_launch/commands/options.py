@@ -1,10 +1,8 @@
 """Flags and job files, made from the declarations of settings, and the help of a command that has many."""
 
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +10,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.files import read_toml
 from psfleet.core.base.settings.declaration import Setting, from_tables, settings_of
 from psfleet.core.runtime.strategy import Settings, load_strategy_file, overridden
 from psfleet.core.runtime.strategy.distributed_strategy import PARTS
@@ -128,10 +127,7 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
         ConfigError: It is missing, not TOML, or holds something wrong or unknown.
     """
     where = f"job file {path!r}"
-    try:
-        tables = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{where} cannot be read: {error}") from None
+    tables = read_toml(path, where)
     strategy = tables.pop("strategy", {})
     if isinstance(tables.get("engine"), dict):
         tables |= {f"engine.{name}": values for name, values in tables.pop("engine").items()}

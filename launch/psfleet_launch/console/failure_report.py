@@ -58,7 +58,7 @@ def _plain(line: str) -> list[str]:
     try:
         record = json.loads(line)
         return [str(record["text"]), *str(record.get("traceback", "")).splitlines()]
-    except (ValueError, KeyError):  # cut off, or a line of the script
+    except (ValueError, KeyError, RecursionError):  # cut off, or a line of the script
         return [line]
 
 

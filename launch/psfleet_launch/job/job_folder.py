@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.core.base.errors import CheckpointError, ConfigError
-from psfleet.core.base.files import make_private_folder
+from psfleet.core.base.files import make_private_folder, open_own_folder
 from psfleet.core.base.job_files import DONE, MOVED, REQUEST, SERVERS
 from psfleet.core.base.object_store import is_whole, latest_snapshot, own_snapshots, remove_snapshot
 from psfleet.core.base.scaling_files import SCALE, SCALE_PROMISED, SCALE_READY, SCALED
@@ -49,8 +49,7 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
     folder = parent / name
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY)
+            descriptor = open_own_folder(folder)
             stack.callback(os.close, descriptor)
             if not _lock(descriptor):
                 raise ConfigError(

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declaration import check, setting
 from psfleet.core.base.settings.declared_settings import JobSettings, LogSettings, NumberSettings
-from psfleet.core.base.settings.kinds import BYTES, SECONDS, SERVERS, ServerCount
+from psfleet.core.base.settings.kinds import (
+    BYTES,
+    MOST_SERVERS,
+    MOST_WORKERS,
+    SECONDS,
+    SERVERS,
+    ServerCount,
+)
 
 _ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
 
@@ -97,7 +104,9 @@ def _cores(count: int) -> str:
 
 T = TypeVar("T")
 
-_ALONE = "at least 1; to train without a cluster run the script by itself"
+_ALONE = (
+    f"at least 1; to train without a cluster run the script by itself; the most are {MOST_WORKERS}"
+)
 _HUNG_AT_LAST = 30
 """Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
 
@@ -115,10 +124,16 @@ class _Size:
         names="--servers servers.count",
         metavar="N[..MOST]",
         least=1,
+        most=MOST_SERVERS,
         wanted=SERVERS.wanted,
     )
     workers: int = setting(
-        1, "Worker processes", names="--workers workers.count", least=1, wanted=_ALONE
+        1,
+        "Worker processes",
+        names="--workers workers.count",
+        least=1,
+        most=MOST_WORKERS,
+        wanted=_ALONE,
     )
 
 

@@ -7,9 +7,10 @@ import os
 import re
 import stat
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from psfleet.core.base.errors import ConfigError
 
@@ -99,6 +100,27 @@ def read_small(where: Path, most: int) -> bytes:
         return file.read(most + 1)
 
 
+def read_toml(where: str | os.PathLike[str], what: str) -> dict[str, Any]:
+    """Return the document of a TOML file, `what` for the error. Each value of it can be quoted.
+
+    Raises:
+        ConfigError: It cannot be read, is no TOML, or has a value that Python cannot read or print.
+    """
+    try:
+        document = tomllib.loads(Path(where).read_text("utf-8"))
+        repr(
+            document
+        )  # dotted keys may nest more deeply than brackets, and hexadecimal digits be more
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} cannot be read: it is no TOML: {error}") from None
+    except (RecursionError, ValueError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else "with too many digits"
+        raise ConfigError(f"{what} cannot be read: it has a value {why}") from None
+    return document
+
+
 def write_durably(where: Path, content: bytes) -> None:
     """Write a file in place."""
     where.write_bytes(content)
@@ -120,6 +142,32 @@ def reason(error: Exception) -> str:
     A ValueError says that the path is no name of a file.
     """
     return str(getattr(error, "strerror", None) or error)
+
+
+def open_own_folder(where: Path) -> int:
+    """Make a folder for this user alone, or open one that this user has; return its descriptor.
+
+    Where others may write beside it, they could plant a link to a folder of this user, whose mode and files
+    would change, or a folder of theirs, in which they could read and replace what is written.
+
+    Raises:
+        OSError: It cannot be made or written, is no folder or a symbolic link, or is another user's.
+    """
+    with contextlib.suppress(FileExistsError):
+        where.mkdir(mode=0o700, parents=True)
+    if where.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(where))
+    descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Some file systems give all files to one user, so this asks who owns what this process makes.
+        with tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}") as made:
+            own, owner = os.fstat(made.fileno()).st_uid, os.fstat(descriptor).st_uid
+        if own != owner:
+            raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(where))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path of sys/un.h, less its end

@@ -207,7 +207,7 @@ def _named(content: bytes) -> tuple[list[str], str]:
         document = json.loads(content)
         names = [entry["file"] for entry in document.get("files", ())]
         base = (document.get("base") or {}).get("path", "")
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return [], ""
     return [name for name in names if posixpath.basename(name) == name], base
 

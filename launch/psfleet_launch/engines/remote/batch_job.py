@@ -1,5 +1,6 @@
 """A batch job of any queue: submitted, and followed to its end."""
 
+import os
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.files import open_own_folder
 from psfleet.core.base.settings.declaration import setting
 from psfleet.core.base.settings.kinds import SECONDS
 from psfleet.core.base.threads import handled
@@ -127,7 +129,12 @@ class BatchJob:
             ConfigError: The queue refuses it, or a job of this name runs.
         """
         folder = (launch.log_dir / name).absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.close(open_own_folder(folder))
+        except OSError as error:
+            raise ConfigError(
+                f"log folder {str(folder)!r} cannot be used ({error.strerror}); choose another with --log-dir"
+            ) from None
         if is_claimed(folder):
             raise ConfigError(f"job {name!r} is running; choose another --job, or wait for its end")
         job = cls(queue, folder)

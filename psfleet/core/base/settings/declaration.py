@@ -67,7 +67,7 @@ class Setting:
         except (ValueError, OverflowError):
             raise _wrong(source, text, self.kind.written or self.kind.wanted) from None
         if not self._allows(value):
-            raise ConfigError(f"{source} is {text}; it must be {self._bounds()}")
+            raise ConfigError(f"{source} is {text:.200}; it must be {self._bounds()}")
         return value
 
     def take(self, value: Any, source: str) -> Any:
@@ -81,6 +81,11 @@ class Setting:
         if not self.kind.fits(value):
             raise _wrong(source, value, self.kind.wanted)
         self.check(value, source)
+        if self.kind.has_unit:  # a number, which may be what the same text may be
+            try:
+                return self.kind.parse(str(value))
+            except (ValueError, OverflowError):
+                raise _wrong(source, value, self.kind.wanted) from None
         return tuple(value) if isinstance(value, list) else value
 
     def check(self, value: Any, source: str) -> None:
@@ -104,7 +109,7 @@ class Setting:
 
 
 def _wrong(source: str, value: Any, requirement: str) -> ConfigError:
-    return ConfigError(f"{source} is {value!r}; it must be {requirement}")
+    return ConfigError(f"{source} is {value!r:.200}; it must be {requirement}")
 
 
 def setting(

@@ -14,6 +14,7 @@ from psfleet.core.base.settings.kinds import (
     FOLDER_OR_URL,
     INTERVAL,
     LOG_LEVELS,
+    MOST_WORKERS,
     SECONDS,
     URL,
     SettingKind,
@@ -125,7 +126,11 @@ class FleetSettings:
         names="PSFLEET_SERVERS PADDLE_PSERVERS_IP_PORT_LIST",
     )
     workers: int = setting(
-        1, "Number of workers", names="PSFLEET_WORKERS PADDLE_TRAINERS_NUM", least=1
+        1,
+        "Number of workers",
+        names="PSFLEET_WORKERS PADDLE_TRAINERS_NUM",
+        least=1,
+        most=MOST_WORKERS,
     )
     worker_endpoints: tuple[str, ...] = setting(
         (),
@@ -136,6 +141,7 @@ class FleetSettings:
         0,
         "Ordinal of this standby among its server's standbys, from 1; 0: it is none",
         names="PSFLEET_STANDBY",
+        least=0,
     )
 
 
@@ -145,7 +151,11 @@ class StageSettings:
 
     stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
     stages: int = setting(
-        1, "Stage processes of each worker; 1: workers are not cut", names="PSFLEET_STAGES"
+        1,
+        "Stage processes of each worker; 1: workers are not cut",
+        names="PSFLEET_STAGES",
+        least=1,
+        most=MOST_WORKERS,
     )
     copy: int = setting(0, "Index of this copy of its stage, from 0", names="PSFLEET_COPY")
     stage_copies: tuple[int, ...] = setting(

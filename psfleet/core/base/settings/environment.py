@@ -22,6 +22,7 @@ from psfleet.core.base.settings.declared_settings import (
     StageSettings,
     UserSettings,
 )
+from psfleet.core.base.settings.kinds import MOST_SERVERS
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
             raise ConfigError(
                 f"PSFLEET_ROLE is {self.role!r} but PSFLEET_SERVERS is empty; "
                 "list the servers' endpoints, separated by commas"
+            )
+        if len(self.servers) > MOST_SERVERS:
+            raise ConfigError(
+                f"PSFLEET_SERVERS lists {len(self.servers):,} endpoints; a fleet has at most {MOST_SERVERS:,}"
             )
         if self.role == "server" and self.keeps_log and not self.log_folder:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import math
 import os
 import re
 import sys
@@ -36,6 +37,7 @@ ExportFormat = Literal[ArrayFormat, "onnx", "faiss"]
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_MOST_SECONDS = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ def _servers(text: str) -> ServerCount:
 
 MOST_SERVERS = 1024
 """Servers of a job; more would have less than a virtual shard each."""
+
+MOST_WORKERS = 65_536
+"""Workers of a job, or seats of their stages: servers and launcher keep a list of them."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
 _USER = re.compile(r"(://)[^/@]*@")
@@ -203,7 +208,10 @@ def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?(s|min|h)?", text.strip())
     if match is None:
         raise ValueError
-    return float(match[1]) * _SECONDS[match[2] or "s"]
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"]
+    if seconds > _MOST_SECONDS:  # no clock of the system waits for so long
+        raise ValueError
+    return seconds
 
 
 def _interval(text: str) -> str:
@@ -226,12 +234,28 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _whole(text: str) -> int:
+    if (
+        re.fullmatch(r" *[+-]?[0-9]+ *", text) is None
+    ):  # int() also takes 1_0 and digits of any script
+        raise ValueError
+    return int(text)
+
+
+def _number(text: str) -> float:
+    number = float(text) if text.isascii() and "_" not in text else math.nan
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # not so of nan
 
 
 def _switch(text: str) -> bool:
@@ -242,8 +266,8 @@ def _switch(text: str) -> bool:
 
 _PLAIN: dict[Any, SettingKind] = {
     str: SettingKind("a text", str, lambda value: isinstance(value, str)),
-    int: SettingKind("a whole number", int, _is_whole, is_number=True),
-    float: SettingKind("a number", float, _is_number, is_number=True),
+    int: SettingKind("a whole number", _whole, _is_whole, is_number=True),
+    float: SettingKind("a number", _number, _is_number, is_number=True),
     bool: SettingKind(
         "true or false",
         _switch,

@@ -3,14 +3,13 @@
 import dataclasses
 import importlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.files import read_toml
 from psfleet.core.base.settings.declaration import settings_of
 from psfleet.core.engine.consistency import MODES, ConsistencyMode, LatePushMode
 from psfleet.core.runtime.strategy.strategy_parts import (
@@ -337,9 +336,9 @@ def resolve(
     if overrides:
         try:
             source = json.loads(overrides)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ConfigError(
-                f"PSFLEET_STRATEGY is {overrides!r}, which is not JSON: {error}"
+                f"PSFLEET_STRATEGY is {overrides!r:.200}, which is not JSON: {error}"
             ) from None
         check_parts(source)
         parts = overridden(parts, source)
@@ -369,10 +368,7 @@ def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: It is missing, not TOML, or says something unknown.
     """
-    try:
-        parts = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"strategy file {path!r} cannot be read: {error}") from None
+    parts = read_toml(path, f"strategy file {path!r}")
     Settings.from_parts(parts)
     return parts
 

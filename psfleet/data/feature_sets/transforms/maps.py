@@ -176,7 +176,7 @@ def _read_map(file: Any) -> Any:
         return None
     try:
         document = json.loads(Path(file).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"the map {os.fspath(file)!r} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"the map {os.fspath(file)!r} has {document!r:.60}; it must be an object")
