@@ -82,7 +82,7 @@ class HttpConnection:
         self._parser: Any = self._httptools.HttpRequestParser(self)
         self._view = memoryview(bytearray(_BUFFER))
         self._request = HttpRequest()
-        self._parts: list[bytes] = []
+        self._body = bytearray()  # many short chunks would be long as a list
         self._size = 0  # of the headers, then of the body
         self._whole: list[HttpRequest] = []
         self._last = time.monotonic()
@@ -133,7 +133,7 @@ class HttpConnection:
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._request, self._parts, self._size = HttpRequest(), [], 0
+        self._request, self._body, self._size = HttpRequest(), bytearray(), 0
 
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
@@ -159,11 +159,11 @@ class HttpConnection:
     def on_body(self, part: bytes) -> None:
         """A part of the body."""
         self._grow(len(part), LONGEST)
-        self._parts.append(part)
+        self._body += part
 
     def on_message_complete(self) -> None:
         """A request is whole."""
-        self._request.body = b"".join(self._parts)
+        self._request.body = bytes(self._body)
         self._request.keeps_open = self._parser.should_keep_alive()
         self._whole.append(self._request)
 

@@ -1,5 +1,6 @@
 """A machine is out of reach only if its kernel acknowledges nothing, however quiet its processes are."""
 
+import os
 import socket
 from collections.abc import Iterator
 
@@ -93,9 +94,11 @@ def test_a_kernel_acknowledges_for_a_process_that_does_not_read(
     """Nothing that was sent waits for long, although nobody takes it."""
     own, _, peer = pair
     known = PeerSocket(peer)
+    before = os.listdir("/proc/self/fd")
     own.sendall(b"probe")
     until(lambda: known.unanswered() == 0.0, "acknowledgement")
-    known.close()
+    assert known._descriptor == own.fileno()
+    assert os.listdir("/proc/self/fd") == before, "the socket has a duplicate"
 
 
 def test_a_connection_that_is_not_there_says_nothing() -> None:

@@ -117,7 +117,7 @@ class Ground:
             *snapshot_handlers(self.host, self._snapshots),
             replica_handler(self.host, moves := Staying(self.host, Access())),
             scaling_handler(self.host, moves),
-            metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None, None)),
+            metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None)),
         ]
         self.methods = sorted(
             path for service in self._services for path in getattr(service, "_method_handlers", ())

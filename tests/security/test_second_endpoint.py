@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -144,12 +145,16 @@ def test_an_event_of_a_closed_connection(folders: dict[str, Path]) -> None:
     lines: list[str] = []
     admission = ConnectionAdmission(listener, wrap, SETTINGS, list, lambda one: None, lines.append)
     thread = threading.Thread(target=admission.run)
+
+    def seen(number: int) -> bool:
+        return len(copies) == number or not thread.is_alive()
+
     thread.start()
     try:
         for number in range(1, 4):
             with socket.create_connection(listener.getsockname(), 50) as end:
                 end.sendall(b"no TLS, and more bytes")
-            until(lambda number=number: len(copies) == number or not thread.is_alive())
+            until(partial(seen, number))
         assert thread.is_alive()
     finally:
         admission.stop()

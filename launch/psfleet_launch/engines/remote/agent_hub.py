@@ -75,7 +75,8 @@ class Reachability:
 class PeerSocket:
     """The other end of a TCP connection of this process, as the kernel knows it.
 
-    gRPC does not show its sockets, so this looks for the one that has the address of its peer.
+    gRPC does not show its sockets, so this looks for the one that has the address of its peer. It makes no
+    duplicate: that would keep a connection open which gRPC has closed, and wake gRPC for it.
 
     Args:
         peer: Peer as gRPC names it: "ipv4:192.0.2.1:50000" or "ipv6:%5B2001:db8::1%5D:50000".
@@ -84,34 +85,34 @@ class PeerSocket:
     def __init__(self, peer: str) -> None:
         host, _, port = peer.partition(":")[2].rpartition(":")
         self._peer = (host.removeprefix("%5B").removesuffix("%5D"), port)
-        self._socket: socket.socket | None = None
+        self._descriptor = -1
 
     def unanswered(self) -> float:
         """Return the seconds without an acknowledgement, as for Reachability.look; 0 if there is no such
         socket.
         """
-        self._socket = self._socket or self._find()
-        if self._socket is None:
+        info = self._info(self._descriptor)
+        if info is None:
+            with contextlib.suppress(OSError):  # no descriptor is left
+                for name in os.listdir("/proc/self/fd"):
+                    if (info := self._info(int(name))) is not None:
+                        self._descriptor = int(name)
+                        break
+        if info is None:
             return 0.0
-        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
         (waiting,) = struct.unpack_from("I", info, _UNACKED)
         (milliseconds,) = struct.unpack_from("I", info, _LAST_ACK)
         return milliseconds / 1000 if waiting else 0.0
 
-    def close(self) -> None:
-        """Let go of it."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _find(self) -> socket.socket | None:
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # it was closed meanwhile
-                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    peer = socket.socket(fileno=os.dup(int(name)))
-                    if _address(peer) == self._peer:
-                        return peer
-                    peer.close()
+    def _info(self, descriptor: int) -> bytes | None:
+        """Return what the kernel says of this socket, or None if it is not that of the peer."""
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or no socket
+            end = socket.socket(fileno=descriptor)
+            try:
+                if _address(end) == self._peer:
+                    return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
+            finally:
+                end.detach()
         return None
 
 
@@ -190,10 +191,6 @@ class AgentConnection:
         """Let the call end in order once all messages are sent."""
         self._outbox.put(None)
 
-    def close(self) -> None:
-        """Let go of what `look` has used."""
-        self._socket.close()
-
     def messages(self) -> Iterator[pb.LauncherMessage]:
         """Yield the messages to send."""
         yield from iter(self._outbox.get, None)
@@ -251,7 +248,6 @@ class AgentHub(LauncherServicer):
         """End every connection."""
         for connection in self._connections:
             connection.end()
-            connection.close()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
             # The server and this object hold each other, and gRPC keeps descriptors until it is collected.

@@ -398,7 +398,6 @@ class RemoteEngine(Engine):
         """The agent is gone, and with it all that it has started: it ends that when it is alone."""
         agent.ended = True
         agent.end()
-        agent.close()
         if self.agents.get(agent.name) is not agent:
             return
         del self.agents[agent.name]

@@ -12,19 +12,20 @@ turn. Few are accepted in one turn: new ones cannot displace those that shake ha
 import contextlib
 import select
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Network
 from typing import Protocol
 
+from psfleet.core.base.logs import log_of
 from psfleet.core.net.http2.frames import ConnectionBroken, ErrorCode
 from psfleet.core.net.http2.server_connection import ServerSettings
 from psfleet.core.net.http2.socket_transport import Transport
+
+_log = log_of(__name__)
 
 _LOOK = 0.02  # seconds
 _BATCH = 4  # a turn accepts this part of the strangers that there may be: 32 of 128
@@ -202,7 +203,7 @@ class ConnectionAdmission:
         except (OSError, ConnectionBroken):
             self._close(one)
         except Exception:
-            traceback.print_exc(file=sys.stderr)  # a defect; other connections go on
+            _log.exception("a connection has failed; others go on")  # a defect
             self._close(one)
         else:
             self._ready.append(self._arrivals.pop(one.descriptor))

@@ -1,13 +1,12 @@
 """A server of unary gRPC calls: one thread for each connection."""
 
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from psfleet.core.base.logs import log_of
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.http2 import frames
 from psfleet.core.net.http2.calls import Behavior, InboundMessages, Streaming
@@ -19,6 +18,8 @@ from psfleet.core.net.http2.connection_admission import (
 from psfleet.core.net.http2.frames import ConnectionBroken, ErrorCode
 from psfleet.core.net.http2.server_connection import ServerConnection, ServerSettings
 from psfleet.core.net.http2.socket_transport import Part, Tick, Transport
+
+_log = log_of(__name__)
 
 _LOOK = 0.02  # seconds between looks for the end of calls
 
@@ -120,7 +121,7 @@ class Http2Server:
         except ConnectionBroken:
             pass  # the other end sees it
         except Exception:
-            traceback.print_exc(file=sys.stderr)  # a defect; other connections go on
+            _log.exception("a connection has failed; others go on")  # a defect
         finally:
             peer.transport.close()
             with self._lock:
