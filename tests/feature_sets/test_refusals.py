@@ -56,7 +56,7 @@ NGrams(3, 2)  # ConfigError: NGrams: least is 3 and most is 2; exchange them
 values(Number("n", transform=Log1p()), n=["cheap"])  # IdError: feature 'n' has the value 'cheap', which is no finite number; correct it
 values(Number("n", transform=Log1p()), n=[float("inf")])  # IdError: feature 'n' has the value inf, which is no finite number
 values(Number("n", transform=Log1p()), n=[-2.0])  # UsageError: feature 'n': Log1p has the value -2.0
-values(Number("n"), n=["cheap"])  # ShapeError: feature 'n': ...'cheap'
+values(Number("n"), n=["cheap"])  # IdError: feature 'n' has the value 'cheap', which is no finite number; correct it in sample 0
 values(Number("n", dtype="int"), n=[0.5])  # IdError: feature 'n' has the value 0.5, which is no whole number
 values(Number("n", dtype="text"), n=[0.5])  # IdError: feature 'n' has the value 0.5, which is no text
 values(Number("n", dtype="text"), n=["a"])  # ShapeError: feature 'n' has ['a'] after its transforms; they must make numbers

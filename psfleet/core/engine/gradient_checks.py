@@ -37,6 +37,11 @@ def as_float32(gradient: Any) -> Floats:
         return np.asarray(gradient, np.float32, order="C")
 
 
+def exact_below(dtype: np.dtype[Any]) -> float:
+    """The number below which floats of this type tell all whole numbers apart: 2**53 for float64."""
+    return float(2 / np.finfo(dtype).eps)
+
+
 def as_ids(ids: Any, owner: str) -> Ids:
     """Return the ids as int64, in any shape.
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from psfleet.core.base.errors import ShapeError, UsageError
-from psfleet.data.feature_sets.jagged import Jagged, as_jagged, as_plain
+from psfleet.data.feature_sets.jagged import Jagged, as_jagged
 from psfleet.data.feature_sets.transforms.transform import FittedTransform
-from psfleet.data.feature_sets.value_types import as_typed
+from psfleet.data.feature_sets.value_types import Kind, as_typed, typed
 
 if TYPE_CHECKING:
     from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
@@ -21,28 +21,21 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
 
     Args:
         features: The set.
-        batch: A mapping from names to what `as_jagged` takes, or for a Number an array; or an object with
-            a method `to_dict` that gives one, as TorchRec's KeyedJaggedTensor. A feature that is missing,
-            or None, has no ids in any sample.
+        batch: A mapping from names of features, or of their columns, to what `as_jagged` takes; a data frame
+            of pandas or Polars, or an Arrow table; or an object with a method `to_dict` that gives a mapping,
+            as TorchRec's KeyedJaggedTensor. A feature that is missing, or None, has no ids in any sample.
 
     Raises:
-        UsageError: It names a feature that is not in the set, or none of the set's.
+        UsageError: It has a name that the set lacks, none of the set's, or two for one feature.
         IdError: A value is not of the declared type.
         ShapeError: The features have different numbers of samples.
     """
-    columns = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
-    if not isinstance(columns, Mapping):
-        raise UsageError(
-            f"a batch of features is {columns!r:.80}; it must be a mapping from their names to their ids"
-        )
-    for name in columns:
-        if name not in features.given:
-            raise _unknown(features, name)
-    values = {
-        name: _values(features.given[name], value)
-        for name, value in columns.items()
-        if value is not None
-    }
+    columns = _columns(batch)
+    values = {}
+    for name, (ids, weights) in _sources(features, columns).items():
+        if columns[ids] is not None:
+            factors = None if weights is None else columns[weights]
+            values[name] = _values(features.given[name], columns[ids], factors)
     if not values:
         raise UsageError("the batch has no feature, so its number of samples is unknown")
     counts = {name: len(value) for name, value in values.items()}
@@ -56,22 +49,114 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
     return values, samples
 
 
+def _columns(batch: Any) -> Mapping[str, Any]:
+    if isinstance(batch, Mapping):
+        return batch
+    if hasattr(batch, "column_names"):  # of Arrow
+        names, column = list(batch.column_names), batch.column
+    elif hasattr(batch, "columns") and hasattr(batch, "shape"):  # of pandas or Polars
+        names, column = list(batch.columns), batch.__getitem__
+    else:
+        columns = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
+        if isinstance(columns, Mapping):
+            return columns
+        raise UsageError(
+            f"a batch of features is {columns!r:.80}; it must be a mapping from their names to their ids"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"the batch has several columns {name!r}; rename all but one")
+    return {name: column(name) for name in names}
+
+
+def _sources(features: FeatureSet, columns: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
+    """By feature the name in the batch of its values, its own or that of its column, and of its weights."""
+    sources: dict[str, tuple[str, str | None]] = {}
+    used: set[str | None] = set()
+    for name, feature in features.given.items():
+        key = name if name in columns else feature.columns[0]
+        if key not in columns:
+            continue
+        namesake = features.given.get(key, feature)
+        if key not in (name, namesake.columns[0]):
+            raise UsageError(
+                f"the batch has {key!r}, which is the name of one feature and the column of {name!r}; give "
+                f"{name!r} under its own name, or None"
+            )
+        weights = feature.columns[1] if feature.weighted else None
+        sources[name] = key, weights if weights in columns else None
+        used.update(sources[name])
+    for key in columns:
+        if key not in used:
+            raise _unknown(features, key)
+    return sources
+
+
 def _unknown(features: FeatureSet, name: str) -> UsageError:
-    if name in features.features:
+    if name in features.features and name not in features.given:
         inputs = ", ".join(features.features[name].inputs)
         return UsageError(
             f"the batch has the feature {name!r}, which is made of {inputs}; leave it out"
         )
+    for other, feature in features.given.items():
+        if name == feature.columns[0]:
+            return UsageError(
+                f"the batch has {other!r} under its name and under its column {name!r}; leave one out"
+            )
+        if name in feature.columns:
+            return UsageError(f"the batch has the weights {name!r} and no {other!r}; give both")
     names = ", ".join(features.given) or "none"
     return UsageError(f"the batch has the feature {name!r}; the set has {names}")
 
 
-def _values(feature: Feature | Number | Input, value: Any) -> Any:
+def kind_of(feature: Feature | Number | Input) -> Kind:
+    """What the values of a feature are judged as, see `typed`."""
+    usual: Kind = "key" if feature.hashed else "id" if feature.jagged else "float"
+    return feature.value_type or usual
+
+
+def _values(feature: Feature | Number | Input, value: Any, weights: Any = None) -> Any:
+    owner = f"feature {feature.name!r}"
     if not feature.jagged:
-        return as_plain(value)
+        return _numbers(feature, owner, value)
     bags = as_jagged(feature.name, value)
-    dtype = feature.value_type
-    return bags if dtype is None else as_typed(f"feature {feature.name!r}", bags, dtype)
+    if weights is not None:
+        bags = _weighted(owner, bags, as_jagged(feature.columns[1], weights))
+    if bags.weights is not None and not (finite := np.isfinite(bags.weights)).all():
+        place = int(np.argmin(finite))
+        raise UsageError(
+            f"{owner} has the weight {bags.weights[place]} in sample {bags.rows[place]}; it must be a finite "
+            "number"
+        )
+    return as_typed(owner, bags, kind_of(feature))
+
+
+def _weighted(owner: str, bags: Jagged, weights: Jagged) -> Jagged:
+    """The values with the weights that come under a name of their own."""
+    if bags.weights is not None or not np.array_equal(bags.lengths, weights.lengths):
+        raise ShapeError(
+            f"{owner} has {bags.lengths.tolist()!r:.60} values and {weights.lengths.tolist()!r:.60} weights "
+            "in its samples; give each value one weight"
+        )
+    numbers = as_typed(f"the weights of {owner}", weights, "float").values
+    if len(numbers) < len(bags.values):
+        raise ShapeError(f"{owner} has a weight that is missing; give each value a finite number")
+    return Jagged(bags.values, bags.lengths, weights=numbers)
+
+
+def _numbers(feature: Any, owner: str, value: Any) -> Any:
+    """The values of a Number without a dtype: an array of numbers, with NaN for what is missing."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim:
+        return value
+    bags = as_jagged(feature.name, value)
+    numbers, missing, bad = typed(bags.values, "float")
+    if bad.any():
+        as_typed(owner, bags, "float")
+    numbers[missing] = np.nan
+    width = int(bags.lengths[0]) if len(bags) else feature.dim
+    if width and (bags.lengths == width).all():
+        return numbers.reshape(len(bags), width)
+    return feature.of(bags.with_values(numbers), len(bags))
 
 
 def no_samples(features: FeatureSet) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from psfleet.core.engine.schema.entry import Entry
 from psfleet.core.engine.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
 from psfleet.data.feature_sets.feature_batches import fit
 from psfleet.data.feature_sets.feature_document import read_statistics, write_features
-from psfleet.data.feature_sets.jagged import Jagged, as_plain
+from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.transforms.transform import FittedTransform, Transform, transforms_of
-from psfleet.data.feature_sets.value_types import Dtype
+from psfleet.data.feature_sets.value_types import Dtype, refusal
 from psfleet.initializer import Initializer
 
 Pooling = Literal["sum", "mean", "none"]
@@ -214,27 +214,31 @@ class Number:
         return [self.column or self.name]
 
     def of(self, values: Any, samples: int) -> Any:
-        """The values of a batch, float32 [samples, dim]; None: all are missing.
+        """The values of a batch, an array of numbers or a Jagged, as float32 [samples, dim].
+
+        None means that all are missing, NaN that one is.
 
         Raises:
             ShapeError: They are of another shape.
+            IdError: A value is infinite.
         """
         if values is None:
             return np.full((samples, self.dim), self.default, np.float32)
         if isinstance(values, Jagged):
             return self._of_bags(values)
-        try:
-            array = as_plain(values, np.float32)
-        except ShapeError as error:
-            raise ShapeError(
-                f"feature {self.name!r}: {error}; give numbers, or declare a dtype"
-            ) from None
+        array = values
         if array.shape not in ((samples,) if self.dim == 1 else (), (samples, self.dim)):
             raise ShapeError(
                 f"feature {self.name!r} has the shape {array.shape}; it must be {(samples, self.dim)}"
             )
-        array = array.reshape(samples, self.dim)
-        return np.where(np.isnan(array), np.float32(self.default), array)
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32).reshape(samples, self.dim)
+        if (infinite := np.isinf(array)).any():
+            row = int(np.argmax(infinite.any(axis=1)))
+            value = values.reshape(samples, self.dim)[row][infinite[row]][0]
+            raise refusal(f"feature {self.name!r}", value, "float", row)
+        array[np.isnan(array)] = self.default
+        return array
 
     def _of_bags(self, bags: Jagged) -> Any:
         fits = bags.lengths == self.dim

@@ -1,7 +1,9 @@
 """Bags of ids of a batch, one bag for each sample, in the forms in which data comes."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,7 @@ class Jagged:
             raise ShapeError("jagged values have lengths or offsets; give one of them")
         self.values = as_plain(values).reshape(-1)
         self.lengths = _lengths(lengths) if offsets is None else _between(offsets)
-        self.weights = None if weights is None else as_plain(weights, np.float32).reshape(-1)
+        self.weights = None if weights is None else _factors(weights)
         count = int(self.lengths.sum())
         if len(self.values) != count:
             raise ShapeError(f"jagged values are {len(self.values)}, their lengths sum to {count}")
@@ -124,58 +126,95 @@ def joined(parts: Sequence[Jagged]) -> Jagged:
     )
 
 
-def as_jagged(name: str, bags: Any, weights: Any = None) -> Jagged:
+def as_jagged(name: str, bags: Any) -> Jagged:
     """The bags that one of these stands for.
 
     Args:
         name: Name of the feature, for messages.
         bags: A Jagged; an object with methods `values` and `lengths`, as TorchRec's JaggedTensor; a
-            mapping with `values` and `lengths` or `offsets`, and perhaps `weights`; an array of one value
-            [n] or of equally many values [n, k] for each sample; a list of lists.
-        weights: For arrays: float32 of the same shape.
+            mapping with `values` and `lengths` or `offsets`, and perhaps `weights`; an array, tensor or
+            column of a data frame with one value [n] or equally many values [n, k] for each sample; a list
+            of values, lists, arrays or tensors, or a nested tensor, in which None has no value.
 
     Raises:
         ShapeError: It is none of these.
     """
     try:
-        return _jagged(bags, weights)
+        return _jagged(bags)
     except ShapeError as error:
         raise ShapeError(f"feature {name!r}: {error}") from None
 
 
-def _jagged(bags: Any, weights: Any) -> Jagged:
+def _jagged(bags: Any) -> Jagged:
     if isinstance(bags, Jagged):
         return bags
-    if callable(getattr(bags, "values", None)) and callable(getattr(bags, "lengths", None)):
+    is_nested = getattr(bags, "is_nested", False)  # a tensor that has `values` and `lengths` too
+    if not is_nested and all(callable(getattr(bags, each, None)) for each in ("values", "lengths")):
         weighted = getattr(bags, "weights_or_none", lambda: None)()
-        return Jagged(as_plain(bags.values()), as_plain(bags.lengths()), weights=weighted)
-    if isinstance(bags, dict):
+        return Jagged(bags.values(), bags.lengths(), weights=weighted)
+    if isinstance(bags, Mapping):
         return _of_parts(bags)
-    if isinstance(bags, list | tuple) and any(isinstance(bag, Sequence) for bag in bags):
-        return _of_lists(bags)
     array = as_plain(bags)
+    if array.dtype == object and array.ndim == 1:
+        items = array.tolist()
+        if any(map(_is_list, set(map(type, items)))):
+            return _of_lists(items)
     if array.ndim not in (1, 2):
-        raise ShapeError(f"the array has the shape {array.shape}; it must be [n] or [n, k]")
+        what = f"has the shape {array.shape}" if array.ndim else f"is {bags!r:.60}"
+        raise ShapeError(f"the array {what}; it must be [n] or [n, k], values for each sample")
     width = 1 if array.ndim == 1 else array.shape[1]
-    return Jagged(array, np.full(len(array), width, np.int64), weights=weights)
+    return Jagged(array, np.full(len(array), width, np.int64))
 
 
-def _of_parts(parts: dict[str, Any]) -> Jagged:
-    unknown = sorted(parts.keys() - {"values", "lengths", "offsets", "weights"})
-    if unknown or "values" not in parts:
+def _of_parts(parts: Mapping[str, Any]) -> Jagged:
+    if "values" not in parts or parts.keys() - {"values", "lengths", "offsets", "weights"}:
         raise ShapeError(
-            f"the dict has {', '.join(map(repr, parts))}; it must have values, and lengths or offsets, "
+            f"the dict has {', '.join(map(repr, parts)):.200}; it must have values, and lengths or offsets, "
             "and may have weights"
         )
     return Jagged(**parts)
 
 
-def _of_lists(bags: Sequence[Any]) -> Jagged:
-    lists = [
-        [bag] if isinstance(bag, str) or not isinstance(bag, Sequence) else bag for bag in bags
-    ]
-    values = [value for bag in lists for value in bag]
-    return Jagged(values if values else np.empty(0, np.int64), [len(bag) for bag in lists])
+def _is_list(kind: type) -> bool:
+    """Return whether objects of a type hold several values; texts and bytes are one value each."""
+    return not issubclass(kind, str | bytes) and (
+        issubclass(kind, Sequence | np.ndarray) or hasattr(kind, "detach") or _is_column(kind)
+    )
+
+
+def _of_lists(bags: list[Any]) -> Jagged:
+    rows = bags if set(map(type, bags)) <= {list, tuple} else list(map(_row, bags))
+    dtypes = {row.dtype if isinstance(row, np.ndarray) else None for row in rows}
+    if None in dtypes or len(dtypes) > 1:
+        values = array_of(list(itertools.chain.from_iterable(rows)))
+    else:
+        values = np.concatenate(rows)
+    return Jagged(values, np.fromiter(map(len, rows), np.int64, len(rows)))
+
+
+def _row(bag: Any) -> Any:
+    """The values of a sample, as a list or an array."""
+    if bag is None:
+        return []
+    if isinstance(bag, list | tuple):
+        return bag
+    if not _is_list(type(bag)):
+        return [bag]
+    array = as_plain(bag)
+    if array.ndim > 1:
+        raise ShapeError(
+            f"a sample's values have the shape {array.shape}; give [k], any number of values"
+        )
+    return array.reshape(-1)
+
+
+def _factors(weights: Any) -> Floats:
+    array = as_plain(weights).reshape(-1)
+    kinds = set(map(type, array.tolist())) if array.dtype.kind not in "iufb" else ()
+    if not all(issubclass(kind, int | float | np.integer | np.floating) for kind in kinds):
+        raise ShapeError(f"the weights are {array.tolist()!r:.60}; they must be numbers")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False)
 
 
 def _lengths(values: ArrayLike | None) -> Lengths:
@@ -203,15 +242,60 @@ def _whole(what: str, values: ArrayLike | None) -> Lengths:
     return array.astype(np.int64, copy=False)
 
 
-def as_plain(values: Any, dtype: Any = None) -> NDArray[Any]:
-    """The array of numbers or texts that something is, also of a tensor of torch on any device.
+def as_plain(values: Any) -> NDArray[Any]:
+    """The array of numbers or texts that something is, its values as they are.
+
+    It may be a list, an array, a tensor of torch on any device, or a column of pandas, Polars or Arrow. A
+    masked or null value becomes None. A list of lists becomes an array [n] of lists.
 
     Raises:
         ShapeError: It is none.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+    if type(values) is np.ndarray:
+        return values
+    if isinstance(values, list | tuple):
+        return array_of(values)
+    if isinstance(values, np.ma.MaskedArray):
+        values = np.where(np.ma.getmaskarray(values), None, values.data)
+    elif hasattr(values, "detach"):
+        values = _of_tensor(values)
+    elif _is_column(type(values)) and not isinstance(getattr(values, "dtype", None), np.dtype):
+        values = values.to_pylist() if hasattr(values, "to_pylist") else values.to_list()
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return array_of(values)
     try:
-        return np.asarray(values, dtype)
+        return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise ShapeError(f"the values cannot be read as an array: {error}") from None
+
+
+def _is_column(kind: type) -> bool:
+    """Return whether objects of a type are columns of pandas, Polars or Arrow."""
+    return hasattr(kind, "to_pylist") or hasattr(kind, "to_list")
+
+
+def _of_tensor(tensor: Any) -> Any:
+    """An array, or a list of arrays for a nested tensor."""
+    try:
+        if tensor.is_nested:
+            return [each.detach().cpu().numpy() for each in tensor.unbind()]
+        return tensor.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:  # of a type that NumPy lacks, or sparse
+        raise ShapeError(
+            f"the tensor of {tensor.dtype} cannot be read as an array: {error}"
+        ) from None
+
+
+def array_of(values: Sequence[Any]) -> NDArray[Any]:
+    """The array of Python values, [n], each as it is: of ints or floats alone, or else of objects.
+
+    NumPy would make texts of numbers and NaN beside texts, and floats of ints beyond int64.
+    """
+    kinds = set(map(type, values))
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is int:
+        with contextlib.suppress(OverflowError):
+            return np.array(values, np.int64)
+    if kind is float or (kind is not None and issubclass(kind, np.number)):
+        return np.array(values)
+    return np.fromiter(values, object, len(values)) if len(values) else np.empty(0, np.int64)

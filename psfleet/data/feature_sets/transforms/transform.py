@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import check_fields
-from psfleet.data.feature_sets.jagged import Jagged
+from psfleet.data.feature_sets.jagged import Jagged, as_plain
 from psfleet.data.feature_sets.value_types import Dtype, as_typed
 
 Doubles = NDArray[np.float64]
@@ -95,7 +95,7 @@ class Function(Transform):
     def __call__(self, *inputs: Jagged) -> Jagged:
         output = self.function(*inputs)
         if not isinstance(output, Jagged):
-            values = np.asarray(output)
+            values = as_plain(output)
             if values.shape != inputs[0].values.shape:
                 raise UsageError(
                     f"{self.name} gave values of shape {values.shape} for {len(inputs[0].values)} values; "
