@@ -107,7 +107,7 @@ def read_toml(where: str | os.PathLike[str], what: str) -> dict[str, Any]:
         ConfigError: It cannot be read, is no TOML, or has a value that Python cannot read or print.
     """
     try:
-        document = tomllib.loads(Path(where).read_text("utf-8"))
+        document = tomllib.loads(Path(where).read_text("utf-8-sig"))
         repr(
             document
         )  # dotted keys may nest more deeply than brackets, and hexadecimal digits be more

@@ -68,6 +68,12 @@ def as_ids(ids: Any, owner: str) -> Ids:
             raise IdError(
                 f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
             )
+        bad = array[np.abs(array) >= exact_below(array.dtype)]
+        if bad.size:
+            raise IdError(
+                f"{owner}: id {float(bad.flat[0])!r} is a float that may have been another id; keep ids as "
+                "integers from where they come"
+            )
     if array.dtype.kind == "U":
         raise IdError(
             f"{owner}: ids are texts, such as {str(array.flat[0])!r}; hash them: psfleet.features.hashed(ids)"

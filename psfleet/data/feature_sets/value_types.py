@@ -156,7 +156,8 @@ def real_number(text: str) -> float:
     digits = text.strip(_BLANKS)
     if digits.lower() == "nan":
         return math.nan
-    if not _REAL_NUMBER.fullmatch(digits) or not abs(number := float(digits)) < _LARGEST:
+    number = float(digits) if _REAL_NUMBER.fullmatch(digits) else math.inf
+    if not abs(number) < _LARGEST:
         raise ValueError(text)
     return number
 
@@ -366,7 +367,8 @@ def _float(value: Any) -> float | None:
         return None if math.isnan(number) else number
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
         raise ValueError(value)
-    if not abs(number := float(value)) < _LARGEST:
+    number = float(value)
+    if not abs(number) < _LARGEST:
         raise ValueError(value)
     return number
 

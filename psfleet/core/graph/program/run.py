@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import IdError, ShapeError, UsageError
+from psfleet.core.engine.gradient_checks import exact_below
 from psfleet.core.engine.interface import Asked
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.backward import Backward
@@ -305,18 +306,21 @@ def whole_numbers(what: str, array: Array) -> Array:
     """The array as int64.
 
     Raises:
-        IdError: A value is fractional, NaN or does not fit 64 bits.
+        IdError: A value is fractional, NaN, does not fit 64 bits, or is a float that may have been rounded.
     """
     if array.dtype.kind in "ib":
         return array.astype(np.int64)
     if array.dtype.kind == "u":
         bad = array > np.iinfo(np.int64).max
     else:
-        # float64 cannot hold 2**63 - 1; the first float that does not fit is 2**63 itself.
+        # A larger float may have been another whole number before it was one.
         with np.errstate(invalid="ignore"):
-            bad = ~((array == np.floor(array)) & (array >= -(2.0**63)) & (array < 2.0**63))
+            bad = ~((array == np.floor(array)) & (np.abs(array) < exact_below(array.dtype)))
     if bad.any():
-        raise IdError(f"{what} must be whole numbers of 64 bits; one is {array[bad].flat[0]}")
+        value, why = array[bad].flat[0], ""
+        if array.dtype.kind == "f" and float(value).is_integer():
+            why = f", and {array.dtype} is exact below {exact_below(array.dtype):.0f}; keep ids as integers"
+        raise IdError(f"{what} must be whole numbers of 64 bits; one is {value}{why}")
     return array.astype(np.int64)
 
 

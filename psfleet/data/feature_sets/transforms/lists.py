@@ -135,7 +135,7 @@ def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
             f"{type(owner).__name__}: the value is {value!r} among {kinds}; give one of their type"
         )
     kind = values.dtype
-    if kind.kind in "iu" and value != int(value):
+    if kind.kind in "iu" and not float(value).is_integer():
         kind = np.dtype(np.float64)
     return np.array([value], object if kind.kind == "U" else kind)
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import FilePath, PositiveInt, check
 from psfleet.data.feature_sets.jagged import Jagged
-from psfleet.data.feature_sets.transforms.transform import Transform, plain_values
+from psfleet.data.feature_sets.transforms.transform import Transform, plain_values, texts_or_ints
 from psfleet.data.feature_sets.value_types import Dtype, as_typed
 
 
@@ -149,7 +149,8 @@ class Lookup(Transform):
             self.map = _read_map(check("Lookup", "file", file, FilePath | None))
         if not self.map:
             raise ConfigError(f"Lookup: the map is {self.map!r}; give it at least one key")
-        self.map = dict(zip(map(str, self.map), plain_values(self.map.values()), strict=True))
+        keys = map(str, texts_or_ints("Lookup: the map", self.map))
+        self.map = dict(zip(keys, plain_values(self.map.values()), strict=True))
         self._places = {key: place for place, key in enumerate(self.map)}
         # The last place is that of the default.
         values = [*self.map.values(), next(iter(self.map.values()))]
@@ -175,7 +176,7 @@ def _read_map(file: Any) -> Any:
     if file is None:
         return None
     try:
-        document = json.loads(Path(file).read_text("utf-8"))
+        document = json.loads(Path(file).read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"the map {os.fspath(file)!r} cannot be read: {error}") from None
     if not isinstance(document, dict):

@@ -1,5 +1,6 @@
 """Transforms: functions from bags of values to bags of values, some of them fitted to data."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
@@ -117,6 +118,23 @@ class Function(Transform):
 def plain_values(values: Iterable[Any]) -> list[Any]:
     """The values as those of JSON: scalars of NumPy as Python's."""
     return [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
+def texts_or_ints(owner: str, values: Iterable[Any]) -> list[str | int]:
+    """The values of an argument, which are texts, bytes in UTF-8, or whole numbers.
+
+    Raises:
+        ConfigError: One is something else, such as NaN.
+    """
+    plain = plain_values(values)
+    for place, value in enumerate(plain):
+        with contextlib.suppress(UnicodeDecodeError):
+            plain[place] = value.decode() if isinstance(value, bytes) else value
+        if isinstance(value, bool) or not isinstance(plain[place], str | int):
+            raise ConfigError(
+                f"{owner} has {value!r:.80}, which is neither a text nor a whole number; leave it out"
+            )
+    return plain
 
 
 def transforms_of(transforms: Any) -> tuple[Transform, ...]:

@@ -17,11 +17,12 @@ from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, P
 from psfleet.core.engine.kernels.bags import chosen_bags
 from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
 from psfleet.data.feature_sets.jagged import Jagged
+from psfleet.data.feature_sets.transforms.maps import objects
 from psfleet.data.feature_sets.transforms.transform import (
     MANY,
     FittedTransform,
     Transform,
-    plain_values,
+    texts_or_ints,
 )
 from psfleet.data.feature_sets.value_types import hashed, typed
 
@@ -61,7 +62,7 @@ class Vocabulary(FittedTransform):
             self.values = _lines(file)
         if self.values is None:
             return
-        self.values = plain_values(self.values)
+        self.values = texts_or_ints("Vocabulary: the list of values", self.values)
         where = f" of {os.fspath(file)!r}" if file is not None else ""
         if not self.values:
             raise ConfigError(f"Vocabulary: the list of values{where} is empty; give at least one")
@@ -143,7 +144,7 @@ class _Index:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.texts = {str(value): place for place, value in enumerate(values)}
-        numbers, missing, bad = typed(np.array(values, object), "int")
+        numbers, missing, bad = typed(objects(list(values)), "int")
         usable = np.flatnonzero(~(missing | bad))
         order = usable[np.argsort(numbers[usable], kind="stable")]
         self.numbers = numbers[order], order
@@ -151,7 +152,9 @@ class _Index:
 
 def _lines(file: str | os.PathLike[str]) -> list[str]:
     try:
-        return [line for line in Path(file).read_text("utf-8").splitlines() if line]
+        # Values may have line ends that only Python knows, such as U+2028.
+        lines = Path(file).read_bytes().decode("utf-8-sig").split("\n")
+        return [value for line in lines if (value := line.removesuffix("\r"))]
     except (OSError, UnicodeDecodeError) as error:
         what = getattr(error, "strerror", None) or error
         raise ConfigError(f"the vocabulary {os.fspath(file)!r} cannot be read: {what}") from None
