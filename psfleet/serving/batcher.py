@@ -12,7 +12,8 @@ from psfleet.core.base.errors import LimitExceeded, PsfleetError, ShapeError, Us
 from psfleet.core.base.validation.annotations import NonNegative, PositiveInt, checked
 from psfleet.data.feature_sets.feature_batches import by_feature
 from psfleet.data.feature_sets.feature_set import FeatureSet
-from psfleet.data.feature_sets.jagged import Jagged, joined
+from psfleet.data.feature_sets.jagged import Jagged, array_of, joined
+from psfleet.data.feature_sets.value_types import typed
 
 
 class QueueFull(LimitExceeded):
@@ -259,10 +260,22 @@ def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any]
 
 
 def _plain(name: str, value: Any) -> Any:
+    """An input of a program: an array of numbers, int64 or float32 unless it has come as an array."""
     try:
-        array = np.asarray(value)
+        given = value if isinstance(value, np.ndarray) else np.asarray(value, object)
     except ValueError:
-        array = np.empty(0, object)
-    if array.dtype.kind not in "iufb" or array.ndim < 1:
+        given = np.empty(0, object)
+    flat = array_of(given.reshape(-1).tolist()) if given.dtype == object else given.reshape(-1)
+    if given.ndim < 1 or flat.dtype.kind not in "iufbO":
         raise ShapeError(f"the input {name!r} is {value!r:.80}; it must be an array of numbers")
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+    if flat.dtype.kind in "iub" or flat.dtype == np.float32:
+        return flat.reshape(given.shape)
+    numbers, missing, bad = typed(flat, "float")
+    bad |= missing if flat.dtype == object else False
+    if bad.any():
+        place = int(np.argmax(bad))
+        raise ShapeError(
+            f"the input {name!r} has {flat[place]!r:.80} in sample {place * len(given) // len(flat)}; it "
+            "must be an array of numbers"
+        )
+    return numbers.reshape(given.shape)

@@ -15,7 +15,7 @@ from psfleet.core.net.connections import channel
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.http2.calls import Behavior, IncomingCall, Streaming
 from psfleet.core.net.v1 import serving_pb2 as messages
-from psfleet.data.feature_sets.jagged import Jagged
+from psfleet.data.feature_sets.jagged import as_jagged
 from psfleet.serving.batcher import PendingPrediction, QueueFull
 from psfleet.serving.model import ModelVersion
 from psfleet.serving.service import PredictionService
@@ -224,11 +224,10 @@ def _values(message: Any) -> Any:
         raise ShapeError(f"the input {message.name!r} has {' and '.join(fields)}; give one of them")
     field = fields[0] if fields else "ids"
     values = np.array(contents[field], _KINDS[field])
-    if field == "texts":
-        values = values.astype(str)
     if len(message.lengths):
-        weights = np.array(message.weights, np.float32) if len(message.weights) else None
-        return Jagged(values, np.array(message.lengths, np.int64), weights=weights)
+        parts = {"values": values, "lengths": np.array(message.lengths, np.int64)}
+        weights = {"weights": message.weights} if len(message.weights) else {}
+        return as_jagged(message.name, {**parts, **weights})
     if shape := tuple(message.shape):
         if math.prod(shape) != len(values):
             raise ShapeError(

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -222,7 +223,18 @@ try:  # of the extra `serve`: a third of the time of json
     _orjson: Any = importlib.import_module("orjson")
     _loads, _dumps = _orjson.loads, _orjson.dumps
 except ImportError:
-    _loads, _dumps = json.loads, lambda document: json.dumps(document).encode()
+
+    def _finite(number: str) -> float:
+        """Refuse what orjson refuses: NaN, Infinity and numbers beyond float64."""
+        if not math.isfinite(value := float(number)):
+            raise ValueError(f"{number:.20} is no number of JSON")
+        return value
+
+    def _loads(content: bytes) -> Any:
+        return json.loads(content.decode(), parse_float=_finite, parse_constant=_finite)
+
+    def _dumps(document: Any) -> bytes:
+        return json.dumps(document).encode()
 
 
 class _TooLarge(UsageError):
@@ -342,15 +354,15 @@ def _inputs(content: bytes) -> Any:
     if not samples:
         raise UsageError('"instances" is empty; send at least one sample')
     names = dict.fromkeys(name for sample in samples for name in sample)
-    return {name: [_value(sample.get(name)) for sample in samples] for name in names}
-
-
-def _value(value: Any) -> Any:
-    return [] if value is None else value
+    return {name: [sample.get(name) for sample in samples] for name in names}
 
 
 def _plain(values: NDArray[Any]) -> Any:
-    return (values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values).tolist()
+    """The values of an output, with null for those that JSON lacks: NaN and infinities."""
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        return np.where(finite, values.astype(object), None).tolist()  # type: ignore[call-overload]
+    return values.tolist()
 
 
 def freshness_of(version: ModelVersion) -> dict[str, Any]:

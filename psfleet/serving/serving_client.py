@@ -19,18 +19,11 @@ from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.http2_client import Http2Client
 from psfleet.core.net.v1 import serving_pb2 as messages
-from psfleet.data.feature_sets.jagged import Jagged, as_jagged
+from psfleet.data.feature_sets.feature_batches import columns_of
+from psfleet.data.feature_sets.jagged import Jagged, array_of, as_jagged
+from psfleet.data.feature_sets.value_types import as_typed, is_missing, typed
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_FIELDS = {
-    "i": "ids",
-    "u": "ids",
-    "f": "numbers",
-    "b": "numbers",
-    "U": "texts",
-    "S": "texts",
-    "O": "texts",
-}
 
 
 class ServingClient:
@@ -53,14 +46,15 @@ class ServingClient:
         """The predictions of a batch, as `psfleet.serving.Model` gives them.
 
         Args:
-            inputs: By name what the model takes.
+            inputs: By name what the model takes, or a data frame.
             model, version: Name and number; "" and 0: the only model, and the version as traffic goes.
 
         Raises:
             PsfleetError: The service refuses it, or does not answer.
         """
         request = messages.PredictRequest(model=model, version=version)
-        request.inputs.extend(_message(name, value) for name, value in inputs.items())
+        columns = columns_of(inputs).items()
+        request.inputs.extend(_message(name, value) for name, value in columns if value is not None)
         reply = self._call("Predict", request, messages.PredictReply)
         outputs = {
             each.name: np.array(each.values, np.float32).reshape(each.shape)
@@ -141,23 +135,43 @@ class ServingClient:
 
 def _message(name: str, value: Any) -> Any:
     """The values of one input."""
-    shape: tuple[int, ...] = ()
-    if isinstance(value, np.ndarray):
-        values, lengths, weights = value.reshape(-1), [], None
-        shape = value.shape if value.ndim > 1 else ()
-    else:
-        bags: Jagged = as_jagged(name, value)
-        values, lengths, weights = bags.values, bags.lengths.tolist(), bags.weights
-        if all(length == 1 for length in lengths) and weights is None:
-            lengths = []
-    field = _FIELDS.get(values.dtype.kind, "texts")
-    content = values.astype(np.int64) if field == "ids" else values
-    content = content.astype(str) if field == "texts" else content
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iufb"
+    shape = value.shape if is_array and value.ndim > 1 else ()
+    field, bags = _field(f"input {name!r}", as_jagged(name, value.reshape(-1) if shape else value))
+    lengths = bags.lengths.tolist()
+    if all(length == 1 for length in lengths) and bags.weights is None:
+        lengths = []
     message = messages.InputValues(name=name, lengths=lengths, shape=shape)
-    getattr(message, field).extend(content.tolist())
-    if weights is not None:
-        message.weights.extend(weights.tolist())
+    getattr(message, field).extend(bags.values.tolist())
+    if bags.weights is not None:
+        message.weights.extend(bags.weights.tolist())
     return message
+
+
+def _field(owner: str, bags: Jagged) -> tuple[str, Jagged]:
+    """The field of a message for values, and the values as it has them.
+
+    Missing values are left out, but NaN stays among numbers, which have places. Whole numbers beyond int64
+    are sent as texts, which are the same values.
+
+    Raises:
+        IdError: A value fits no field.
+    """
+    values = bags.values
+    if values.dtype.kind not in "iufb":
+        kinds = {type(value) for value in values.tolist() if not is_missing(value)}
+        has_floats = any(issubclass(kind, bool | float | np.floating) for kind in kinds)
+        if has_floats and not any(issubclass(kind, str | bytes) for kind in kinds):
+            numbers, missing, bad = typed(values, "float")
+            if not bad.any():
+                return "numbers", bags.with_values(np.where(missing, np.nan, numbers))
+        bags = as_typed(owner, bags, "key")
+        values = array_of(bags.values.tolist())
+    if values.dtype.kind in "fb":
+        return "numbers", bags
+    if values.dtype.kind in "iu" and not (values.dtype.kind == "u" and (values >= 2**63).any()):
+        return "ids", bags.with_values(values.astype(np.int64))
+    return "texts", bags.with_values(array_of(list(map(str, values.tolist()))))
 
 
 class SplitClient:

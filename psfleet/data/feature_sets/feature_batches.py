@@ -30,7 +30,7 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
         IdError: A value is not of the declared type.
         ShapeError: The features have different numbers of samples.
     """
-    columns = _columns(batch)
+    columns = columns_of(batch)
     values = {}
     for name, (ids, weights) in _sources(features, columns).items():
         if columns[ids] is not None:
@@ -49,7 +49,12 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
     return values, samples
 
 
-def _columns(batch: Any) -> Mapping[str, Any]:
+def columns_of(batch: Any) -> Mapping[str, Any]:
+    """The columns of a batch by name, see `by_feature`.
+
+    Raises:
+        UsageError: It is no batch, or two columns have one name.
+    """
     if isinstance(batch, Mapping):
         return batch
     if hasattr(batch, "column_names"):  # of Arrow

@@ -354,9 +354,10 @@ def _whole(value: Any) -> int | None:
             raise ValueError(value)
         return number
     if isinstance(value, float | np.floating):
-        if not (abs(value) < exact_below(np.dtype(type(value))) and value == np.floor(value)):
+        number = _EXACT if not float(value).is_integer() else int(value)
+        if abs(number) >= min(_EXACT, exact_below(np.dtype(type(value)))):
             raise ValueError(value)
-        return int(value)
+        return number
     return _id(value)
 
 
