@@ -8,6 +8,7 @@ import pytest
 
 import psfleet.features
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.graph.program.run import whole_numbers
 from psfleet.features import Feature, FeatureLookup, FeatureSet, Number, Table, load_features
 from tests.refusals import check_refusals
 
@@ -78,6 +79,35 @@ FeatureSet([Number("n", transform=Normalize())]).fit([])  # UsageError: the batc
 FeatureSet([Number("n", transform=Normalize())]).fit([{"n": [None]}])  # UsageError: feature 'n': Normalize has seen no value
 FeatureSet([Number("n", transform=Normalize())]).save("/none/x")  # UsageError: feature 'n': Normalize...has seen no data
 """
+BATCHES = """
+look({"a": [1], "x": [2]})  # UsageError: the batch has 'a' under its name and under its column 'x'; leave one out
+look({"b": [1]})  # UsageError: the batch has 'b', which is the name of one feature and the column of 'c'
+look({"w.weights": [1.0]})  # UsageError: the batch has the weights 'w.weights' and no 'w'; give both
+look({"w": [[1, 2]], "w.weights": [[1.0]]})  # ShapeError: feature 'w' has [2] values and [1] weights
+look({"w": [1], "w.weights": [None]})  # ShapeError: feature 'w' has a weight that is missing
+look({"w": [1], "w.weights": ["1_0"]})  # IdError: the weights of feature 'w' has the value '1_0'
+look({"w": Jagged([1, 2], [1, 1], weights=[1.0, float("nan")])})  # UsageError: feature 'w' has the weight nan in sample 1
+look({"w": Jagged([1], [1], weights=["1_0"])})  # ShapeError: the weights are ['1_0']; they must be numbers
+look({"n": 3})  # ShapeError: feature 'n': the array is 3; it must be [n] or [n, k], values for each sample
+look({"a": "red"})  # ShapeError: feature 'a': the array is 'red'; it must be [n]
+look({"a": {7, 8}})  # ShapeError: feature 'a': the array is {
+look({"a": np.array(["2026-01-01"], "datetime64[ns]")})  # IdError: feature 'a' has the value 17...which is no whole number
+look({"a": [[1], [[2]]]})  # IdError: feature 'a' has the value [2], which is no whole number...correct it in sample 1
+look({"a": [np.zeros((2, 2)), [1]]})  # ShapeError: feature 'a': a sample's values have the shape (2, 2)
+look({"i": np.array([2.0**24], np.float32)})  # IdError: feature 'i' has the value 16777216.0, which is a float that may have been another whole number...one value is missing; keep ids
+look({"i": [np.float32(2**24), 7]})  # IdError: feature 'i' has the value 16777216.0, which is a float that may
+look({"i": [2.0**53]})  # IdError: feature 'i' has the value 9007199254740992.0, which is a float that may
+look({"a": [2.0**53]})  # IdError: feature 'a' has the value 9007199254740992.0, which is a float that may
+look({"n": np.array([1.0, np.inf])})  # IdError: feature 'n' has the value inf, which is no finite number; correct it in sample 1
+look(pandas.DataFrame([[1, 2]], columns=["a", "a"]))  # UsageError: the batch has several columns 'a'
+whole_numbers("feed 'ids'", np.array([2.0**53]))  # IdError: feed 'ids' must be whole numbers...float64 is exact below 9007199254740992
+hashed("red")  # IdError: 'red' cannot be hashed to ids; give a list of values
+hashed(["red", float("nan")])  # IdError: nan cannot be hashed to an id
+hashed(["shoes \\ud83d"])  # IdError: 'shoes \\ud83d' cannot be hashed to an id
+Vocabulary(["red", float("nan")])  # ConfigError: Vocabulary: the list of values has nan, which is neither a text nor
+Lookup({None: 1})  # ConfigError: Lookup: the map has None, which is neither a text nor
+"""
+
 FILES = r"""
 load("tables.t.dim = 0")  # table 't': dim is 0
 load("tables.t.dims = 1")  # table 't' has the unknown key 'dims'; is 'dim' meant?
@@ -109,6 +139,20 @@ def test_sets_and_batches() -> None:
 
     kinds = {kind.__name__: kind for kind in (Feature, FeatureSet, Number, Table)}
     check_refusals(DEFINITIONS, {**kinds, "look": look, "np": np})
+
+
+def test_batches() -> None:
+    """What is no batch, and values whose type has lost what they were, have a sentence each."""
+    table = Table("t", 2)
+    members = [Feature("a", table, column="x"), Feature("b", table, column="y")]
+    members += [Feature("c", table, column="b"), Feature("w", table, weighted=True)]
+    features = FeatureSet([*members, Feature("i", table, dtype="int"), Number("n")])
+
+    def look(batch: Any) -> Any:
+        return FeatureLookup(features, batch, {"t": "t"})
+
+    names = {**vars(psfleet.features), "pandas": pytest.importorskip("pandas"), "np": np}
+    check_refusals(BATCHES, {**names, "look": look, "whole_numbers": whole_numbers})
 
 
 def test_transforms() -> None:

@@ -115,7 +115,7 @@ def _unknown(features: FeatureSet, name: str) -> UsageError:
 
 
 def kind_of(feature: Feature | Number | Input) -> Kind:
-    """What the values of a feature are judged as, see `typed`."""
+    """Return what the values of a feature are judged as, see `typed`."""
     usual: Kind = "key" if feature.hashed else "id" if feature.jagged else "float"
     return feature.value_type or usual
 

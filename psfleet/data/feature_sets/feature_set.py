@@ -83,8 +83,8 @@ class Feature:
         buckets: Range of hashed ids: ids are 0 to buckets - 1; 0: any int64.
         salt: Salt of hashed ids: features that share a table and not their ids have different ones.
         padding: An id, or a text, that stands for no id, as in padded arrays; None: there is none.
-        column: In files; "": the name.
-        weights_column: In files, of a weighted feature; "": the column with ".weights".
+        column: In files, batches and requests, beside the name; "": the name.
+        weights_column: Likewise of the weights of a weighted feature; "": the column with ".weights".
         transform: Transforms of its values before they become ids, in order: objects such as
             `Quantiles(10)`, or functions, see `psfleet.data.feature_sets.transforms.transform.Function`.
         dtype: Type of its values in files and requests: "int", "float" or "text". Those of another type are

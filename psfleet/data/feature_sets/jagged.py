@@ -256,8 +256,8 @@ def as_plain(values: Any) -> NDArray[Any]:
     if isinstance(values, list | tuple):
         return array_of(values)
     if isinstance(values, np.ma.MaskedArray):
-        masked: Any = values.astype(object)
-        values = masked.filled(None)
+        values, mask = values.data.astype(object), np.ma.getmaskarray(values)
+        values[mask] = None
     elif hasattr(values, "detach"):
         values = _of_tensor(values)
     elif _is_column(type(values)) and not isinstance(getattr(values, "dtype", None), np.dtype):

@@ -191,7 +191,7 @@ def refusal(owner: str, value: Any, kind: Kind, sample: int) -> IdError:
 
 
 def reason(value: Any, kind: Kind) -> str:
-    """What a value is that `typed` finds bad, for sentences: "no finite number"."""
+    """Say what a value is that `typed` finds bad, such as "no finite number"."""
     if isinstance(value, str) and "." in value:
         with contextlib.suppress(ValueError):
             value = real_number(value)
