@@ -21,6 +21,7 @@ from psfleet.core.base.observability.logged_values import LAGS
 from psfleet.core.base.validation.annotations import Range as Within
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.round_plan import MOST, Range, SourceParts
+from psfleet.data.feature_sets.feature_lookup import refused_samples
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.kafka_partition import Partition
 from psfleet.data.sample_batch import (
@@ -52,8 +53,8 @@ class _Span:
 Place = tuple[int, int, int]
 """A partition, the first of its offsets, and the one behind the last."""
 
-Sample = tuple[dict[str, Any], int]
-"""The values of a message's columns, and its time."""
+Sample = tuple[dict[str, Any], int, str]
+"""The values of a message's columns, its time, and where it is, for messages."""
 
 
 @checked
@@ -202,8 +203,17 @@ class KafkaTopic:
         else:
             messages = self._present(places, batch_size)
         LAGS.update({f"{self._topic}/{n}": each.lag for n, each in self._partitions.items()})
-        samples, times = [sample for sample, _ in messages], [time for _, time in messages]
-        return functools.partial(batch_of, self.features, self.labels, samples, times)
+        batch = self._batch(messages)
+        refused = refused_samples(self.features, batch.features, len(batch)) if self._skips else {}
+        for number, text in refused.items():  # else the look-up says it
+            self._bad(f"{messages[number][2]}: {text}", 1)
+        if refused:
+            batch = self._batch([each for n, each in enumerate(messages) if n not in refused])
+        return lambda: batch
+
+    def _batch(self, messages: Sequence[Sample]) -> SampleBatch:
+        samples, times, _ = zip(*messages, strict=True) if messages else ((), (), ())
+        return batch_of(self.features, self.labels, samples, times)
 
     def _places(self, low: int, high: int, block: int) -> Iterator[Place]:
         for rows in self._ranges(low, high, block):
@@ -292,16 +302,31 @@ class KafkaTopic:
         """The samples at these offsets, each with its time, until there is no message for so long."""
         for message in self._partition(partition).messages(low, high, self._lost, patience):
             value = message.value()
+            place = f"{self._topic} partition {partition} offset {message.offset()}"
             try:
-                mapping = self._parse(value)
+                mapping = self._parsed(value)
                 sample = sample_of(self.features, self.labels, mapping)
                 time = (
                     message.timestamp()[1] if self._time is None else time_of(self._time, mapping)
                 )
-                yield sample, time
-            except (ValueError, RecursionError) as error:
-                place = f"{self._topic} partition {partition} offset {message.offset()}"
+                yield sample, time, place
+            except ValueError as error:
                 self._bad(f"{place}: {error}; the message is {value!r:.80}", 1)
+
+    def _parsed(self, value: bytes | None) -> Any:
+        """The mapping of a message.
+
+        Raises:
+            ValueError: There is none, whatever the parser finds wrong with it.
+        """
+        if value is None:  # a tombstone, with which a compacted topic deletes a key
+            raise ValueError("it has no value")
+        try:
+            return self._parse(value)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def _lost(self, partition: int, low: int, high: int) -> None:
         """The broker no longer has these offsets."""

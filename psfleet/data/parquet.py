@@ -26,7 +26,15 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.files import read_small, sync
 from psfleet.core.base.json_documents import Format, reading
 from psfleet.core.base.settings.kinds import local_path
-from psfleet.data.parquet_rows import Rows, check_columns, check_schema, opened, reason_of, rows_of
+from psfleet.data.parquet_rows import (
+    Rows,
+    check_columns,
+    check_schema,
+    opened,
+    partition_of,
+    reason_of,
+    with_partition,
+)
 from psfleet.data.row_group_files import RowGroup, RowGroupFiles
 from psfleet.data.sample_batch import SampleBatch
 
@@ -66,8 +74,8 @@ class ParquetFiles(RowGroupFiles):
 
     @override
     def names(self, group: RowGroup) -> Sequence[str]:
-        column_names: list[str] = group.metadata.schema.to_arrow_schema().names
-        return column_names
+        own: list[str] = group.metadata.schema.to_arrow_schema().names
+        return [*own, *(name for name in partition_of(group.file) if name not in own)]
 
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
         """Columns of rows of a row group, as pyarrow has them, by name.
@@ -76,28 +84,31 @@ class ParquetFiles(RowGroupFiles):
             UsageError: They cannot be read.
         """
         group = self._groups[number]
-        if not names or not len(rows):
-            schema = group.metadata.schema.to_arrow_schema()
-            return {name: pa.array([], schema.field(name).type) for name in names}
+        schema = group.metadata.schema.to_arrow_schema()
+        own = [name for name in names if name in schema.names]
+        if not len(rows):
+            table = schema.empty_table().select(own)
+            return {name: with_partition(table, group.file, names).column(name) for name in names}
         try:
             with opened(group.file) as file:
                 source = pq.ParquetFile(file, metadata=group.metadata)
-                table = source.read_row_group(group.number, columns=list(names))
+                table = source.read_row_group(group.number, columns=own)
         except (OSError, pa.ArrowException) as error:
             raise UsageError(
                 f"{group.file} row group {group.number}: columns {', '.join(names)} cannot be read: "
                 f"{reason_of(error)}"
             ) from None
-        return {name: table.column(name).take(pa.array(rows)) for name in names}
+        table = with_partition(table, group.file, names).take(pa.array(rows))
+        return {name: table.column(name) for name in names}
 
     def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
         buffer = 0 if "://" in group.file else _BUFFER  # many small reads of an URL are slow
         first = 0
         with opened(group.file) as file:
             source = pq.ParquetFile(file, metadata=group.metadata, buffer_size=buffer)
-            for batch in source.iter_batches(rows, [group.number], self._columns):
-                table = pa.Table.from_batches([batch])
-                yield rows_of(table, self.features, self.labels, first, self._time)
+            own = [name for name in self._columns if name in source.schema_arrow.names]
+            for batch in source.iter_batches(rows, [group.number], own):
+                yield self._rows_of(group, pa.Table.from_batches([batch]), first)
                 first += batch.num_rows
 
     def _row_groups(self, file: str) -> Iterator[RowGroup]:

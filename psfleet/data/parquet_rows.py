@@ -1,49 +1,85 @@
 """Rows of Arrow tables as features and labels, and the files that paths and URLs of data name."""
 
 import functools
-from collections.abc import Iterator, Sequence
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.arrow import pa, pc
 from psfleet.core.base.errors import UsageError, not_installed
+from psfleet.data.feature_sets.feature_batches import kind_of
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
 from psfleet.data.feature_sets.jagged import Jagged
-from psfleet.data.feature_sets.value_types import typed
+from psfleet.data.feature_sets.value_types import Kind, typed
 from psfleet.data.sample_batch import chosen_columns, joined_columns
 
 
 def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
-    """The files that paths and URLs name.
+    """The files that paths, patterns such as `clicks/*.parquet`, and URLs name.
 
     Args:
-        endings: Endings of the names of files that are read of a folder; none: all but hidden ones.
+        endings: Endings of the names of files that are read of a folder, in any case; none: all files. Hidden
+            and temporary files, whose names begin with `.` or `_`, are never read of a folder.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in names for file in _inside(str(path), tuple(endings))]
+    files = [file for path in names for file in _matching(str(path), tuple(endings))]
     if not files:
         raise UsageError(f"{paths!r} names no {' or '.join(endings)} file")
     return files
 
 
-def _inside(path: str, endings: tuple[str, ...]) -> list[str]:
-    if "://" in path:
-        system, place = _fsspec().core.url_to_fs(path)
-        if not system.isdir(place):
-            return [path]
-        inside = sorted(system.ls(place, detail=False))
-        return [system.unstrip_protocol(name) for name in inside if _is_data(name, endings)]
-    if Path(path).is_dir():
-        return sorted(str(f) for f in Path(path).iterdir() if _is_data(f.name, endings))
-    return [path]
+def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
+    """The files that a path, a pattern or a URL names, by name."""
+    system, place = _fsspec().core.url_to_fs(path) if "://" in path else (None, path)
+    exists, is_folder = (system.exists, system.isdir) if system else (os.path.exists, os.path.isdir)
+    if is_folder(place):
+        files = list(_inside(system, place, endings))
+    elif glob.has_magic(place) and not exists(place):
+        files, base = [], len(re.split(r"[*?[]", place)[0].rpartition("/")[0])
+        for name in system.glob(place) if system else glob.glob(place, recursive=True):
+            if any(map(_is_hidden, name[base:].split("/"))):
+                continue
+            files += _inside(system, name, endings) if is_folder(name) else [name]
+    else:
+        return [path]
+    return sorted({system.unstrip_protocol(name) for name in files} if system else set(files))
 
 
-def _is_data(name: str, endings: tuple[str, ...]) -> bool:
-    return name.endswith(endings) if endings else Path(name).name[0] not in "._"
+def _inside(system: Any, folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """The data files of a folder, and of folders in it that are partitions, such as `dt=2026-11-01`."""
+    if system:
+        entries = [(e["name"], e["type"] == "directory") for e in system.ls(folder, detail=True)]
+    else:
+        entries = [(str(entry), entry.is_dir()) for entry in Path(folder).iterdir()]
+    for name, is_folder in entries:
+        last = Path(name).name
+        if _is_hidden(name) or name.strip("/") == folder.strip("/"):
+            continue
+        if is_folder and "=" in last:
+            yield from _inside(system, name, endings)
+        elif not is_folder and (not endings or last.lower().endswith(endings)):
+            yield name
+
+
+def _is_hidden(name: str) -> bool:
+    return Path(name).name.startswith((".", "_"))
+
+
+def partition_of(file: str) -> dict[str, str | None]:
+    """The columns whose values the folders of a path name, as in `clicks/dt=2026-11-01/part-0.parquet`."""
+    pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
+    return {
+        name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for name, value in pairs
+    }
 
 
 def opened(file: str) -> Any:
@@ -60,7 +96,7 @@ def _fsspec() -> Any:
 
 
 def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> None:
-    """Refuse a file that lacks a column.
+    """Refuse a file that lacks a column, or has two of its name.
 
     Raises:
         UsageError: Names the file and the columns that it has.
@@ -70,6 +106,17 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
             raise UsageError(
                 f"{where} has no column {column!r}; it has {', '.join(columns) or 'none'}"
             )
+        if (count := list(columns).count(column)) > 1:
+            raise UsageError(f"{where} has {count} columns {column!r}; give each a name of its own")
+
+
+def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
+    """A table with those of the columns that it lacks and the path of its file names, as texts."""
+    for name, value in partition_of(file).items():
+        if name in columns and name not in table.column_names:
+            texts = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)
+            table = table.append_column(name, texts)
+    return table
 
 
 def reason_of(error: Exception) -> str:
@@ -146,102 +193,77 @@ def check_schema(
     Raises:
         UsageError: Names the file, the column and its type.
     """
-    for column, type_name, fits in _wanted(features, labels, time):
-        check_columns([column], schema.names, where)
-        kind = schema.field(column).type
-        if not fits(kind):
+    for name, words, kinds in _wanted(features, labels, time):
+        if name not in schema.names and name in partition_of(where):
+            continue
+        check_columns([name], schema.names, where)
+        column = _Column(pa.schema([schema.field(name)]).empty_table(), name)
+        if column.kind not in kinds or (column.is_list and "lists" not in words):
             raise UsageError(
-                f"{where}: column {column!r} is of type {kind}; it must be of {type_name}"
+                f"{where}: column {name!r} is of type {schema.field(name).type}; it must be of {words}"
             )
+
+
+_NUMBERS = ("int", "float", "bool", "null")
+_NUMERALS_TOO = "numbers or texts, or lists of them", (*_NUMBERS, "text")
 
 
 def _wanted(
     features: FeatureSet, labels: Sequence[str], time: str | None
-) -> Iterator[tuple[str, str, Any]]:
+) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """The columns, what each of them must be of, and the kinds of `_Column` that are."""
     for feature in features.given.values():
-        if not feature.jagged:
-            yield feature.columns[0], "numbers, or lists of them", _holds(_is_number)
-            continue
-        if feature.value_type in ("int", "float"):
-            yield feature.columns[0], "numbers or texts, or lists of them", _holds(_is_plain)
-            continue
-        is_text = feature.hashed or feature.value_type == "text"
-        ids = _is_hashable if is_text else pa.types.is_integer
-        texts = " or texts" if is_text else ""
-        yield feature.columns[0], f"whole numbers{texts}, or lists of them", _holds(ids)
-    for feature in features.given.values():
-        for column in feature.columns[1:]:
-            yield column, "numbers, or lists of them", _holds(_is_number)
-    for column in labels:
-        yield column, "numbers", _is_number
+        what: tuple[str, Sequence[str]] = {
+            "int": _NUMERALS_TOO,
+            "float": _NUMERALS_TOO,
+            "id": ("whole numbers, or lists of them", ("int", "null")),
+        }.get(
+            kind_of(feature), ("whole numbers or texts, or lists of them", ("int", "text", "null"))
+        )
+        yield feature.columns[0], *what
+        for name in feature.columns[1:]:
+            yield name, "numbers, or lists of them", _NUMBERS
+    for name in labels:
+        yield name, "numbers", _NUMBERS
     if time is not None:
-        yield time, "whole numbers or timestamps", _is_time
-
-
-def _is_number(kind: Any) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
-
-
-def _is_time(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind))
-
-
-def _is_hashable(kind: Any) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    )
-
-
-def _is_plain(kind: Any) -> bool:
-    return _is_number(kind) or _is_hashable(kind)
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-def _holds(fits: Any) -> Any:
-    """Return whether a column, or the lists in it, are of a type that fits."""
-    return lambda kind: fits(_plain(kind.value_type if _is_list(kind) else kind))
-
-
-def _plain(kind: Any) -> Any:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+        yield time, "whole numbers or timestamps", ("int", "time", "null")
 
 
 def rows_of(
-    table: Any, features: FeatureSet, labels: Sequence[str], first: int = 0, time: str | None = None
+    table: Any,
+    features: FeatureSet,
+    labels: Sequence[str],
+    first: int = 0,
+    time: str | None = None,
+    bad: Mapping[int, BadRow] | None = None,
 ) -> Rows:
-    """The rows of a row group or of a part, whose columns `check_schema` has seen.
+    """The rows of a row group or of a part. Texts stand for the numbers that they are.
 
     Args:
         table: A pyarrow.Table.
         first: The number of the first row in the row group.
+        bad: Rows that are known to be bad, by their numbers.
     """
     numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
-    bad = _BadRows(first)
+    found = _BadRows(first, dict(bad or {}))
     values: dict[str, Any] = {}
     for feature in features.given.values():
         columns = [_Column(table, name) for name in feature.columns]
         if isinstance(feature, Number) and not feature.jagged:
-            values[feature.name] = _numbers(feature, columns[0], bad)
+            values[feature.name] = _numbers(feature, columns[0], found)
         else:
-            values[feature.name] = _ids(feature, columns, bad)
-    targets = {name: _label(_Column(table, name), bad) for name in labels}
-    times = None if time is None else _Column(table, time).times(bad)
-    return Rows(values, targets, numbers, bad.found, times)
+            values[feature.name] = _ids(feature, columns, found)
+    targets = {name: _label(_Column(table, name), found) for name in labels}
+    times = None if time is None else _Column(table, time).times(found)
+    return Rows(values, targets, numbers, found.found, times)
 
 
 class _BadRows:
     """The first thing that is wrong in each row; `first` is the number of the first row."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, found: dict[int, BadRow]) -> None:
         self._first = first
-        self.found: dict[int, BadRow] = {}
+        self.found = found
 
     def note(self, column: "_Column", rows: NDArray[Any]) -> None:
         """These rows have a value in the column that cannot be used."""
@@ -250,8 +272,21 @@ class _BadRows:
             self.found.setdefault(number, BadRow(number, f"{column.name} is {column.shown(row)}"))
 
 
+_WHOLE: tuple[Kind, Any, str] = ("int", pa.int64(), r"^-?[0-9]{1,18}$")
+_NUMERALS: dict[str, tuple[Kind, Any, str]] = {
+    "int": _WHOLE,
+    "id": _WHOLE,
+    "float": ("float", pa.float64(), r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"),
+}
+"""What texts are judged as, the type that Arrow converts the usual ones to, and the form of these."""
+
+
 class _Column:
-    """A column of a row group: its values, and how many each row has."""
+    """A column of a row group: its values, and how many each row has.
+
+    Attributes:
+        kind: Kind of its values: "int", "float", "bool", "text", "time", "null" if all are, or "" for others.
+    """
 
     def __init__(self, table: Any, name: str) -> None:
         self.name = name
@@ -261,25 +296,20 @@ class _Column:
             self._array = (
                 self._array.chunk(0) if self._array.num_chunks else pa.array([], array.type)
             )
-        self.is_list = _is_list(array.type)
+        flat = _storage(self._array)
+        value_type = getattr(flat.type, "value_type", None)
+        self.is_list = value_type is not None and not hasattr(flat.type, "key_type")
         if self.is_list:
-            flat = pc.list_flatten(self._array)
-            lengths = pc.list_value_length(self._array)
+            flat = flat if pa.types.is_list(flat.type) else flat.cast(pa.large_list(value_type))
+            lengths = pc.list_value_length(flat)
             lengths = pc.fill_null(lengths, 0) if lengths.null_count else lengths
             self.lengths = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+            flat = _storage(pc.list_flatten(flat))
         else:
-            flat = self._array
             self.lengths = np.ones(len(flat), np.int64)
-        self._flat = flat.dictionary_decode() if pa.types.is_dictionary(flat.type) else flat
+        self._flat, self.kind = _plain(flat)
+        self._is_text = pa.types.is_string(self._flat.type) or self._flat.type == pa.large_string()
         self.has_nulls = self._flat.null_count > 0
-        self.has_texts = pa.types.is_string(self._flat.type) or pa.types.is_large_string(
-            self._flat.type
-        )
-
-    @property
-    def filler(self) -> Any:
-        """A value of the column's type, for those that are null."""
-        return "" if self.has_texts else pa.scalar(0).cast(self._flat.type)
 
     @property
     def missing(self) -> NDArray[np.bool_]:
@@ -297,30 +327,118 @@ class _Column:
         if values.any():
             bad.note(self, self.rows[values])
 
-    def values(self, missing: Any) -> NDArray[Any]:
-        """The values, with this one in place of those that are missing."""
-        flat = pc.fill_null(self._flat, missing) if self.has_nulls else self._flat
-        array: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-        return array
+    def typed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
+        """The values in a type, and masks of the missing and the bad, as `value_types.typed` has them."""
+        if self._is_text and kind in ("text", "key"):
+            return typed(self._texts(self._flat), kind)
+        if self._is_text:
+            return self._parsed(kind)
+        flat = (
+            pc.fill_null(self._flat, pa.scalar(0).cast(self._flat.type))
+            if self.has_nulls
+            else self._flat
+        )
+        values = flat.to_numpy(zero_copy_only=False)
+        if kind in ("id", "key") and values.dtype.kind == "i":
+            return values, self.missing, np.zeros(len(values), np.bool_)
+        values, missing, bad = typed(values, kind)
+        return values, missing | self.missing, bad
+
+    def _texts(self, flat: Any) -> NDArray[Any]:
+        """Texts as objects: str, or bytes if one of them is not UTF-8. Null is as the empty text."""
+        flat = pc.fill_null(flat, "") if self.has_nulls else flat
+        try:
+            texts = flat.to_numpy(zero_copy_only=False)
+        except pa.ArrowException:
+            texts = flat.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+        return np.asarray(texts, object)
+
+    def _parsed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Numbers that texts are: Arrow converts those of the usual form, and `typed` judges the others."""
+        kind, target, pattern = _NUMERALS[kind]
+        try:
+            if kind == "int" and not pc.all(pc.ascii_is_decimal(self._flat)).as_py():
+                raise pa.ArrowInvalid("one may be hexadecimal, which Arrow takes")
+            numbers = self._flat.cast(target)
+        except pa.ArrowInvalid:
+            usual = pc.match_substring_regex(self._flat, pattern)
+            numbers = pc.if_else(usual, self._flat, pa.scalar(None, self._flat.type)).cast(target)
+        others = numbers.is_null().to_numpy(zero_copy_only=False)
+        numbers = pc.fill_null(numbers, 0) if numbers.null_count else numbers
+        values, missing, bad = typed(numbers.to_numpy(zero_copy_only=False), kind)
+        others = others | missing | bad
+        if others.any():
+            values, missing, bad = np.array(values), np.array(missing), np.array(bad)
+            texts = self._texts(self._flat.filter(pa.array(others)))
+            values[others], missing[others], bad[others] = typed(texts, kind)
+        return values, missing, bad
 
     def floats(self) -> Floats:
-        """The values as float32; those that are missing are NaN."""
+        """The values as float32; those that are missing are NaN, and those that cannot be used infinite."""
+        if self._is_text:
+            values, missing, bad = self.typed("float")
+            values = np.array(values)
+            values[missing], values[bad] = np.nan, np.inf
+            return values
         numbers = self._flat.cast(pa.float32(), safe=False)
         numbers = pc.fill_null(numbers, float("nan")) if self.has_nulls else numbers
         return np.asarray(numbers.to_numpy(zero_copy_only=False))
 
     def times(self, bad: "_BadRows") -> Ids:
         """Whole numbers as they are, timestamps in microseconds; rows in which they are null are bad."""
-        column = self._flat
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-        self.note_bad(self.missing, bad)
-        column = pc.fill_null(column.cast(pa.int64()), 0)
-        return np.asarray(column.to_numpy(zero_copy_only=False))
+        if self.kind == "time":
+            zone = getattr(self._flat.type, "tz", None)
+            stamps = self._flat.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+            values, missing, wrong = pc.fill_null(stamps, 0).to_numpy(), self.missing, self.missing
+        else:
+            values, missing, wrong = self.typed("id")
+        self.note_bad(missing | wrong, bad)
+        return np.asarray(values)
 
     def shown(self, row: int) -> str:
         """A row's value, for messages."""
-        return f"{self._array[row].as_py()!r:.80}"
+        try:
+            return f"{self._array[row].as_py()!r:.80}"
+        except UnicodeDecodeError:
+            return f"{self._array.slice(row, 1).cast(pa.large_binary())[0].as_py()!r:.80}, which is not UTF-8"
+
+
+def _storage(array: Any) -> Any:
+    """The array without what only says how it is stored: dictionaries, runs and types of extensions."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _storage(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _storage(array.dictionary_decode())
+    if hasattr(kind, "run_end_type"):
+        return _storage(pc.run_end_decode(array))
+    return array
+
+
+def _plain(flat: Any) -> tuple[Any, str]:
+    """Values as Arrow converts them to numbers or texts, and the kind of them, see `_Column`."""
+    kind = flat.type
+    if pa.types.is_decimal(kind):  # as texts, which have all digits
+        return (flat.cast(pa.float64()), "float") if kind.scale else (flat.cast(pa.string()), "int")
+    for name, of in _KINDS:
+        if of(kind):
+            return (flat.cast(pa.int64()) if name == "null" else flat), name
+    try:
+        return flat.cast(pa.large_string(), safe=False), "text"
+    except pa.ArrowException:
+        return flat, ""
+
+
+_KINDS = [
+    ("int", pa.types.is_integer),
+    ("float", pa.types.is_floating),
+    ("bool", pa.types.is_boolean),
+    ("null", pa.types.is_null),
+    ("text", pa.types.is_string),
+    ("text", pa.types.is_large_string),
+    ("time", lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind)),
+    ("", lambda kind: pa.types.is_temporal(kind) or pa.types.is_nested(kind)),
+]
 
 
 def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
@@ -339,16 +457,9 @@ def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
 def _ids(feature: Feature | Number | Input, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
     ids, *others = columns
     weights = _weights(others[0], ids, bad) if others else None
-    bags = Jagged(ids.values(ids.filler), ids.lengths, weights=weights)
-    if feature.value_type is None and not ids.has_nulls:
-        return bags
-    missing = ids.missing
-    if ids.is_list:
-        ids.note_bad(missing, bad)
-    if feature.value_type is not None:
-        values, absent, unusable = typed(bags.values, feature.value_type)
-        ids.note_bad(unusable & ~missing, bad)
-        bags, missing = bags.with_values(values), missing | absent
+    values, missing, unusable = ids.typed(kind_of(feature))
+    bags = Jagged(values, ids.lengths, weights=weights)
+    ids.note_bad(unusable & ~missing, bad)
     return bags.kept(~missing) if missing.any() else bags
 
 

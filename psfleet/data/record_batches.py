@@ -18,7 +18,7 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
 from psfleet.data.feature_sets.feature_set import FeatureSet
-from psfleet.data.parquet_rows import Rows, check_schema, rows_of
+from psfleet.data.parquet_rows import Rows, check_schema
 from psfleet.data.row_group_files import RowGroup, RowGroupFiles
 from psfleet.data.sample_batch import SampleBatch
 
@@ -85,8 +85,7 @@ class RecordBatches(RowGroupFiles):
                 check_schema(schema, self.features, self.labels, group.file, self._time)
             table = table.slice(0, group.rows - count)
             for low in range(0, table.num_rows, rows):
-                part = table.slice(low, rows)
-                yield rows_of(part, self.features, self.labels, count + low, self._time)
+                yield self._rows_of(group, table.slice(low, rows), count + low)
             count += table.num_rows
             if count == group.rows:
                 return

@@ -3,7 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -16,9 +16,18 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
 from psfleet.data.feature_sets.feature_batches import no_samples
+from psfleet.data.feature_sets.feature_lookup import refused_samples
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.packed_bags import RowBuffers, RowGroupStream
-from psfleet.data.parquet_rows import Rows, files_of, joined_rows, reason_of
+from psfleet.data.parquet_rows import (
+    BadRow,
+    Rows,
+    files_of,
+    joined_rows,
+    reason_of,
+    rows_of,
+    with_partition,
+)
 from psfleet.data.sample_batch import RowSequence, SampleBatch
 
 _log = log_of(__name__)
@@ -139,6 +148,22 @@ class RowGroupFiles(ABC):
             if not self._skips:
                 raise UsageError(what) from None
             self._say(f"{what}; its {group.rows - count} rows are skipped")
+
+    def _rows_of(
+        self, group: RowGroup, table: Any, first: int, bad: Mapping[int, BadRow] | None = None
+    ) -> Rows:
+        """The rows of a part of a group, of which `bad` are known to be bad; see `rows_of`."""
+        table = with_partition(table, group.file, self._columns)
+        rows = rows_of(table, self.features, self.labels, first, self._time, bad)
+        if self._skips:  # else the look-up says it
+            good = np.flatnonzero(~np.isin(rows.numbers, list(rows.bad)))
+            features = rows.features if len(good) == len(rows) else rows.chosen(good).features
+            refused = refused_samples(self.features, features, len(good))
+            for row, text in zip(
+                rows.numbers[good[list(refused)]].tolist(), refused.values(), strict=True
+            ):
+                rows.bad[row] = BadRow(row, text)
+        return rows
 
     def _no_rows(self) -> Rows:
         labels = {name: np.empty(0, np.float32) for name in self.labels}

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.data.feature_sets.feature_batches import no_samples
+from psfleet.data.feature_sets.feature_batches import kind_of, no_samples
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
-from psfleet.data.feature_sets.jagged import Jagged, joined
-from psfleet.data.feature_sets.value_types import as_typed, is_of
+from psfleet.data.feature_sets.jagged import Jagged, array_of, joined
+from psfleet.data.feature_sets.value_types import Kind, as_typed, is_missing, is_of, typed
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,11 @@ class RowSequence:
         return RowRange(group, end - rest, end), rest
 
 
-LARGEST = float(np.finfo(np.float32).max)
-
-
 def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[str, list[Any]]:
     """The values of each column of a sample.
 
     Args:
-        values: By column a value, a list of values or None. A label has one number.
+        values: By column a value, a list or array of values, or None. A label has one number.
 
     Raises:
         ValueError: It is no mapping, or a value cannot be used; the text says which.
@@ -159,19 +156,16 @@ def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[
     sample: dict[str, list[Any]] = {}
     for feature in features.given.values():
         column = feature.columns[0]
-        if isinstance(feature, Number) and not feature.jagged:
-            sample[column] = _numbers(column, values.get(column), feature.dim)
-            continue
-        sample[column] = _ids(column, values.get(column), feature)
+        ids = sample[column] = _listed(column, values.get(column), kind_of(feature))
+        if isinstance(feature, Number) and not feature.jagged and len(ids) not in (0, feature.dim):
+            raise ValueError(f"{column} is {values[column]!r:.80}")
         for weights in feature.columns[1:]:
-            sample[weights] = _numbers(weights, values.get(weights), len(sample[column]))
-            if len(sample[weights]) != len(sample[column]):
-                raise ValueError(
-                    f"{weights} is {values.get(weights)!r:.80} for {len(sample[column])} ids"
-                )
+            sample[weights] = _listed(weights, values.get(weights), "float")
+            if len(sample[weights]) != len(ids) or any(map(is_missing, sample[weights])):
+                raise ValueError(f"{weights} is {values.get(weights)!r:.80} for {len(ids)} ids")
     for label in labels:
-        sample[label] = _numbers(label, values.get(label), 1)
-        if not sample[label]:
+        sample[label] = _listed(label, values.get(label), "float")
+        if len(sample[label]) != 1 or is_missing(sample[label][0]):
             raise ValueError(f"{label} is {values.get(label)!r:.80}")
     return sample
 
@@ -182,41 +176,25 @@ def time_of(column: str, values: Mapping[str, Any]) -> int:
     Raises:
         ValueError: It is no whole number.
     """
-    time = values.get(column)
-    if type(time) is not int or not -(2**63) <= time < 2**63:
-        raise ValueError(f"{column} is {time!r:.80}")
-    return time
+    times = _listed(column, values.get(column), "id")
+    if len(times) != 1 or is_missing(times[0]):
+        raise ValueError(f"{column} is {values.get(column)!r:.80}")
+    return int(times[0])
 
 
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
+    """The values of a column, which are all missing or of this kind.
 
-
-def _ids(column: str, value: Any, feature: Feature | Number | Input) -> list[Any]:
-    ids = _listed(value)
-    dtype = feature.value_type
-    if dtype is not None:
-        if not all(is_of(each, dtype) for each in ids):
-            raise ValueError(f"{column} is {value!r:.80}")
-        return ids
-    for each in ids:
-        text = feature.hashed and isinstance(each, str)
-        if not text and (type(each) is not int or not -(2**63) <= each < 2**63):
-            raise ValueError(f"{column} is {value!r:.80}")
-    return ids
-
-
-def _numbers(column: str, value: Any, count: int) -> list[float]:
-    """So many numbers that are finite as float32, or none."""
-    values = _listed(value)
-    if values and (
-        len(values) != count
-        or not all(isinstance(each, int | float) and abs(each) <= LARGEST for each in values)
-    ):
+    Raises:
+        ValueError: One is not.
+    """
+    if isinstance(value, list | tuple | np.ndarray) and np.ndim(value):
+        members = list(value)
+    else:
+        members = [] if is_missing(value) else [value]
+    if not all(is_of(each, kind) for each in members):
         raise ValueError(f"{column} is {value!r:.80}")
-    return values
+    return members
 
 
 def batch_of(
@@ -241,18 +219,13 @@ def batch_of(
 def _joined_samples(
     feature: Feature | Number | Input, samples: Sequence[Mapping[str, list[Any]]]
 ) -> Any:
-    column = feature.columns[0]
+    column, kind = feature.columns[0], kind_of(feature)
+    flat = array_of([value for sample in samples for value in sample[column]])
+    bags = Jagged(flat, [len(sample[column]) for sample in samples])
     if isinstance(feature, Number) and not feature.jagged:
-        missing = [feature.default] * feature.dim
-        return np.array([sample[column] or missing for sample in samples], np.float32)
-    flat = [value for sample in samples for value in sample[column]]
-    texts = any(isinstance(value, str) for value in flat)
-    weights = [w for name in feature.columns[1:] for sample in samples for w in sample[name]]
-    bags = Jagged(
-        np.array(flat, object if texts or feature.value_type else np.int64),
-        [len(sample[column]) for sample in samples],
-        weights=np.array(weights, np.float32) if feature.weighted else None,
-    )
-    if feature.value_type is None:
-        return bags
-    return as_typed(f"feature {feature.name!r}", bags, feature.value_type)
+        values, missing, _ = typed(flat, kind)
+        return feature.of(bags.with_values(np.where(missing, np.float32("nan"), values)), len(bags))
+    if feature.weighted:
+        weights = [w for sample in samples for w in sample[feature.columns[1]]]
+        bags = Jagged(flat, bags.lengths, weights=np.array(weights, np.float32))
+    return as_typed(f"feature {feature.name!r}", bags, kind)

@@ -1,17 +1,17 @@
-"""Lines of CSV, TSV and libsvm files as Arrow parses them, which is far faster than one by one.
+"""Lines of CSV, TSV and libsvm files as samples of a feature set, parsed by Arrow.
 
 files = TextFiles("clicks.tsv", features, labels=["click"])
 for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
     loss = loss_fn(embed(batch.features), batch.labels["click"])
 """
 
-import csv
-import functools
+import codecs
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,110 +19,28 @@ from typing_extensions import override
 
 from psfleet.core.base.arrow import pa, pc, pcsv
 from psfleet.core.base.errors import UsageError
-from psfleet.core.base.validation.annotations import PositiveInt, checked
-from psfleet.data.feature_sets.feature_set import FeatureSet, Number
+from psfleet.core.base.validation.annotations import Must, PositiveInt, checked
+from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.feature_sets.value_types import MISSING_TEXTS
 from psfleet.data.gzip_file import GzipFile, GzipPoint
-from psfleet.data.parquet_rows import BadRow, Rows, check_columns, opened, rows_of
+from psfleet.data.parquet_rows import (
+    BadRow,
+    Rows,
+    check_columns,
+    opened,
+    partition_of,
+    with_partition,
+)
 from psfleet.data.row_group_files import RowGroup, RowGroupFiles
-from psfleet.data.sample_batch import LARGEST, batch_of, sample_of, time_of
-
-_READ_OTHERWISE = (b'"', b"0x", b"0X", b"\xef\xbb\xbf")  # by csv, int and the codec of Python
-# Comments, values of several numbers, and what Python takes for spaces or ends of lines.
-_NO_PAIRS = (b"#", b"|", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f")
-
-
-def parsed(
-    data: bytes,
-    names: Sequence[str],
-    delimiter: str,
-    converters: Mapping[str, Callable[[str], Any]],
-    lists: Collection[str],
-) -> Any:
-    """A pyarrow.Table of some columns, or None where a line may be wrong or mean something else to Python.
-
-    Args:
-        delimiter: Between cells; "": the lines are those of libsvm.
-        converters: By column int, float or str: what its values are. Empty cells are null.
-        lists: Columns that always have lists; others have them where a cell has a `|`.
-    """
-    if len(set(names)) < len(names) or any(mark in data for mark in _READ_OTHERWISE):
-        return None
-    try:
-        texts = (
-            _parsed_cells(data, names, delimiter, list(converters)) if delimiter else _pairs(data)
-        )
-        if texts is None:
-            return None
-        columns = {
-            name: _converted(texts.column(name), make, name in lists)
-            for name, make in converters.items()
-        }
-    except pa.ArrowException:
-        return None
-    finite = all(_is_finite(columns[name]) for name, make in converters.items() if make is float)
-    return pa.table(columns) if finite else None
-
-
-def _parsed_cells(data: bytes, names: Sequence[str], delimiter: str, columns: Sequence[str]) -> Any:
-    return pcsv.read_csv(
-        pa.BufferReader(data),
-        pcsv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-        pcsv.ParseOptions(delimiter=delimiter, quote_char=False),
-        pcsv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
-            include_columns=columns,
-            strings_can_be_null=True,
-            null_values=[""],
-        ),
-    )
-
-
-def _pairs(data: bytes) -> Any:
-    """The texts in lines of libsvm: label, and lists of indices and values. None as for `parsed`."""
-    if not data.isascii() or any(mark in data for mark in _NO_PAIRS):
-        return None
-    lines = pa.array(data.decode().splitlines(), pa.string())
-    words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(lines))
-    counts = pc.list_value_length(words).to_numpy()
-    starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
-    flat, is_pair = pc.list_flatten(words), np.ones(starts[-1], np.bool_)
-    is_pair[starts[:-1]] = False
-    pairs = pc.split_pattern(flat.filter(pa.array(is_pair)), ":")
-    if not (pc.list_value_length(pairs).to_numpy() == 2).all():
-        return None
-    if not pc.binary_length(pc.list_flatten(pairs)).to_numpy().all():  # to Python `:3` has no index
-        return None
-    offsets = pa.array(starts - np.arange(len(starts), dtype=np.int32))
-    index, value = (
-        pa.ListArray.from_arrays(offsets, pc.list_element(pairs, side)) for side in (0, 1)
-    )
-    labels = pc.replace_substring_regex(flat.take(pa.array(starts[:-1])), r"^\+(\d)", r"\1")
-    return pa.table({"label": labels, "index": index, "value": value})
-
-
-def _converted(texts: Any, make: Callable[[str], Any], is_list: bool) -> Any:
-    kind = {int: pa.int64(), float: pa.float64()}.get(make, pa.string())  # type: ignore[call-overload]
-    if pa.types.is_list(texts.type):
-        return texts.cast(pa.list_(kind))
-    if is_list or pc.any(pc.match_substring(texts, "|")).as_py():
-        return pc.split_pattern(texts, "|").cast(pa.list_(kind))
-    return texts.cast(kind)
-
-
-def _is_finite(column: Any) -> bool:
-    """Return whether all numbers are finite as float32."""
-    flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
-    values = flat.drop_null().to_numpy()
-    return bool((np.abs(values) <= LARGEST).all())
-
 
 _GROUP = 65_536  # rows that are read together
 _BUFFER = 1 << 17  # bytes of a gzip file that are read at once
 _DELIMITERS = {"csv": ",", "tsv": "\t", "libsvm": ""}
 _LIBSVM = ("label", "index", "value")
-Sample = dict[str, list[Any]]
+_MARK = b"\xef\xbb\xbf"  # of byte order, with which a line may begin
 Part = Sequence[tuple[int, bytes]]
 """Some rows of a group: number and text of each line."""
+_Quote = Annotated[str, Must(lambda quote: len(quote) == 1 and quote.isascii(), "one character")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +61,8 @@ class TextFiles(RowGroupFiles):
     """The lines of CSV, TSV and libsvm files, as samples of a feature set: a source of `fleet.dataset`.
 
     The first line of a `.csv` or `.tsv` file has the names of its columns, unless `columns` names them. A
-    cell has one value or several, with `|` between them; an empty one is a feature that is missing. There are
-    no line breaks in cells.
+    cell has one value or several, with `|` between them; a cell that is empty or `\\N` is a feature that is
+    missing. There are no line breaks in cells.
 
     A line of a `.libsvm` file, `label index:value index:value ...`, has the columns "label", "index" and
     "value": `Feature("x", table, weighted=True, column="index", weights_column="value")`. What follows a `#`
@@ -155,9 +73,13 @@ class TextFiles(RowGroupFiles):
     `psfleet.data.parquet.ParquetFiles`; values of a hashed feature are texts, also if they are numbers.
 
     Args:
-        format: Format of all files, whatever their names; of a folder all files are read whose names do not
-            begin with `.` or `_`. None: each file's name says it.
+        format: Format of all files, whatever their names, or None if each file's name says it.
         columns: Names of the columns of files without a first line that has them.
+        null_values: Further texts that stand for a missing value, such as "NA".
+        quote: Character around cells that contain the delimiter, doubled within them. None means that quotes
+            are part of the texts.
+        encoding: Encoding of the files, one that extends ASCII, such as "latin-1". A row that cannot be
+            decoded is bad.
     """
 
     endings: Sequence[str] = (".csv", ".tsv", ".libsvm", ".csv.gz", ".tsv.gz", ".libsvm.gz")
@@ -173,8 +95,13 @@ class TextFiles(RowGroupFiles):
         time: str | None = None,
         format: Literal["csv", "tsv", "libsvm"] | None = None,
         columns: Sequence[str] | None = None,
+        null_values: Sequence[str] = (),
+        quote: _Quote | None = '"',
+        encoding: str = "utf-8",
     ) -> None:
         self._format = format
+        self._nulls = [*MISSING_TEXTS, *null_values]
+        self._quote, self._encoding = quote, _codec(encoding)
         self._header = None if columns is None else tuple(columns)
         self._points: dict[str, list[GzipPoint]] = {}
         if format is not None:
@@ -183,19 +110,22 @@ class TextFiles(RowGroupFiles):
 
     @override
     def names(self, group: RowGroup) -> Sequence[str]:
-        column_names: tuple[str, ...] = group.metadata.columns
-        return column_names
+        own: tuple[str, ...] = group.metadata.columns
+        return [*own, *(name for name in partition_of(group.file) if name not in own)]
 
+    @override
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Texts."""
         group, numbers = self._groups[number], set(rows.tolist())
-        cells: dict[str, list[str]] = {name: [] for name in names}
-        for row, (_, line) in enumerate(self._lines(group) if names else ()):
-            if row in numbers:
-                texts = _cells(group.metadata, _decoded(line))
-                for name, column in cells.items():
-                    column.append(texts[name])
-        return {name: pa.array(column, pa.string()) for name, column in cells.items()}
+        part = [line for row, line in enumerate(self._lines(group)) if row in numbers]
+        table, bad = self._table(group, part, names, [])
+        if bad:
+            raise UsageError(f"{group.file} line {part[min(bad)][0]}: {bad[min(bad)]}")
+        try:
+            return {name: table.column(name).cast(pa.binary()).cast(pa.string()) for name in names}
+        except pa.ArrowInvalid:
+            raise UsageError(
+                f"{group.file} has a text that is not UTF-8 in {', '.join(names)}; pass its encoding"
+            ) from None
 
     def _row_groups(self, file: str) -> Iterator[RowGroup]:
         form = self._format or file.removesuffix(".gz").rpartition(".")[2]
@@ -215,9 +145,10 @@ class TextFiles(RowGroupFiles):
     def _divided(self, file: str, content: Any, delimiter: str) -> Iterator[RowGroup]:
         columns: tuple[str, ...] = (self._header or ()) if delimiter else _LIBSVM
         begin, first, rows, number, at = 0, 1, 0, 0, 0
+        line = 0
         for line, text in enumerate(content, 1):
             if line == 1 and not columns:
-                columns = _header(file, _decoded(text), delimiter)
+                columns = self._names(file, text, delimiter)
             elif _is_row(text, delimiter):
                 if rows == 0:
                     begin, first = at, line
@@ -226,7 +157,11 @@ class TextFiles(RowGroupFiles):
             if rows == _GROUP:
                 yield RowGroup(file, number, rows, _Lines(begin, first, columns, delimiter))
                 rows, number = 0, number + 1
-        check_columns(self._columns, columns, file)
+        if line:  # an empty file, of which Spark makes some, has no rows
+            names = [
+                name for name in self._columns if name in columns or name not in partition_of(file)
+            ]
+            check_columns(names, columns, file)
         if rows:
             yield RowGroup(file, number, rows, _Lines(begin, first, columns, delimiter))
 
@@ -236,10 +171,10 @@ class TextFiles(RowGroupFiles):
         for each in self._lines(group):
             part.append(each)
             if len(part) == rows:
-                yield self._rows(group.metadata, part, first)
+                yield self._rows(group, part, first)
                 first, part = first + rows, []
         if part:
-            yield self._rows(group.metadata, part, first)
+            yield self._rows(group, part, first)
 
     def _lines(self, group: RowGroup) -> Iterator[tuple[int, bytes]]:
         """The rows of a group, each with the number of its line in the file."""
@@ -259,147 +194,185 @@ class TextFiles(RowGroupFiles):
             return io.BufferedReader(unzipped, _BUFFER)
         return opened(file) if "://" in file else Path(file).open("rb")
 
-    @functools.cached_property
-    def _converters(self) -> dict[str, Callable[[str], Any]]:
-        """The function that makes values of the texts, for each column."""
-        converters: dict[str, Callable[[str], Any]] = dict.fromkeys(self._columns, float)
-        for column, makers in self._makers.items():
-            converters[column] = next(make for make in (int, str, float) if make in makers)
-        if self._time is not None:
-            converters[self._time] = int
-        return converters
+    def _rows(self, group: RowGroup, part: Part, first: int) -> Rows:
+        table, wrong = self._table(group, part, self._columns, self._nulls)
+        single = {*self.labels, self._time}
+        for place, name in enumerate(table.column_names):
+            column = table.column(place)
+            if name in single or column.type != pa.string():
+                continue
+            if pc.any(pc.match_substring(column, "|")).as_py():
+                table = table.set_column(place, name, pc.split_pattern(column, "|"))
+        known = {first + row: BadRow(first + row, text) for row, text in wrong.items()}
+        rows = self._rows_of(group, table, first, known)
+        for row, bad in rows.bad.items():
+            rows.bad[row] = BadRow(row, bad.text, f"line {part[row - first][0]}")
+        return rows
 
-    @functools.cached_property
-    def _makers(self) -> dict[str, set[Callable[[str], Any]]]:
-        """By column what makes the values of each feature of it."""
-        makers_of: dict[str, set[Callable[[str], Any]]] = {}
-        for each in self.features.given.values():
-            usual = float if not each.jagged else str if each.hashed else int
-            makers = {"int": int, "float": float, "text": str}
-            makers_of.setdefault(each.columns[0], set()).add(
-                makers.get(each.value_type or "", usual)
-            )
-            for weights in each.columns[1:]:
-                makers_of.setdefault(weights, set()).add(float)
-        for label in self.labels:
-            makers_of.setdefault(label, set()).add(float)
-        return makers_of
+    def _table(
+        self, group: RowGroup, part: Part, names: Sequence[str], nulls: Sequence[str]
+    ) -> tuple[Any, dict[int, str]]:
+        """Columns of lines as texts, and what is wrong with the lines whose cells cannot be told, by row.
 
-    @functools.cached_property
-    def _declared(self) -> set[str]:
-        """The columns whose features all have declared types, to which `sample_of` converts texts."""
-        features = self.features.given.values()
-        others = {
-            column for each in features for column in each.columns[each.value_type is not None :]
-        }
-        return {each.columns[0] for each in features} - others - set(self.labels)
-
-    def _rows(self, lines: _Lines, part: Part, first: int) -> Rows:
-        """Rows that are all good as Arrow parses them; else one by one, to say what is wrong."""
-        return self._good_rows(lines, part, first) or self._one_by_one(lines, part, first)
-
-    def _good_rows(self, lines: _Lines, part: Part, first: int) -> Rows | None:
-        if any(len(makers) > 1 for makers in self._makers.values()):
-            return None  # a column has values of several types, and Arrow reads it as one
-        data = b"".join(text for _, text in part)
-        table = parsed(data, lines.columns, lines.delimiter, self._converters, self._lists)
-        if table is None or table.num_rows != len(part):
-            return None
-        single = [*self.labels, *([] if self._time is None else [self._time])]
-        if any(pa.types.is_list(table.schema.field(name).type) for name in single):
-            return None
-        rows = rows_of(table, self.features, self.labels, first, self._time)
-        return None if rows.bad else rows
-
-    @functools.cached_property
-    def _lists(self) -> set[str]:
-        groups = (
-            feature.columns
-            for feature in self.features.given.values()
-            if (feature.dim > 1 if isinstance(feature, Number) else feature.weighted)
-        )
-        return {column for columns in groups for column in columns}
-
-    def _one_by_one(self, lines: _Lines, part: Part, first: int) -> Rows:
-        samples, times, bad = [], [], {}
-        for row, (line, text) in enumerate(part, first):
-            try:
-                sample, time = self._sample(_cells(lines, _decoded(text)))
-            except ValueError as error:
-                bad[row] = BadRow(row, str(error), f"line {line}")
-                sample, time = {name: [] for name in self._columns}, 0
-                sample |= {name: [float("nan")] for name in self.labels}
-            samples.append(sample)
-            times.append(time)
-        batch = batch_of(self.features, self.labels, samples, times)
-        numbers = np.arange(first, first + len(part), dtype=np.int64)
-        row_times = None if self._time is None else batch.times
-        return Rows(batch.features, batch.labels, numbers, bad, row_times)
-
-    def _sample(self, cells: Mapping[str, str]) -> tuple[Sample, int]:
-        """The values of a row, and its time.
-
-        Raises:
-            ValueError: One cannot be used.
+        Args:
+            nulls: Cells that are null.
         """
-        converters = self._converters | dict.fromkeys(self._declared, str)
-        values = {name: _values(name, cells[name], make) for name, make in converters.items()}
-        sample = sample_of(self.features, self.labels, values)
-        if self._time is None:
-            return sample, 0
-        whole = values[self._time]
-        return sample, time_of(self._time, {self._time: whole[0] if len(whole) == 1 else whole})
+        lines: _Lines = group.metadata
+        bad: dict[int, str] = {}
+        texts = self._texts([text for _, text in part], bad)
+        cells = self._cells(lines, texts, names, nulls, bad) if lines.delimiter else None
+        table = _pairs(texts, bad) if cells is None else cells
+        if bad:
+            good = np.ones(len(part), np.bool_)
+            good[list(bad)] = False
+            table = table.take(pa.array(np.cumsum(good) - 1, mask=~good))
+        return with_partition(table, group.file, names), bad
+
+    def _texts(self, texts: list[bytes], bad: dict[int, str]) -> list[bytes]:
+        """The lines without their ends, in UTF-8 if they can be decoded."""
+        texts = [text.rstrip(b"\r\n").removeprefix(_MARK) for text in texts]
+        if self._encoding == "utf-8":
+            return texts
+        for row, text in enumerate(texts):
+            try:
+                texts[row] = text.decode(self._encoding).encode()
+            except ValueError as error:
+                bad[row] = f"it is not {self._encoding}: {error}"
+        return texts
+
+    def _cells(
+        self,
+        lines: _Lines,
+        texts: list[bytes],
+        names: Sequence[str],
+        nulls: Sequence[str],
+        bad: dict[int, str],
+    ) -> Any:
+        """Columns of lines, without those of bad lines, which are added to the bad ones."""
+        data = b"\n".join(texts)
+        if b"\r" in data or (self._quote and self._quote.encode() in data):
+            form = _form_of(lines.delimiter, self._quote)
+            for row, text in enumerate(texts):
+                if not form.fullmatch(text):
+                    bad.setdefault(row, _NO_CELLS.format(text))
+        if bad:
+            texts = [text for row, text in enumerate(texts) if row not in bad]
+            data = b"\n".join(texts)
+        places = {name: str(lines.columns.index(name)) for name in names if name in lines.columns}
+        if not texts:
+            return pa.table({name: pa.array([], pa.string()) for name in places})
+        rows = [row for row in range(len(texts) + len(bad)) if row not in bad] if bad else None
+
+        def note(invalid: Any) -> str:
+            row = invalid.number - 1
+            bad[row if rows is None else rows[row]] = (
+                f"it has {invalid.actual_columns} cells for {invalid.expected_columns} columns"
+            )
+            return "skip"
+
+        table = pcsv.read_csv(
+            pa.BufferReader(data),
+            pcsv.ReadOptions(
+                use_threads=False,
+                block_size=len(data) + 1,
+                column_names=[str(place) for place in range(len(lines.columns))],
+            ),
+            pcsv.ParseOptions(
+                delimiter=lines.delimiter,
+                quote_char=self._quote or False,
+                ignore_empty_lines=False,
+                invalid_row_handler=note,
+            ),
+            pcsv.ConvertOptions(
+                check_utf8=False,
+                column_types={place: pa.string() for place in places.values()},
+                include_columns=list(dict.fromkeys(places.values())),
+                strings_can_be_null=bool(nulls),
+                null_values=list(nulls),
+            ),
+        )
+        return pa.table({name: table.column(place) for name, place in places.items()})
+
+    def _names(self, file: str, text: bytes, delimiter: str) -> tuple[str, ...]:
+        """The names of the columns in the first line of a file; other bytes in them are escaped."""
+        line = text.rstrip(b"\r\n").removeprefix(_MARK)
+        if not _form_of(delimiter, self._quote).fullmatch(line):
+            raise UsageError(
+                f"{file} line 1: {_NO_CELLS.format(line)}; it must have the names of the columns"
+            )
+        data = line.decode(self._encoding, "backslashreplace").encode()
+        form = pcsv.ParseOptions(delimiter=delimiter, quote_char=self._quote or False)
+        source, options = pa.BufferReader(data + b"\n"), pcsv.ReadOptions(block_size=len(data) + 2)
+        return tuple(pcsv.read_csv(source, options, form).column_names)
 
 
-def _values(name: str, cell: str, make: Callable[[str], Any]) -> list[Any]:
+_NO_CELLS = (
+    "{!r:.80} has no cells: a quoted cell does not end, or goes on behind its closing quote, or a line ends "
+    "within it; pass quote=None if quotes are part of the texts"
+)
+
+
+def _form_of(delimiter: str, quote: str | None) -> re.Pattern[bytes]:
+    """The form of a line, in which each cell that begins with a quote ends with one."""
+    end = re.escape(delimiter).encode()
+    cell = rb"[^\r%b]*+" % end
+    if quote:
+        mark = re.escape(quote).encode()
+        cell = rb"(?:%b(?:[^\r%b]++|%b%b)*+%b|(?!%b)%b)" % (*[mark] * 6, cell)
+    return re.compile(rb"%b(?:%b%b)*+" % (cell, end, cell))
+
+
+def _codec(encoding: str) -> str:
+    """The name of an encoding in which ASCII is as it is."""
+    ascii_texts = bytes(range(128))
     try:
-        return [make(value) for value in cell.split("|")] if cell else []
-    except ValueError:
-        raise ValueError(f"{name} is {cell!r:.80}") from None
+        if ascii_texts.decode(encoding) == ascii_texts.decode():
+            return codecs.lookup(encoding).name
+    except (LookupError, ValueError):
+        pass
+    raise UsageError(
+        f"encoding is {encoding!r}; it must be one that extends ASCII, such as 'utf-8' or 'latin-1'"
+    )
 
 
-def _cells(lines: _Lines, text: str) -> dict[str, str]:
-    """The cells of a line by their columns.
+def _pairs(texts: list[bytes], bad: dict[int, str]) -> Any:
+    """Label, indices and values of lines of libsvm; without those of bad lines, which are added to the bad.
 
-    Raises:
-        ValueError: It has not as many as the file's first line, or is no line of libsvm.
+    Each word behind the label is index:value. A `#` begins a comment.
     """
-    if not lines.delimiter:
-        return _libsvm_cells(text)
-    cells = _split(text, lines.delimiter)
-    if len(cells) != len(lines.columns):
-        raise ValueError(f"it has {len(cells)} cells for {len(lines.columns)} columns")
-    return dict(zip(lines.columns, cells, strict=True))
-
-
-def _header(file: str, text: str, delimiter: str) -> tuple[str, ...]:
+    data = b"\n".join(texts)
+    if b"#" in data:
+        texts = [text.partition(b"#")[0] for text in texts]
+        data = b"\n".join(texts)
     try:
-        return tuple(_split(text, delimiter))
-    except ValueError as error:
-        raise UsageError(f"{file} line 1: {error}; it must have the names of the columns") from None
-
-
-def _split(text: str, delimiter: str) -> list[str]:
-    try:
-        (cells,) = csv.reader([text], delimiter=delimiter, strict=True)
-    except csv.Error as error:
-        raise ValueError(f"{text!r:.80} has no cells: {error}") from None
-    return cells
-
-
-def _libsvm_cells(text: str) -> dict[str, str]:
-    label, *words = text.partition("#")[0].split()
-    pairs = [word.split(":") for word in words]
-    for pair, word in zip(pairs, words, strict=True):
-        if len(pair) != 2:
-            raise ValueError(f"{word!r:.80} is not index:value")
-    index, value = ("|".join(pair[side] for pair in pairs) for side in (0, 1))
-    return {"label": label, "index": index, "value": value}
+        data.decode()
+    except UnicodeDecodeError:
+        for row, text in enumerate(texts):
+            if text.decode(errors="replace").encode() != text:
+                bad.setdefault(row, f"{text!r:.80} is not UTF-8; pass its encoding")
+    good = [row for row in range(len(texts)) if row not in bad]
+    lines = pa.array([texts[row] for row in good], pa.binary()).cast(pa.string())
+    words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(lines))
+    flat, rows = pc.list_flatten(words), pc.list_parent_indices(words).to_numpy()
+    is_label = np.diff(rows, prepend=-1) > 0
+    sides = pc.split_pattern(flat, ":")
+    is_pair = pc.match_substring_regex(flat, "^[^:]+:[^:]+$").to_numpy(zero_copy_only=False)
+    wrong = ~is_label & ~is_pair
+    for word, row in zip(
+        flat.filter(pa.array(wrong)).to_pylist(), rows[wrong].tolist(), strict=True
+    ):
+        bad.setdefault(good[row], f"{word!r:.80} is not index:value")
+    keeps = np.array([row not in bad for row in good], np.bool_)
+    is_pair = ~is_label & keeps[rows]
+    counts = np.bincount(rows[is_pair], minlength=len(good))[keeps]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    pairs = sides.filter(pa.array(is_pair))
+    index, value = (
+        pa.ListArray.from_arrays(offsets, pc.list_element(pairs, side)) for side in (0, 1)
+    )
+    labels = flat.filter(pa.array(is_label & keeps[rows]))
+    return pa.table({"label": labels, "index": index, "value": value})
 
 
 def _is_row(text: bytes, delimiter: str) -> bool:
     return bool(text.strip(b"\r\n") if delimiter else text.partition(b"#")[0].strip())
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8-sig", "replace").rstrip("\r\n")

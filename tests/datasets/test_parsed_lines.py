@@ -1,9 +1,9 @@
-"""CSV and libsvm files that Arrow parses give what they give line by line."""
+"""Cells and lines of CSV, TSV and libsvm files: what each of them is, and that none changes another."""
 
+import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
@@ -22,131 +22,235 @@ FEATURES = FeatureSet(
         Number("pair", dim=2),
     ]
 )
-NAMES = ["ids", "word", "heavy", "heavy.weights", "age", "pair", "click", "at"]
-GOOD = ["3|4", "a b", "5|6", "1|0.5", "1.5", "1|2", "1", "17"]
+GOOD = {
+    "ids": "3|4",
+    "word": "a b",
+    "heavy": "5|6",
+    "heavy.weights": "1|0.5",
+    "age": "1.5",
+    "pair": "1|2",
+    "click": "1",
+    "at": "17",
+}
+NAMES = list(GOOD)
 
 
-class OneByOne(TextFiles):
-    """Without Arrow."""
-
-    def _good_rows(self, *arguments: Any) -> None:
-        return None
+def group(path: Path, **options: Any) -> Any:
+    """The rows of a file of one row group."""
+    return TextFiles(path, FEATURES, ["click"], time="at", **options).group(0)
 
 
-def found(kind: type[TextFiles], path: Path) -> Any:
-    """What is read, or the error."""
-    files = kind(path, FEATURES, ["click"], time="at")
-    try:
-        rows = files.group(0)
-    except UsageError as error:
-        return str(error)
-    bags = [rows.features[name] for name in ("ids", "word", "heavy")]
-    lists = [[bag.values.tolist(), bag.lengths.tolist()] for bag in bags]
-    return [
-        *lists,
-        bags[2].weights.tolist(),
-        rows.features["age"].tolist(),
-        rows.features["pair"].tolist(),
-        rows.labels["click"].tolist(),
-        rows.times.tolist() if rows.times is not None else None,
-    ]
+def values(rows: Any, name: str, place: int) -> list[Any]:
+    """The values of a row's cell."""
+    if name in ("age", "pair"):
+        return rows.features[name][place].tolist()  # type: ignore[no-any-return]
+    if name == "heavy.weights":
+        return rows.features["heavy"][[place]].weights.tolist()  # type: ignore[no-any-return]
+    if name in ("ids", "word", "heavy"):
+        return rows.features[name][[place]].values.tolist()  # type: ignore[no-any-return]
+    return [float(rows.labels["click"][place]) if name == "click" else int(rows.times[place])]
 
 
-CELLS = {
-    "ids": ["", "7", "-3", "+3", " 3", "1_0", "0x1F", "3.0", "3||4", "|", "x", str(2**63), "٣"],
-    "word": ["", "a|b", "a||b", '"q"', "0x", "é", "nan", " "],
-    "heavy": ["", "5", "5|6|7"],
-    "heavy.weights": ["", "1", "nan|1", "1|1e39"],
-    "age": ["", "nan", "inf", "1e39", "1e-3", "-0.0", "1|2", ".5", "1.", "0x1p3", "1e400"],
-    "pair": ["", "1", "1|2|3", "|"],
-    "click": ["", "0", "2|3", "nan", "x"],
-    "at": ["", "1.0", "1|2", "-9"],
+BAD = None
+CELLS: dict[str, dict[str, Any]] = {
+    "ids": {
+        "": [],
+        r"\N": [],
+        "7": [7],
+        "-3": [-3],
+        "+3": [3],
+        " 3": [3],
+        "007": [7],
+        "3||4": [3, 4],
+        "3.0": [3],
+        str(2**63 - 1): [2**63 - 1],
+        str(2**63): BAD,
+        "12_34": BAD,
+        "0x1F": BAD,
+        "1e3": BAD,
+        "x": BAD,
+        "٣": BAD,
+        "１２": BAD,  # noqa: RUF001
+        "9007199254740993.0": BAD,
+    },
+    "word": {
+        "": [],
+        "a|b": ["a", "b"],
+        "0x": ["0x"],
+        "é": ["é"],
+        " ": [" "],
+        'a"b': ['a"b'],
+        '"a, ""b"""': ['a, "b"'],
+        '"a"b': BAD,
+        '"a': BAD,
+        "a\rb": BAD,
+        "x" * 400_000: ["x" * 400_000],
+        str(2**64 - 1): [str(2**64 - 1)],
+    },
+    "heavy": {"5": BAD, "5|6|7": BAD, "5|": [5]},
+    "heavy.weights": {"": BAD, "1": BAD, "nan|1": BAD, "1|1e39": BAD, "2|.5": [2, 0.5]},
+    "age": {
+        "": [-1],
+        "nan": [-1],
+        "NaN": [-1],
+        "-0.0": [0],
+        ".5": [0.5],
+        "1.": [1],
+        "1e-3": [pytest.approx(0.001)],
+        "inf": BAD,
+        "1e39": BAD,
+        "1e400": BAD,
+        "1|2": BAD,
+        "0x1p3": BAD,
+        "1_0": BAD,
+        "nan(1)": BAD,
+    },
+    "pair": {"": [0, 0], "1": BAD, "1|2|3": BAD, "1|": [1, 0]},
+    "click": {"0": [0], "1_0": BAD, "": BAD, "2|3": BAD, "nan": BAD, "x": BAD},
+    "at": {"-9": [-9], "": BAD, "1|2": BAD, "1_0": BAD, "x": BAD},
 }
 
 
 @pytest.mark.parametrize("column", CELLS)
 def test_cells(column: str, tmp_path: Path) -> None:
-    """Any cell has the same value, or the same error, by both ways."""
+    """A cell is its value or makes a bad row, and the rows beside it stay as they are.
+
+    A quoted cell in one of them changes nothing."""
     path = tmp_path / "a.csv"
-    for cell in CELLS[column]:
-        line = [cell if name == column else good for name, good in zip(NAMES, GOOD, strict=True)]
-        path.write_text("\n".join(",".join(each) for each in (NAMES, GOOD, line, GOOD)))
-        assert found(TextFiles, path) == found(OneByOne, path), cell
+    quoted = ",".join({**GOOD, "word": '"a, b"'}.values())
+    for cell, expected in CELLS[column].items():
+        line = ",".join({**GOOD, column: cell}.values())
+        for other in (",".join(GOOD.values()), quoted):
+            lines = [",".join(NAMES), other, line, other]
+            path.write_bytes("\n".join(lines).encode())
+            rows = group(path, bad_rows="skip")
+            assert rows.numbers.tolist() == [0, 2] if expected is BAD else [0, 1, 2], cell[:20]
+            if expected is not BAD:
+                assert values(rows, column, 1) == expected, cell[:20]
+            assert [values(rows, name, 0) for name in NAMES] == [
+                values(rows, name, -1) for name in NAMES
+            ]
+        if expected is BAD:
+            with pytest.raises(UsageError, match=r"a\.csv line 3: "):
+                group(path)
 
 
-@pytest.mark.parametrize(
-    "ending",
-    ["", "\n", "\r\n", "\n\n", "\n,\n", "\n1,2\n", "\n\r", "\n \n", "\n\ufeff" + ",".join(GOOD)],
-)
-def test_lines(ending: str, tmp_path: Path) -> None:
-    """Likewise for the ends of lines and lines that lack cells."""
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n\n", "\n\r"])
+def test_ends_of_lines(ending: str, tmp_path: Path) -> None:
+    """Whatever the last line ends with, it is a row, and an empty line is none."""
     path = tmp_path / "a.csv"
-    lines = "\n".join(",".join(each) for each in (NAMES, GOOD, GOOD))
+    lines = "\n".join(",".join(each) for each in (NAMES, GOOD.values(), GOOD.values()))
     path.write_text(lines + ending, newline="")
-    assert found(TextFiles, path) == found(OneByOne, path)
+    assert group(path).numbers.tolist() == [0, 1]
 
 
-def test_arrow_takes_good_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Good lines with empty cells and lists are not parsed one by one."""
-    dice = np.random.default_rng(0)
-    rows = [
-        [good if dice.random() < 0.7 else "" for good in GOOD[:6]] + GOOD[6:] for _ in range(99)
-    ]
-    for row in rows:
-        row[3] = row[3] if row[2] else ""
-        row[2] = row[2] if row[3] else ""
-    path = tmp_path / "a.csv"
-    path.write_text("\n".join(",".join(each) for each in (NAMES, *rows)))
-    expected = found(OneByOne, path)
-    monkeypatch.setattr(TextFiles, "_one_by_one", None)
-    assert found(TextFiles, path) == expected
+def test_bad_lines_among_many(tmp_path: Path) -> None:
+    """Of lines in any order each bad one is skipped alone, with its own number and reason."""
+    reasons = {
+        "1,2": "it has 2 cells for 3 columns",
+        "1,2,3,4": "it has 4 cells for 3 columns",
+        '1,"2,3': "has no cells",
+        '1,"2"3,4': "has no cells",
+        "1\r2,3,4": "has no cells",
+        "a,2,3": "x is 'a'",
+        "1,\udce9,3": r"y is b'\xe9', which is not UTF-8",
+    }
+    good = ["1,2,3", '"1","2, 3",4', "7,x y,8"]
+    features = FeatureSet([Feature("x", TABLE), Feature("y", TABLE, hashed=True)])
+    dice = random.Random(3)
+    for _ in range(20):
+        lines = [dice.choice([*reasons, *good, *good]) for _ in range(30)]
+        data = "\n".join(["x,y,z", *lines]).encode(errors="surrogateescape")
+        (tmp_path / "a.csv").write_bytes(data)
+        found = TextFiles(tmp_path / "a.csv", features, bad_rows="skip", interleave=1)
+        (rows,) = found._row_parts(found.groups[0], 99)
+        for number, line in enumerate(lines):
+            if line in reasons:
+                assert reasons[line] in rows.bad[number].text
+                assert rows.bad[number].place == f"line {number + 2}"
+        assert found.group(0).numbers.tolist() == [
+            n for n, line in enumerate(lines) if line in good
+        ]
 
 
-def test_a_column_of_numbers_and_of_words(tmp_path: Path) -> None:
-    """Both ways refuse it with the same words, which Arrow would read as one of the two."""
-    path = tmp_path / "a.csv"
-    path.write_text("age,click\n1.5,1\n")
-    features = FeatureSet([Number("age"), Feature("bucket", TABLE, hashed=True, column="age")])
-    messages = []
-    for kind in (TextFiles, OneByOne):
-        with pytest.raises(UsageError) as error:
-            kind(path, features, ["click"]).group(0)
-        messages.append(str(error.value))
-    assert messages[0] == messages[1]
+def test_dialects(tmp_path: Path) -> None:
+    """Quotes, words for missing values and the encoding are arguments."""
+    features = FeatureSet([Feature("title", TABLE, hashed=True), Number("age", default=-1)])
+    path = tmp_path / "a.tsv"
+    lines = ["title\tage", '"Heroes" live\tNA', "Orl\xe9ans\t5", "NA\t\\N"]
+    path.write_bytes("\n".join(lines).encode("latin-1"))
+    options: Any = {"quote": None, "null_values": ["NA"], "encoding": "latin-1"}
+    rows = TextFiles(path, features, **options).group(0)
+    assert rows.features["title"].values.tolist() == ['"Heroes" live', "Orl\xe9ans"]
+    assert rows.features["title"].lengths.tolist() == [1, 1, 0]
+    assert rows.features["age"].tolist() == [[-1], [5], [-1]]
+    skipping = TextFiles(path, features, bad_rows="skip", **options | {"encoding": "utf-8"})
+    assert skipping.group(0).numbers.tolist() == [0, 2]
+    with pytest.raises(UsageError, match=r"a\.tsv line 2: .*pass quote=None if quotes are part"):
+        TextFiles(path, features, encoding="latin-1").group(0)
+    with pytest.raises(UsageError, match=r"line 3: title is b'Orl\\xe9ans', which is not UTF-8"):
+        TextFiles(path, features, quote=None, null_values=["NA"]).group(0)
+    with pytest.raises(
+        UsageError, match=r"encoding is 'utf-16'; it must be one that extends ASCII"
+    ):
+        TextFiles(path, features, encoding="utf-16")
+    with pytest.raises(UsageError, match=r"quote is '<<'"):
+        TextFiles(path, features, quote="<<")
+    path.write_bytes(b"title\tage\tcaf\xe9\nhat\t1\t\xe9\n")
+    only = TextFiles(path, features).group(0)  # other bytes in columns that nobody asks for
+    assert only.features["title"].values.tolist() == ["hat"]
 
 
-LIBSVM = ["1 3:0.5 7:2", "-1", "+1 9:1e-3", "0.5 1:2  2:-1\t3:.5 "]
-PAIRS = [
-    *("+1 3:1", "++1 3:1", "+.5 3:1", " 1 3:1", "x 3:1", "nan 3:1", "1 3", "1 3:", "1 :3"),
-    *("1 3:4:5", "1 3|4:1", "1 3:1|2", "1 +3:1", "1 -3:+1", "1 3.0:1", "1 x:1", "1 3:x"),
-    *("1 3:nan", "1 3:1e39"),
-    *("1 0x1F:1", "1 3:0x1p3", "1 1_0:1_0", f"1 {2**63}:1", "1 ٣:1", "1 é:1", "1 3:1\x1c4:1"),
-    *("1 3:1 # 4:1", "1 3:1\r", "1 3:1\v4:1", "1 3:1\u00a04:1", "1 3:1\r2 4:1", "3:1", "1 3 :1"),
-]
+LIBSVM = ["1 3:0.5 7:2", "-1", "+1 9:1e-3", "0.5 1:2  2:-1\t3:.5 # 4:1"]
+PAIRS: dict[str, Any] = {
+    "+.5 3:1": [[3], [1]],
+    " 1 3:1": [[3], [1]],
+    "1 +3:1": [[3], [1]],
+    "1 -3:+1": [[-3], [1]],
+    "1 3:1 # 4:x": [[3], [1]],
+    "1 3:1#\xe9": [[3], [1]],
+    "1 3:1\r": [[3], [1]],
+    "++1 3:1": BAD,
+    "x 3:1": BAD,
+    "nan 3:1": BAD,
+    "1 3": BAD,
+    "1 3:": BAD,
+    "1 :3": BAD,
+    "1 3:4:5": BAD,
+    "1 3|4:1": BAD,
+    "1 3:1|2": BAD,
+    "1 x:1": BAD,
+    "1 3:x": BAD,
+    "1 3:nan": BAD,
+    "1 3:1e39": BAD,
+    "1 0x1F:1": BAD,
+    "1 3:0x1p3": BAD,
+    "1_0 3:1": BAD,
+    "1 1_0:1": BAD,
+    "1 3:1_0": BAD,
+    f"1 {2**63}:1": BAD,
+    "1 ٣:1": BAD,
+    "1 3:1\x1c4:1": BAD,
+    "1 3:1\u00a04:1": BAD,
+    "1 3:1\u20284:1": BAD,
+    "3:1": BAD,
+    "1 3 :1": BAD,
+}
 
 
-@pytest.mark.parametrize("hashed", [False, True])
-def test_lines_of_libsvm(hashed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any line has the same sample, or the same error, by both ways; good ones are parsed by Arrow."""
+def test_lines_of_libsvm(tmp_path: Path) -> None:
+    """A line is its sample or a bad row, and those around it stay as they are."""
     path = tmp_path / "a.libsvm"
-    pairs = Feature(
-        "x", TABLE, weighted=True, hashed=hashed, column="index", weights_column="value"
-    )
-    features = FeatureSet([pairs])
-
-    def samples(kind: type[TextFiles], lines: list[str]) -> Any:
-        path.write_text("\n".join(lines), newline="")
-        try:
-            rows = kind(path, features, ["label"]).group(0)
-        except UsageError as error:
-            return str(error)
+    pairs = Feature("x", TABLE, weighted=True, column="index", weights_column="value")
+    for line, expected in PAIRS.items():
+        path.write_bytes("\n".join([*LIBSVM, line, *LIBSVM]).encode())
+        files = TextFiles(path, FeatureSet([pairs]), ["label"], bad_rows="skip")
+        rows = files.group(0)
         bags = rows.features["x"]
-        parts = bags.values, bags.lengths, bags.weights, rows.labels["label"]
-        return [part.tolist() for part in parts]
-
-    for line in PAIRS:
-        lines = [*LIBSVM, line, *LIBSVM]
-        assert samples(TextFiles, lines) == samples(OneByOne, lines), line
-    expected = samples(OneByOne, LIBSVM)
-    monkeypatch.setattr(TextFiles, "_one_by_one", None)
-    assert samples(TextFiles, LIBSVM) == expected
+        around = [0, 1, 2, 3, -4, -3, -2, -1]
+        assert bags[around].lengths.tolist() == [2, 0, 1, 3] * 2, line
+        assert bags[around].values.tolist() == [3, 7, 9, 1, 2, 3] * 2, line
+        assert rows.labels["label"][around].tolist() == [1, -1, 1, 0.5] * 2, line
+        assert files.skipped == (expected is BAD), line
+        if expected is not BAD:
+            assert [bags[[4]].values.tolist(), bags[[4]].weights.tolist()] == expected, line

@@ -179,7 +179,11 @@ def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
 
 
 def transformed(
-    features: FeatureSet, batch: Mapping[str, Any], samples: int, fits: bool = False
+    features: FeatureSet,
+    batch: Mapping[str, Any],
+    samples: int,
+    fits: bool = False,
+    observes: bool = True,
 ) -> Mapping[str, Any]:
     """The values of a batch behind the transforms, those of features with inputs too.
 
@@ -188,6 +192,7 @@ def transformed(
         batch: Values as `by_feature` returns them.
         samples: Number of samples.
         fits: Show the values to the transforms that are to be fitted, and leave out what comes behind them.
+        observes: False does not even show them.
 
     Raises:
         UsageError: A transform cannot take a value; the error names the feature and quotes the value.
@@ -202,7 +207,7 @@ def transformed(
             continue
         bags = [_bags(features, source, values, samples) for source in sources]
         try:
-            values[name] = _through(feature, bags, fits)
+            values[name] = _through(feature, bags, fits, observes)
         except UsageError as error:
             raise type(error)(f"feature {name!r}: {error}") from None
     return values
@@ -215,11 +220,14 @@ def _bags(features: FeatureSet, name: str, values: Mapping[str, Any], samples: i
     return as_jagged(name, value)
 
 
-def _through(feature: Feature | Number | Input, bags: list[Jagged], fits: bool) -> Jagged | None:
+def _through(
+    feature: Feature | Number | Input, bags: list[Jagged], fits: bool, observes: bool
+) -> Jagged | None:
     """The values of a feature behind its transforms; None: one is to be fitted first."""
     for each in feature.transform:
         if fits and isinstance(each, FittedTransform) and not each.fitted:
-            each.observe(*bags)
+            if observes:
+                each.observe(*bags)
             return None
         bags = [each(*bags)]
     return bags[0]

@@ -287,3 +287,35 @@ def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
             feeds[f"{feature.name}.weights"] = bags.weights
     # A program counts the samples of a step by the first input.
     return dict(sorted(feeds.items(), key=lambda item: len(item[1]) != samples))
+
+
+def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int) -> dict[int, str]:
+    """What the look-up refuses behind the transforms, by sample, such as `Log1p` of -3.
+
+    Transforms take whole batches, so that a batch with such a value is halved until its samples are alone.
+
+    Args:
+        features: The set; its transforms may still lack statistics.
+        batch: Values in their types, as readers have them.
+        samples: Number of samples.
+    """
+    if not features.transformed or not samples:
+        return {}
+    try:
+        values = transformed(features, batch, samples, fits=True, observes=False)
+        for name in features.transformed:
+            feature, value = features.features.get(name), values[name]
+            if isinstance(feature, Number):
+                feature.of(value, samples)
+            elif feature is not None:
+                bags_of(feature, value, samples)
+    except UsageError as error:
+        if samples == 1:
+            return {0: str(error)}
+        half = samples // 2
+        first, second = (
+            refused_samples(features, {n: v[rows] for n, v in batch.items()}, count)
+            for rows, count in ((slice(half), half), (slice(half, None), samples - half))
+        )
+        return first | {half + place: text for place, text in second.items()}
+    return {}
