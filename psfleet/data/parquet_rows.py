@@ -355,6 +355,7 @@ class _Column:
 
     def _parsed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
         """Numbers that texts are: Arrow converts those of the usual form, and `typed` judges the others."""
+        is_id = kind == "id"
         kind, target, pattern = _NUMERALS[kind]
         try:
             if kind == "int" and not pc.all(pc.ascii_is_decimal(self._flat)).as_py():
@@ -371,6 +372,8 @@ class _Column:
             values, missing, bad = np.array(values), np.array(missing), np.array(bad)
             texts = self._texts(self._flat.filter(pa.array(others)))
             values[others], missing[others], bad[others] = typed(texts, kind)
+            if is_id:  # "7.0" is for declared types
+                bad[others] |= [("." in text) if isinstance(text, str) else True for text in texts]
         return values, missing, bad
 
     def floats(self) -> Floats:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from psfleet.data.feature_sets.feature_batches import kind_of, no_samples
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
-from psfleet.data.feature_sets.jagged import Jagged, array_of, joined
+from psfleet.data.feature_sets.jagged import Jagged, array_of, as_plain, joined
 from psfleet.data.feature_sets.value_types import Kind, as_typed, is_missing, is_of, typed
 
 
@@ -188,10 +188,12 @@ def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
     Raises:
         ValueError: One is not.
     """
-    if isinstance(value, list | tuple | np.ndarray) and np.ndim(value):
+    if isinstance(value, list | tuple):
         members = list(value)
-    else:
+    elif isinstance(value, str | bytes | int | float | None):
         members = [] if is_missing(value) else [value]
+    else:  # an array or tensor, which a parser may make
+        members = list(np.atleast_1d(as_plain(value)))
     if not all(is_of(each, kind) for each in members):
         raise ValueError(f"{column} is {value!r:.80}")
     return members

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psfleet import fleet
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.runtime import dataset_pass
+from psfleet.data.batches import Batches
+from psfleet.features import Feature, FeatureSet, Log1p, Normalize, Number
 
 pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
@@ -23,7 +26,7 @@ from psfleet.data.kafka import KafkaTopic
 from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 from tests import waiting
 from tests.datasets.broker import Broker
-from tests.datasets.click_features import FEATURES
+from tests.datasets.click_features import FEATURES, TABLE
 
 
 @pytest.fixture(scope="module")
@@ -235,19 +238,23 @@ def test_waiting_is_said(broker: Broker, capsys: Any, monkeypatch: pytest.Monkey
     source.close()
 
 
-BAD: list[tuple[bytes, str]] = [
+BAD: list[tuple[bytes | None, str]] = [
     (b"no json", "Expecting value"),
     (b"[1]", "it is a list, not an object with columns"),
     (message(None), "click is None"),
     (message(True, user="u"), "user is 'u'"),
     (message(1, user=2**63), "user is 9223372036854775808"),
-    (message(1, tags=[1, None]), r"tags is \[1, None\]"),
+    (message(1, tags=[1, 0.5]), r"tags is \[1, 0.5\]"),
     (message(1, **{"tags.weights": [1]}), r"tags.weights is \[1\]"),
     (message(1, **{"tags.weights": None}), "tags.weights is None for 2 ids"),
     (message(1, age=[1]), r"age is \[1\]"),
     (message(float("inf")), "click is inf"),
     (message(float("nan")), "click is nan"),
     (message(10**400), "click is 1000"),
+    (message(1, city="shoes \ud83d"), r"city is 'shoes \\ud83d'"),
+    (message(1, city="shoes").replace(b"shoes", b"\xff"), "'utf-8' codec can't decode"),
+    (b"[" * 100_000, "RecursionError"),
+    (None, "it has no value"),
 ]
 
 
@@ -264,7 +271,9 @@ def test_bad_messages(broker: Broker, capsys: Any, case: int) -> None:
         )
 
     failing = source()
-    with pytest.raises(UsageError, match=rf"^{name} partition 0 offset 1: .*{text}.* is b[\'\"]"):
+    with pytest.raises(
+        UsageError, match=rf"^{name} partition 0 offset 1: .*{text}.* is (b[\'\"]|None)"
+    ):
         list(fleet.dataset(failing, 3))
     skipping = source(bad_messages="skip")
     assert clicks(fleet.dataset(skipping, 3)) == [[0, 2]]
@@ -272,6 +281,30 @@ def test_bad_messages(broker: Broker, capsys: Any, case: int) -> None:
     assert f"{name} partition 0 offset 1: " in capsys.readouterr().err
     failing.close()
     skipping.close()
+
+
+def test_messages_that_are_refused_later(broker: Broker) -> None:
+    """What only a transform refuses, or the parser fails at, costs its message, and no other."""
+    features = FeatureSet(
+        [Number("price", transform=[Log1p(), Normalize()]), Feature("user", TABLE)]
+    )
+    prices = [0, -3, 1, "x", 2, -1]
+    values = [json.dumps({"price": price, "user": [1, None]}).encode() for price in prices]
+    broker.send("late", 0, [*values, b"7"])
+    source = KafkaTopic(
+        *(broker.servers, "late", features),
+        start={0: 0},
+        end={0: 7},
+        bad_messages="skip",
+        parse=lambda value: {name: np.array(v) for name, v in json.loads(value).items()},
+    )
+    [batch] = Batches(source, 7)  # Normalize is not fitted yet
+    assert batch.features["price"].values.tolist() == [0, 1, 2]
+    assert batch.features["user"].lengths.tolist() == [1, 1, 1]
+    assert source.skipped == 4
+    features.fit([batch])
+    assert [each.features["price"].values.tolist() for each in Batches(source, 7)] == [[0, 1, 2]]
+    source.close()
 
 
 @pytest.mark.parametrize(
