@@ -68,7 +68,8 @@ class PredictionJob:
                 f"the model {self.model!r} is no folder of an inference model, so it needs --checkpoint for "
                 "its weights"
             )
-        kind = TextFiles if self.data[0].endswith(tuple(TextFiles.endings)) else ParquetFiles
+        is_text = self.data[0].lower().endswith(tuple(TextFiles.endings))
+        kind = TextFiles if is_text else ParquetFiles
         files = kind(self.data, self.feature_set, bad_rows=self.bad_rows)
         weights = Path(self.checkpoint, MANIFEST) if self.checkpoint else Path(self.model, PROGRAM)
         if not weights.exists():

@@ -14,22 +14,25 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import FilePath, checked
+from psfleet.data.feature_sets.value_types import real_number, whole_number
 
 
 @contextlib.contextmanager
 def lines_of(path: str | os.PathLike[str]) -> Iterator[Iterator[str]]:
-    """The lines of a UTF-8 file without their ends; what is no UTF-8 becomes U+FFFD.
+    """The lines of a UTF-8 file without their ends.
 
     The file is closed at the end of the block, also when a reader stops at a bad line.
 
     Raises:
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read, or is not UTF-8.
     """
     try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
+        with open(path, encoding="utf-8-sig") as file:
             yield (line.rstrip("\r\n") for line in file)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}; convert it to UTF-8") from None
 
 
 def number(text: str, name: str, where: str) -> float:
@@ -41,24 +44,18 @@ def number(text: str, name: str, where: str) -> float:
     Raises:
         UsageError: It stands for none.
     """
-    try:
-        value = float(text)
-    except ValueError:
-        raise UsageError(f"{where}: {name} {text!r} is not a number") from None
-    if not math.isfinite(value):
-        raise UsageError(f"{where}: {name} {text!r} is not a finite number")
-    return value
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := real_number(text)):
+            return value
+    raise UsageError(f"{where}: {name} {text!r} is not a finite number")
 
 
 def whole(text: str, name: str, where: str) -> int:
     """The whole number from -2^62 to 2^62 that a text stands for, see `number`."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise UsageError(f"{where}: {name} {text!r} is not a whole number") from None
-    if not -(2**62) <= value <= 2**62:
-        raise UsageError(f"{where}: {name} {text!r} is beyond 2^62")
-    return value
+    with contextlib.suppress(ValueError):
+        if -(2**62) <= (value := whole_number(text)) <= 2**62:
+            return value
+    raise UsageError(f"{where}: {name} {text!r} is not a whole number from -2^62 to 2^62")
 
 
 @dataclass(frozen=True)

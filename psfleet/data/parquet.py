@@ -26,15 +26,8 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.files import read_small, sync
 from psfleet.core.base.json_documents import Format, reading
 from psfleet.core.base.settings.kinds import local_path
-from psfleet.data.parquet_rows import (
-    Rows,
-    check_columns,
-    check_schema,
-    opened,
-    partition_of,
-    reason_of,
-    with_partition,
-)
+from psfleet.data.data_files import opened, partition_of, with_partition
+from psfleet.data.parquet_rows import Rows, check_columns, check_schema, reason_of
 from psfleet.data.row_group_files import RowGroup, RowGroupFiles
 from psfleet.data.sample_batch import SampleBatch
 

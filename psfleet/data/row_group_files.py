@@ -15,19 +15,12 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
+from psfleet.data.data_files import files_of, with_partition
 from psfleet.data.feature_sets.feature_batches import no_samples
 from psfleet.data.feature_sets.feature_lookup import refused_samples
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.packed_bags import RowBuffers, RowGroupStream
-from psfleet.data.parquet_rows import (
-    BadRow,
-    Rows,
-    files_of,
-    joined_rows,
-    reason_of,
-    rows_of,
-    with_partition,
-)
+from psfleet.data.parquet_rows import BadRow, Rows, joined_rows, reason_of, rows_of
 from psfleet.data.sample_batch import RowSequence, SampleBatch
 
 _log = log_of(__name__)

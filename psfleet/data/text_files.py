@@ -20,17 +20,11 @@ from typing_extensions import override
 from psfleet.core.base.arrow import pa, pc, pcsv
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import Must, PositiveInt, checked
+from psfleet.data.data_files import opened, partition_of, with_partition
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.feature_sets.value_types import MISSING_TEXTS
 from psfleet.data.gzip_file import GzipFile, GzipPoint
-from psfleet.data.parquet_rows import (
-    BadRow,
-    Rows,
-    check_columns,
-    opened,
-    partition_of,
-    with_partition,
-)
+from psfleet.data.parquet_rows import BadRow, Rows, check_columns
 from psfleet.data.row_group_files import RowGroup, RowGroupFiles
 
 _GROUP = 65_536  # rows that are read together
@@ -128,7 +122,7 @@ class TextFiles(RowGroupFiles):
             ) from None
 
     def _row_groups(self, file: str) -> Iterator[RowGroup]:
-        form = self._format or file.removesuffix(".gz").rpartition(".")[2]
+        form = self._format or file.lower().removesuffix(".gz").rpartition(".")[2]
         if form not in _DELIMITERS:
             raise UsageError(
                 f"{file} ends with none of {', '.join(self.endings)}; pass its format, such as format='tsv'"
@@ -189,7 +183,7 @@ class TextFiles(RowGroupFiles):
                     return
 
     def _opened(self, file: str) -> Any:
-        if file.endswith(".gz"):
+        if file.lower().endswith(".gz"):
             unzipped = GzipFile(opened(file), self._points.setdefault(file, []))
             return io.BufferedReader(unzipped, _BUFFER)
         return opened(file) if "://" in file else Path(file).open("rb")

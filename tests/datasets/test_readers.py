@@ -34,11 +34,14 @@ def test_ratings(tmp_path: Path) -> None:
     [
         (
             "userId,movieId,rating\n" + "1,2,3\n" * 15 + "1,2,x\n",
-            r"ratings.csv line 17: rating 'x' is not a number",
+            r"ratings.csv line 17: rating 'x' is not a finite number",
         ),
         ("userId,movieId,rating\n1,2,nan\n", "line 2: rating 'nan' is not a finite number"),
         ("userId,movieId,rating\n1.5,2,3\n", "line 2: userId '1.5' is not a whole number"),
-        ("userId,movieId,rating\n1,99999999999999999999,3\n", "line 2: movieId '9{20}' is beyond"),
+        (
+            "userId,movieId,rating\n1,99999999999999999999,3\n",
+            "line 2: movieId '9{20}' is not a whole number from",
+        ),
         ("userId,movieId,rating\n1,2,3\n1,2\n", r"line 3: has 2 field\(s\), the header has 3"),
         ('userId,movieId,rating\n1,"2,3\n', "line 2: is no CSV"),
         (
@@ -47,7 +50,12 @@ def test_ratings(tmp_path: Path) -> None:
         ),
         ("userId,movieId,rating\n", "has no rating"),
         ("", "has no rating"),
-        (b"userId,movieId,rating\n1,2,\xff\n", "line 2: rating '.' is not a number"),
+        (
+            b"userId,movieId,rating\n1,2,\xff\n",
+            "ratings.csv is not UTF-8: .* byte 0xff in position 26",
+        ),
+        ("userId,movieId,rating\n1_0,2,3\n", "line 2: userId '1_0' is not a whole number"),
+        ("userId,movieId,rating\n1,2,\u0664\n", "line 2: rating '\u0664' is not a finite number"),
         (b"userId,movieId,rating\n1,2,\x00\n", "line 2"),
     ],
 )
@@ -73,11 +81,12 @@ def test_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1 0:1\nlate 0:1\n", "a.libsvm line 2: label 'late' is not a number"),
+        ("1 0:1\nlate 0:1\n", "a.libsvm line 2: label 'late' is not a finite number"),
         ("1 0:1\n1 7\n", "line 2: feature '7' is not index:value"),
         ("1 a:1\n", "line 1: index 'a' is not a whole number"),
         ("1 -3:1\n", "line 1: index -3 is negative"),
-        ("1 3:\n", "line 1: value of index 3 '' is not a number"),
+        ("1 3:\n", "line 1: value of index 3 '' is not a finite number"),
+        ("1 3:1_0\n", "line 1: value of index 3 '1_0' is not a finite number"),
         ("1 3:inf\n", "line 1: value of index 3 'inf' is not a finite number"),
         ("1 3:1 4:1 3:2\n", "line 1: index 3 comes twice"),
         ("\n# nothing\n", "has no sample"),
