@@ -42,14 +42,15 @@ class ParquetFiles(RowGroupFiles):
     Only the files' metadata is read when it is made. All workers must name the same files.
 
     Args:
-        paths: A file, a folder (all of its `.parquet` files, by name) or several of them. An URL such as
-            `s3://bucket/clicks/` is read through fsspec.
+        paths: A file, a folder (its `.parquet` files, and those of folders in it such as `dt=2026-11-01`), a
+            pattern such as `clicks/*.parquet`, or several of them. An URL such as `s3://bucket/clicks/` is
+            read through fsspec.
         features: The set; each feature has a column of its name, or of the name that it says. A cell is a
             value or a list of values; a null is a feature that is missing.
         labels: Columns of labels, numbers.
-        bad_rows: Handling of a row with a value that cannot be used, such as a label that is null,
-            and to row groups and files that cannot be read: "fail", or "skip" it, which is counted
-            in `skipped` and reported on standard error.
+        bad_rows: Handling of a row with a value that cannot be used, such as a label that is null, and of row
+            groups and files that cannot be read: "fail", or "skip" it, which is counted in `skipped` and
+            reported on standard error. Only with "skip" the transforms of the set are tried too.
         interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
             number of workers divides it.
         time: A column of whole numbers or timestamps that says when each sample happened, for

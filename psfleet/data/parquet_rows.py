@@ -226,6 +226,8 @@ class _Column:
     @property
     def missing(self) -> NDArray[np.bool_]:
         """Mask of the values that are null."""
+        if not self.has_nulls:
+            return np.zeros(len(self._flat), np.bool_)
         mask: NDArray[np.bool_] = self._flat.is_null().to_numpy(zero_copy_only=False)
         return mask
 
