@@ -26,9 +26,8 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.files import read_small, sync
 from psfleet.core.base.json_documents import Format, reading
 from psfleet.core.base.settings.kinds import local_path
-from psfleet.data.data_files import opened, partition_of, with_partition
-from psfleet.data.parquet_rows import Rows, check_columns, check_schema, reason_of
-from psfleet.data.row_group_files import RowGroup, RowGroupFiles
+from psfleet.data.parquet_rows import Rows, check_columns, check_schema, partition_of, reason_of
+from psfleet.data.row_group_files import RowGroup, RowGroupFiles, opened, with_partition
 from psfleet.data.sample_batch import SampleBatch
 
 __all__ = ["ParquetFiles", "RowGroup", "SampleBatch"]
@@ -48,8 +47,8 @@ class ParquetFiles(RowGroupFiles):
         features: The set; each feature has a column of its name, or of the name that it says. A cell is a
             value or a list of values; a null is a feature that is missing.
         labels: Columns of labels, numbers.
-        bad_rows: Handling of a row with a value that cannot be used, such as a label that is null, and of row
-            groups and files that cannot be read: "fail", or "skip" it, which is counted in `skipped` and
+        bad_rows: Handling of a row with a value that cannot be used, such as a label that is null, and of
+            row groups and files that cannot be read: "fail", or "skip" it, which is counted in `skipped` and
             reported on standard error. Only with "skip" the transforms of the set are tried too.
         interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
             number of workers divides it.

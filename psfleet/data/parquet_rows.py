@@ -4,18 +4,27 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.arrow import pa, pc
 from psfleet.core.base.errors import UsageError
-from psfleet.data.data_files import partition_of
 from psfleet.data.feature_sets.feature_batches import kind_of
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
 from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.value_types import Kind, typed
 from psfleet.data.sample_batch import chosen_columns, joined_columns
+
+
+def partition_of(file: str) -> dict[str, str | None]:
+    """The columns whose values the folders of a path name, as in `clicks/dt=2026-11-01/part-0.parquet`."""
+    pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
+    return {
+        name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for name, value in pairs
+    }
 
 
 def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> None:
@@ -192,7 +201,7 @@ _NUMERALS: dict[str, tuple[Kind, Any, str]] = {
     "id": _WHOLE,
     "float": ("float", pa.float64(), r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"),
 }
-"""What texts are judged as, the type that Arrow converts the usual ones to, and the form of these."""
+"""Kind that texts are judged as, the type that Arrow converts the usual ones to, and the form of these."""
 
 
 class _Column:

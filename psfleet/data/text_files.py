@@ -20,12 +20,11 @@ from typing_extensions import override
 from psfleet.core.base.arrow import pa, pc, pcsv
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import Must, PositiveInt, checked
-from psfleet.data.data_files import opened, partition_of, with_partition
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.feature_sets.value_types import MISSING_TEXTS
 from psfleet.data.gzip_file import GzipFile, GzipPoint
-from psfleet.data.parquet_rows import BadRow, Rows, check_columns
-from psfleet.data.row_group_files import RowGroup, RowGroupFiles
+from psfleet.data.parquet_rows import BadRow, Rows, check_columns, partition_of
+from psfleet.data.row_group_files import RowGroup, RowGroupFiles, opened, with_partition
 
 _GROUP = 65_536  # rows that are read together
 _BUFFER = 1 << 17  # bytes of a gzip file that are read at once

@@ -29,7 +29,7 @@ class Broker:
         del self._producer
 
     def send(
-        self, topic: str, partition: int, values: Sequence[bytes], times: Sequence[int] = ()
+        self, topic: str, partition: int, values: Sequence[bytes | None], times: Sequence[int] = ()
     ) -> None:
         """Append messages, and wait until the broker has them.
 

@@ -290,7 +290,7 @@ def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
 
 
 def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int) -> dict[int, str]:
-    """What the look-up refuses behind the transforms, by sample, such as `Log1p` of -3.
+    """Find samples that the look-up refuses behind the transforms, such as `Log1p` of -3, and why.
 
     Transforms take whole batches, so that a batch with such a value is halved until its samples are alone.
 
