@@ -35,6 +35,7 @@ from psfleet_launch.supervision.job_events import (
     Said,
     SendSignal,
     ServerReady,
+    ServersMoved,
     Shown,
     StartProcesses,
     StopRequested,
@@ -55,7 +56,7 @@ class JobRunner:
     Attributes:
         ended_at: Time at which the last process of a member ended.
         takers: Are given all that happens and is done, with the time of the monotonic clock.
-        on_training: Is called when the workers have been started.
+        on_training: Is called when the workers have been started, and when the number of servers has changed.
         endpoints: Endpoints of the servers, in order of rank, as far as they are known.
     """
 
@@ -238,10 +239,10 @@ class JobRunner:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
-            self._tell(action)
+            if isinstance(action, StartProcesses):
+                self._start(action.members)
+            self._tell(action)  # which machine a process has got is known now
             match action:
-                case StartProcesses(members):
-                    self._start(members)
                 case SendSignal(members, number):
                     for member in members:
                         self._engine.send(member, number)
@@ -326,17 +327,21 @@ class JobRunner:
             endpoints = self._scaling.endpoints(self.endpoints)
             takes = self._supervisor.standbys is not None
             self._engine.spawn(member, Told(endpoints, takes_commands=takes))
+            self._tell(StartProcesses((member,)))
         for member in step.standbys:
             assert self._supervisor.standbys is not None
             before = self._supervisor.standbys.standby.get(member.rank)
             told = Told(step.endpoints, follows=True, takes_commands=True, displaces=before)
             self._engine.spawn(member, told)
+            self._tell(StartProcesses((member,)))
         if step.servers is not None:
             self.endpoints[:] = step.endpoints
+            self._tell(ServersMoved(len(step.servers)))
             self._rescale(step.servers)
             self._publish()
             self._screen.follow(self.endpoints)
             self._usage.follow(self.endpoints)
+            self.on_training()
         self._leaving |= {*step.end}
         for member in step.given_up:
             self._engine.forget(member)

@@ -44,7 +44,7 @@ from psfleet_server.rpc import endpoints
 from psfleet_server.rpc.call_admission import InboundLimit, gates
 from psfleet_server.rpc.endpoints import Http2Listener
 from psfleet_server.rpc.replies import Deadlines
-from psfleet_server.server_metrics import ServerMetrics, metrics_handler, standby_metrics
+from psfleet_server.server_metrics import MetricsService, ServerMetrics, standby_metrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
 from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
@@ -215,7 +215,8 @@ class Server:
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
         server.add_generic_rpc_handlers([scaling_handler(self.host, self._moves)])
         metrics = ServerMetrics(self.host, self._snapshots, self._schedule)
-        server.add_generic_rpc_handlers([metrics_handler(self.host, metrics)])
+        self._metrics = MetricsService(self.host, metrics)
+        server.add_generic_rpc_handlers([self._metrics.handler])
         if self.environment.replicas:
             server.add_generic_rpc_handlers([replica_handler(self.host, self._moves)])
         if self._snapshots is not None:
@@ -372,6 +373,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
+        self._metrics.end()
         self.heartbeats.stop()
         self.host.parts.end()  # server 0 may be waiting for a cut, its own too
         if self._snapshots is not None:

@@ -4,13 +4,17 @@ psfleet_server.services.method_handlers declares which methods have times, and w
 """
 
 import resource
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from psfleet.core.base.errors import LimitExceeded
 from psfleet.core.base.memory import resident
 from psfleet.core.base.observability.exposition import counter, encode, gauge, histogram, latency
+from psfleet.core.engine.schema.table import OWN
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.memory_choice import KINDS
 from psfleet.core.engine.tables.row_memory import DiskTraffic
@@ -18,7 +22,7 @@ from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.body import parse
 from psfleet.core.net.v1.metrics_pb2 import CollectReply, CollectRequest, ProcessMetrics
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.replies import immediate
+from psfleet_server.rpc.replies import DeferredReply, encoded, parkable
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 from psfleet_server.standby import Standby
@@ -144,10 +148,11 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
 
 
 def _tables(shard: Shard) -> "Iterator[Metric]":
-    tables = {table.spec.name: table for table in shard.tables.values()}
+    all_tables = [*shard.tables.values()]
+    tables = {one.spec.name: one for one in all_tables if not one.spec.name.startswith(OWN)}
     sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
     on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
-    on_host = sum(table.bytes - table.device_bytes for table in tables.values())
+    on_host = sum(table.bytes - table.device_bytes for table in all_tables)
     host_bytes = on_host + shard.tables.budget.held
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
     yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})
@@ -219,20 +224,56 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
     )
 
 
-def metrics_handler(host: ShardHost, metrics: ServerMetrics) -> "grpc.GenericRpcHandler[Any, Any]":
-    """Return the handler of requests for metrics, from outside the job."""
+_MOST_WAITING = (
+    8  # readers that wait for the end: a launcher, and those before it that have hung up
+)
 
-    def collect(request: bytes) -> bytes:
-        parse(CollectRequest, request)
-        rank = host.shard.index
-        own = [ProcessMetrics(role="server", rank=rank, text=encode(metrics.collect()))]
-        if standby := host.feed.look():
-            own.append(ProcessMetrics(role="standby", rank=rank, text=standby))
-        workers = [] if host.coordinator is None else sorted(host.worker_reports.look().items())
-        others = [ProcessMetrics(role="worker", rank=rank, text=text) for rank, text in workers]
-        reply: bytes = CollectReply(processes=[*own, *others]).SerializeToString()
-        return reply
 
-    return grpc.method_handlers_generic_handler(
-        "psfleet.v1.Metrics", {"Collect": immediate(collect)}
-    )
+class MetricsService:
+    """The service Metrics, for readers outside the job."""
+
+    def __init__(self, host: ShardHost, metrics: ServerMetrics) -> None:
+        self._host = host
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._waiting: list[DeferredReply] = []
+        self._is_over = False
+
+    @property
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """Handler of its calls."""
+        return grpc.method_handlers_generic_handler(
+            "psfleet.v1.Metrics", {"Collect": parkable(self._collect)}
+        )
+
+    def end(self) -> None:
+        """Answer the readers that wait for the end of this server: its figures are final now."""
+        with self._lock:
+            self._is_over = True
+        for reply in self._waiting:
+            reply.complete(self._figures())
+
+    def _collect(self, request: bytes, reply: DeferredReply) -> None:
+        waits = parse(CollectRequest, request).at_end
+        with self._lock:
+            if waits and not self._is_over:
+                self._waiting = [one for one in self._waiting if not one.done]
+                if len(self._waiting) == _MOST_WAITING:
+                    raise LimitExceeded(
+                        f"{_MOST_WAITING} readers wait for this server's last metrics; ask for those of now"
+                    )
+                self._waiting.append(reply)
+                self._host.park(reply, "the server did not end in time")
+                return
+        reply.complete(self._figures())
+
+    def _figures(self) -> bytes:
+        rank, now = self._host.shard.index, time.time()
+        text = encode(self._metrics.collect())
+        processes = [ProcessMetrics(role="server", rank=rank, text=text, at=now)]
+        if standby := self._host.feed.look():
+            processes.append(ProcessMetrics(role="standby", rank=rank, text=standby))
+        reports = {} if self._host.coordinator is None else self._host.worker_reports.look()
+        for seat, (at, text) in sorted(reports.items()):
+            processes.append(ProcessMetrics(role="worker", rank=seat, text=text, at=at))
+        return encoded(CollectReply(processes=processes))

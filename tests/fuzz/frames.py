@@ -36,7 +36,7 @@ from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import encode
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
-from psfleet_server.server_metrics import ServerMetrics, metrics_handler
+from psfleet_server.server_metrics import MetricsService, ServerMetrics
 from psfleet_server.services.method_handlers import handlers
 from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
@@ -112,12 +112,13 @@ class Ground:
         self._released = 0
         self._snapshots = SnapshotRunner(self.host, Access())
         self._snapshots.start()
+        metrics = ServerMetrics(self.host, self._snapshots, None, None)
         self._services = [
             *handlers(self.host),
             *snapshot_handlers(self.host, self._snapshots),
             replica_handler(self.host, moves := Staying(self.host, Access())),
             scaling_handler(self.host, moves),
-            metrics_handler(self.host, ServerMetrics(self.host, self._snapshots, None)),
+            MetricsService(self.host, metrics).handler,
         ]
         self.methods = sorted(
             path for service in self._services for path in getattr(service, "_method_handlers", ())

@@ -419,6 +419,7 @@ class ClusterRuntime:
         self._closed = True
         try:
             self.flush()
+            self._fleet.send_last_figures()
             self._marks.say_goodbye()
             self._fleet.run(self._session.leave())
         finally:

@@ -26,6 +26,7 @@ from psfleet.core.base.observability.exposition import (
     merge,
 )
 from psfleet.core.base.observability.logged_values import LAGS, NEWEST
+from psfleet.core.engine.schema.table import OWN
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -160,7 +161,7 @@ class HotIds:
         yield gauge("hot_ids_share", f"The {_MANY} most frequent ids", fractions)
 
     def _look(self) -> None:
-        batches = self._batches()
+        batches = {n: ids for n, ids in self._batches().items() if not n.startswith(OWN)}
         for name, ids in batches.items():
             if not len(ids) or self._seen.get(name) is ids:
                 continue
@@ -251,5 +252,6 @@ def _numbers(watch: "NonFiniteCheck") -> "list[Metric]":
         *merge(
             histogram("gradient_norm", help, norms.buckets(), norms.total, table=name)
             for name, norms in [*watch.norms.items()]
+            if not name.startswith(OWN)
         ),
     ]

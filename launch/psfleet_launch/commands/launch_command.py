@@ -331,7 +331,8 @@ def _observed(
     Figures are recorded only if needed: for the progress, a watch port or TensorBoard.
     """
     job, version = engine.job, importlib.metadata.version("psfleet")
-    history = JobHistory(job.logs, heading(job, engine.name, version, engine.placement()))
+    machines = engine.placement()
+    history = JobHistory(job.logs, heading(job, engine.name, version, machines), host=engine.host)
     runner.takers.append(history.take)
     reader = FleetReader(job.name, runner.endpoints, job.reader, runner.counters)
     listeners = [history.add_frame, lambda frame: screen.note(logged_in(frame))]
@@ -341,7 +342,7 @@ def _observed(
             events = FigureEvents(Path(job.request.tensorboard, job.name, "job"))
             closing.callback(events.close)
             listeners.append(events.add_frame)
-        recorder = Recorder(reader.read, listeners)
+        recorder = Recorder(reader.read, listeners, read_last=reader.read_last)
         if launch.progress or launch.watch or job.request.tensorboard:
             runner.on_training = recorder.start
         closing.callback(reader.close)

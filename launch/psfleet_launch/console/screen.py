@@ -17,6 +17,8 @@ from rich.live import Live
 from rich.text import Text
 
 from psfleet.core.base.observability.exposition import quantile
+from psfleet.core.base.observability.number_texts import number_text, rate_text
+from psfleet.core.engine.schema.table import OWN
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_plan import Job
@@ -72,7 +74,10 @@ def add_up(replies: "Sequence[StatusReply]", at: float) -> FleetProgress:
         samples=sum(samples.values()),
         loss=sum(losses.values()) / len(losses) if losses else None,
         rows=sum(
-            table.count for reply in replies for table in reply.tables if table.kind == "sparse"
+            table.count
+            for reply in replies
+            for table in reply.tables
+            if table.kind == "sparse" and not table.name.startswith(OWN)
         ),
         bytes=sum(reply.bytes_in + reply.bytes_out for reply in replies),
         staleness=quantile((reply.staleness for reply in replies), 0.99),
@@ -84,7 +89,7 @@ def add_up(replies: "Sequence[StatusReply]", at: float) -> FleetProgress:
 def line(
     now: FleetProgress, before: FleetProgress | None = None, snapshot: float | None = None
 ) -> str:
-    """`1,204 steps · 151 steps/s · 77,400 samples/s · loss 0.4713 · 41,207 rows · 312 MB`.
+    """`1,204 steps · 151 steps/s · 77.4 k samples/s · loss 0.4713 · 41,207 rows · 312 MiB`.
 
     Args:
         before: An earlier moment; rates are those since then.
@@ -93,19 +98,19 @@ def line(
     parts = [f"{now.steps:,} steps"]
     if before is not None and now.at > before.at:
         span = now.at - before.at
-        parts.append(f"{(now.steps - before.steps) / span:,.0f} steps/s")
+        parts.append(rate_text((now.steps - before.steps) / span, "steps"))
         if now.samples:  # a script may not report them
             rate = (now.samples - before.samples) / span
-            parts.append(f"{rate:,.0f} samples/s")
+            parts.append(rate_text(rate, "samples"))
             if now.left and rate:
                 parts.append(f"{timedelta(seconds=round(now.left / rate))} left")
     if now.loss is not None:
-        parts.append(f"loss {now.loss:.4f}")
+        parts.append(f"loss {number_text(now.loss, 'none')}")
     if now.staleness is not None:
         parts.append(f"staleness p99 {now.staleness}")
     if now.torn:
         parts.append(f"{now.torn} torn step{'s' if now.torn > 1 else ''}")
-    parts += [f"{now.rows:,} rows", f"{now.bytes / 1e6:,.0f} MB"]
+    parts += [f"{now.rows:,} rows", number_text(now.bytes, "bytes")]
     if snapshot is not None:
         parts.append(f"snapshot {snapshot:,.0f} s ago")
     return " · ".join(parts)

@@ -5,12 +5,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from psfleet.core.base.observability.exposition import PREFIX, decode, merge
-from psfleet.core.base.observability.panels import Look
+from psfleet.core.base.observability.panels import READ_AT, Look
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet.core.base.scaling_files import write_scale
 from psfleet.core.base.settings.environment import Environment
@@ -114,10 +114,15 @@ class JobCounters:
 
 
 _REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; one that is silent is left out
+_LONGEST = 86_400.0  # seconds after which a server is asked again for the figures of its end
+_LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
 
 
 class FleetReader:
     """Reads the metrics of a job. Any thread may read.
+
+    Looks come every few seconds, and training ends between two of them. So each server is also asked for the
+    figures of its end: it answers that call when it ends, with what workers sent when they left.
 
     Args:
         endpoints: Endpoints of its servers; the runner of the job changes them when servers start.
@@ -133,15 +138,24 @@ class FleetReader:
         self._counters = counters
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
+        self._ends: dict[str, Any] = {}  # by endpoint the call that the server answers at its end
+        self._lasts: dict[str, bytes] = {}  # by endpoint such an answer
 
     def read(self) -> "list[Metric]":
         """All families, each sample with the labels job, role and rank."""
+        return self._families(self._of_processes())
+
+    def read_last(self) -> "list[Metric]":
+        """The same at the end of the servers, which have all ended by now."""
+        return self._families(self._of_ends())
+
+    def _families(self, of_processes: "Iterable[Metric]") -> "list[Metric]":
         own = self._counters.families()
         for family in own:
             family.samples = [
                 one._replace(labels={"job": self._job, **one.labels}) for one in family.samples
             ]
-        return merge([*own, *self._of_processes()])
+        return merge([*own, *of_processes])
 
     def close(self) -> None:
         """Close the connections."""
@@ -149,6 +163,7 @@ class FleetReader:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
+            self._ends.clear()
 
     def _of_processes(self) -> "Iterator[Metric]":
         with self._lock:
@@ -156,7 +171,7 @@ class FleetReader:
 
             from psfleet.core.net.connections.access import Access
             from psfleet.core.net.connections.channel import open_channel
-            from psfleet.core.net.v1.metrics_pb2 import CollectReply, CollectRequest
+            from psfleet.core.net.v1.metrics_pb2 import CollectRequest
 
             access = Access.of(self._environment)
             request = CollectRequest().SerializeToString()
@@ -170,10 +185,51 @@ class FleetReader:
                 calls.append(
                     method.future(request, timeout=_REPLY_TIMEOUT, metadata=access.metadata)
                 )
+                if endpoint not in self._ends or self._take_last(endpoint):
+                    self._ends[endpoint] = method.future(
+                        CollectRequest(at_end=True).SerializeToString(),
+                        timeout=_LONGEST,
+                        metadata=access.metadata,
+                    )
         for call in calls:
             with contextlib.suppress(grpc.RpcError):
-                for one in CollectReply.FromString(call.result()).processes:
-                    yield from decode(one.text, job=self._job, role=one.role, rank=str(one.rank))
+                yield from self._decoded(call.result())
+
+    def _of_ends(self) -> "Iterator[Metric]":
+        deadline = time.monotonic() + _LAST_TIMEOUT
+        with self._lock:
+            for endpoint in self._endpoints:
+                if endpoint in self._ends:
+                    self._take_last(endpoint, max(deadline - time.monotonic(), 0.0))
+            lasts = [self._lasts[one] for one in self._endpoints if one in self._lasts]
+        for last in lasts:
+            yield from self._decoded(last)
+
+    def _take_last(self, endpoint: str, timeout: float = 0.0) -> bool:
+        """Keep what a server has answered at its end; return whether its call is over."""
+        import grpc
+
+        try:
+            self._lasts[endpoint] = self._ends[endpoint].result(timeout)
+        except grpc.FutureTimeoutError:
+            return False
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            pass  # it was killed, or another process has its place
+        return True
+
+    def _decoded(self, reply: bytes) -> "Iterator[Metric]":
+        from prometheus_client.core import GaugeMetricFamily
+
+        from psfleet.core.net.v1.metrics_pb2 import CollectReply
+
+        read_at = GaugeMetricFamily(
+            READ_AT, "When a server had these figures", labels=["job", "role", "rank"]
+        )
+        for one in CollectReply.FromString(reply).processes:
+            yield from decode(one.text, job=self._job, role=one.role, rank=str(one.rank))
+            if one.at:
+                read_at.add_metric([self._job, one.role, str(one.rank)], one.at)
+        yield read_at
 
 
 def look_at(families: "Sequence[Metric]") -> Look:
@@ -182,6 +238,8 @@ def look_at(families: "Sequence[Metric]") -> Look:
     for family in families:
         for one in family.samples:
             look.samples.setdefault(one.name, []).append((one.labels, one.value))
+    for labels, at in look.samples.get(READ_AT, ()):
+        look.times[labels["role"], labels["rank"]] = at
     return look
 
 
@@ -195,6 +253,7 @@ class Recorder:
 
     Args:
         listeners: Get each frame, in the thread.
+        read_last: Reads the figures of the end, in place of `read`; None: the last look is the end.
     """
 
     def __init__(
@@ -202,39 +261,50 @@ class Recorder:
         read: "Callable[[], list[Metric]]",
         listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
         every: float = _EVERY,
+        read_last: "Callable[[], list[Metric]] | None" = None,
     ) -> None:
         self._read = read
+        self._read_last = read_last
         self._listeners = listeners
         self._every = every
         self._changed = threading.Condition()
         self._frames: list[dict[str, Any]] = []
         self._count = 0
-        self._over = False
+        self._hurries = self._stops = self._over = False
         self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, unless it has begun."""
+        """Begin to look; one that has begun looks at once, as there are other servers."""
         if self._thread.ident is None:
             self._thread.start()
+            return
+        with self._changed:
+            self._hurries = True
+            self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread and all streams that follow the recorder."""
+        """End the thread, with a last look, and all streams that follow the recorder."""
         with self._changed:
-            self._over = True
+            self._stops = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
     def follow(self) -> Iterator[list[dict[str, Any]]]:
         """The frames that are kept, then the new ones about as often as there are any, until `stop`."""
         with self._changed:
             frames, count = list(self._frames), self._count
         yield frames
-        while not self._over:
+        over = False
+        while not over:
             with self._changed:
-                self._changed.wait(self._every)
+                if self._count == count and not self._over:
+                    self._changed.wait(self._every)
                 frames = self._frames[-more:] if (more := self._count - count) else []
-                count = self._count
+                count, over = self._count, self._over
             yield frames
 
     def frames(self) -> list[dict[str, Any]]:
@@ -243,14 +313,19 @@ class Recorder:
             return list(self._frames)
 
     def _run(self) -> None:
-        before: Look | None = None
-        while not self._over:
+        before = last = None
+        while not self._stops:
             now = look_at(self._read())
-            if before is not None:
+            if last is not None:
+                before = now.before(last, before or last)
                 self._add(replies(now, before))
-            before = now
+            last = now
             with self._changed:
-                self._changed.wait_for(lambda: self._over, self._every)
+                self._changed.wait_for(lambda: self._stops or self._hurries, self._every)
+                self._hurries = False
+        if self._read_last is not None and last is not None:
+            now = look_at(self._read_last())
+            self._add(replies(now, now.before(last, before or last)))
 
     def _add(self, frame: dict[str, Any]) -> None:
         for listener in self._listeners:

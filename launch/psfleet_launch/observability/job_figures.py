@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from psfleet.core.base.observability.logged_values import EventFile
+from psfleet.core.base.observability.number_texts import number_text, rate_text
 from psfleet.core.base.observability.process_panels import PANELS
-from psfleet_launch.observability.job_history import PastJob, clock, duration, incidents, state
+from psfleet_launch.observability.job_history import PastJob, clock, incidents, state
 
 Series = Mapping[str, float | None]
 
 _PLACES = {panel.title: place for place, panel in enumerate(PANELS)}
 
 
-def logged(series: Series) -> Iterator[str]:
-    """`accuracy 0.93` for each name that scripts have logged: the mean over the workers.
+def logged(series: Series) -> Iterator[tuple[str, str]]:
+    """Yield each name that scripts have logged, and the mean over the workers as text.
 
     Args:
         series: The answer of the panel "Logged values", by name and worker.
@@ -29,12 +31,12 @@ def logged(series: Series) -> Iterator[str]:
         if value is not None:
             values.setdefault(key.rpartition(" worker ")[0], []).append(value)
     for name, each in values.items():
-        yield f"{name} {statistics.fmean(each):.4g}"
+        yield name, number_text(statistics.fmean(each), "none")
 
 
 def logged_in(frame: Mapping[str, Any]) -> str:
     """The same of a frame of the recorder, in one line."""
-    return " · ".join(logged(frame["panels"][_PLACES["Logged values"]]))
+    return " · ".join(map(" ".join, logged(frame["panels"][_PLACES["Logged values"]])))
 
 
 class FigureEvents:
@@ -61,48 +63,40 @@ class FigureEvents:
 
 
 _INCIDENTS = 8  # that are shown
-_Format = Callable[[float], str]
-_Ask = Callable[[str], dict[str, float | None]]
+_Ask = Callable[[str], Mapping[str, float | None]]
 
-
-def _memory(value: float) -> str:
-    return f"{value / 2**20:,.0f} MiB"
-
-
-def _traffic(value: float) -> str:
-    return f"{value / 1000:,.0f} kB/s"
-
-
-_share: _Format = "{:.0%}".format
-_WORKERS: tuple[tuple[str, str, _Format], ...] = (
-    ("step", "Step time by worker", duration),
-    ("steps/s", "Steps per second", "{:,.3g}/s".format),
-    ("pulls", "Time in pulls", _share),
-    ("pushes", "Time in pushes", _share),
-    ("waiting", "Time waiting", _share),
-    ("data", "Time waiting for data", _share),
-    ("loss", "Loss", "{:.4g}".format),
+_WORKERS = (
+    ("CPU", "CPU cores in use"),
+    ("step", "Step time by worker"),
+    ("steps", "Steps per second"),
+    ("pulls", "Time in pulls"),
+    ("pushes", "Time in pushes"),
+    ("waiting", "Time waiting"),
+    ("data", "Time waiting for data"),
+    ("loss", "Loss"),
 )
-_SERVERS: tuple[tuple[str, str, _Format], ...] = (
-    ("pushes", "Pushes per second by server", "{:,.0f}/s".format),
-    ("push", "Time of a push, median", duration),
-    ("received", "Received by servers", _traffic),
-    ("sent", "Sent by servers", _traffic),
-    ("memory", "Resident memory", _memory),
+_SERVERS = (
+    ("CPU", "CPU cores in use"),
+    ("pushes", "Pushes per second by server"),
+    ("push", "Time of a push, median"),
+    ("received", "Received by servers"),
+    ("sent", "Sent by servers"),
+    ("memory", "Resident memory"),
 )
-_STANDBYS: tuple[tuple[str, str, _Format], ...] = (
-    ("ready", "Standby is ready", lambda value: "yes" if value else "no"),
-    ("lacks", "Records that the standby lacks", "{:,.0f}".format),
-    ("takes", "Taken by standbys", _traffic),
-    ("memory", "Resident memory", _memory),
+_STANDBYS = (
+    ("CPU", "CPU cores in use"),
+    ("ready", "Standby is ready"),
+    ("lacks", "Records that the standby lacks"),
+    ("takes", "Taken by standbys"),
+    ("memory", "Resident memory"),
 )
-"""Columns: heading, panel and how its values are shown."""
+"""Columns: heading and panel."""
 _SAID_BY_SERVERS = ("Standby is ready", "Records that the standby lacks")
 
 
 def job_view(job: PastJob, is_running: bool) -> RenderableType:
     """Return the view of `psfleet top` for a history: of a job that is over the last known figures."""
-    ask = job.newest if is_running else job.last
+    ask: _Ask = job.newest if is_running else partial(_at_end, job)
     parts: list[RenderableType] = [
         Text.assemble((job.heading["job"], "bold"), "  ", state(job, is_running)),
         Text(" · ".join(_progress(ask)) or "no figures yet"),
@@ -131,21 +125,28 @@ def job_object(job: PastJob, is_running: bool) -> dict[str, Any]:
     }
 
 
+def _at_end(job: PastJob, title: str) -> Mapping[str, float | None]:
+    """Last known figures of a job that is over; of rates the usual ones, as none is left at the end."""
+    is_rate = PANELS[_PLACES[title]].unit in ("cps", "Bps") or title == "CPU cores in use"
+    return job.usual(title) if is_rate else job.last(title)
+
+
 def _progress(ask: _Ask) -> Iterator[str]:
-    for title, words in (
-        ("Steps", "{:,.0f} steps"),
-        ("Samples per second", "{:,.0f} samples/s"),
-        ("Rows", "{:,.0f} rows"),
-        ("Torn steps", "{:,.0f} torn steps"),
-        ("Age of the last snapshot", "last snapshot {:,.0f} s old"),
-    ):
+    forms: tuple[tuple[str, Callable[[float], str]], ...] = (
+        ("Steps", "{:,.0f} steps".format),
+        ("Samples per second", partial(rate_text, things="samples")),
+        ("Rows", "{:,.0f} rows".format),
+        ("Torn steps", "{:,.0f} torn steps".format),
+        ("Age of the last snapshot", lambda age: f"last snapshot {number_text(age, 's')} old"),
+    )
+    for title, words in forms:
         values = [value for value in ask(title).values() if value is not None]
         if values and (any(values) or title != "Torn steps"):
-            yield words.format(sum(values))
-    yield from logged(ask("Logged values"))
+            yield words(sum(values))
+    yield from map(" ".join, logged(ask("Logged values")))
 
 
-def _table(role: str, ask: _Ask, columns: tuple[tuple[str, str, _Format], ...]) -> Table:
+def _table(role: str, ask: _Ask, columns: tuple[tuple[str, str], ...]) -> Table:
     """A row for each process of a role."""
 
     def by_rank(title: str) -> dict[str, float | None]:
@@ -156,18 +157,19 @@ def _table(role: str, ask: _Ask, columns: tuple[tuple[str, str, _Format], ...]) 
             if name.startswith(prefix)
         }
 
-    cores = by_rank("CPU cores in use")
-    visible = [(by_rank(title), form) for _, title, form in columns]
+    figures = {title: by_rank(title) for _, title in columns}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (role, "CPU", *(heading for heading, _, _ in columns)):
+    for heading in (role, *(heading for heading, _ in columns)):
         table.add_column(heading, justify="left" if heading == role else "right", no_wrap=True)
-    ranks = {rank for series in (cores, *(series for series, _ in visible)) for rank in series}
+    ranks = {rank for series in figures.values() for rank in series}
     for rank in sorted(ranks, key=lambda rank: (len(rank), rank)):
-        cells = [_cell(cores.get(rank), "{:.2f}".format)]
-        cells += [_cell(series.get(rank), form) for series, form in visible]
-        table.add_row(rank, *cells)
+        table.add_row(rank, *(_cell(title, series.get(rank)) for title, series in figures.items()))
     return table
 
 
-def _cell(value: float | None, form: _Format) -> str:
-    return "" if value is None else form(value)
+def _cell(title: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if title == "Standby is ready":
+        return "yes" if value else "no"
+    return number_text(value, PANELS[_PLACES[title]].unit)

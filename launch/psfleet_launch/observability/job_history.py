@@ -9,12 +9,13 @@ import contextlib
 import json
 import operator
 import os
+import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from psfleet.core.base.errors import FrameError
 from psfleet.core.base.files import let_appear, read_small
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet.core.base.logs import FIRST_NONFINITE
+from psfleet.core.base.observability.number_texts import number_text
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.fleet_reader import panel_texts, thinned
@@ -34,6 +36,7 @@ from psfleet_launch.supervision.job_events import (
     ReportHung,
     Said,
     ServerReady,
+    ServersMoved,
     Shown,
     StartProcesses,
     StopRequested,
@@ -68,10 +71,10 @@ class JobEvent:
 
     Attributes:
         at: Seconds since the epoch.
-        kind: `started`, `ready`, `ended`, `hung`, `takeover`, `stop`, `said` or `finished`.
+        kind: `started`, `ready`, `ended`, `hung`, `takeover`, `moved`, `stop`, `said` or `finished`.
         member: Whom it is about; empty: the job.
         code: With which a process or the job has ended, as in subprocess.
-        text: Previous primary, for a takeover; else a cause or a sentence for people.
+        text: Machine of a start; previous primary of a takeover; else a cause or a sentence for people.
     """
 
     at: float
@@ -140,6 +143,15 @@ class PastJob:
             figures |= series
         return figures
 
+    def usual(self, title: str) -> dict[str, float]:
+        """The medians of a panel's values while there was something to measure, by series."""
+        values: dict[str, list[float]] = {}
+        for series in self.panel(title):
+            for name, value in series.items():
+                if value:
+                    values.setdefault(name, []).append(value)
+        return {name: statistics.median(each) for name, each in values.items()}
+
     def newest(self, title: str) -> dict[str, float | None]:
         """The values of a panel in the last frame."""
         return (self.panel(title) or [{}])[-1]
@@ -160,14 +172,22 @@ class JobHistory:
     Args:
         fields: Fields of the first line, see `heading`.
         epoch: Seconds from 1970 to the beginning of the monotonic clock; by default of this process's.
+        host: Returns the machine of a process that has been started.
     """
 
-    def __init__(self, folder: Path, fields: Mapping[str, Any], epoch: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fields: Mapping[str, Any],
+        epoch: float | None = None,
+        host: Callable[[Member], str] = lambda member: "",
+    ) -> None:
         self._path = folder / HISTORY
         self._lock = threading.Lock()
         self._frames = self._events = self._bytes = self._dropped = 0
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
         self._heading = dict(fields)
+        self._host = host
         self._recent: deque[JobEvent] = deque(maxlen=_MOST_EVENTS)
         self._file: int | None = None
         with contextlib.suppress(OSError):
@@ -175,7 +195,7 @@ class JobHistory:
 
     def take(self, item: Event | Shown | Action, now: float) -> None:
         """Something has happened or is done, at this time of the monotonic clock."""
-        for event in _events(item, self._epoch + now):
+        for event in self._events_of(item, self._epoch + now):
             with self._lock:
                 self._recent.append(event)
             self._append("event", event.document())
@@ -194,6 +214,30 @@ class JobHistory:
         """Let go of the file."""
         with self._lock:
             self._end()
+
+    def _events_of(self, item: Event | Shown | Action, at: float) -> Iterable[JobEvent]:
+        match item:
+            case StartProcesses(members):
+                for member in members:
+                    yield JobEvent(at, "started", str(member), text=self._host(member))
+            case ServerReady(member, endpoint):
+                yield JobEvent(at, "ready", str(member), text=endpoint)
+            case ProcessExited(member, code):
+                yield JobEvent(at, "ended", str(member), code, item.cause)
+            case ReportHung(member, seconds) | KillHung(member, seconds):
+                ending = " and is killed" if isinstance(item, KillHung) else ""
+                yield JobEvent(at, "hung", str(member), text=f"silent for {seconds:g} s{ending}")
+            case PromoteStandby(member, before):
+                yield JobEvent(at, "takeover", str(member), text=str(before))
+            case ServersMoved(servers):
+                noun = "server" if servers == 1 else "servers"
+                yield JobEvent(at, "moved", text=f"{servers} {noun} from now on")
+            case StopRequested(number):
+                yield JobEvent(at, "stop", text=f"signal {number}")
+            case Said(member, text):
+                yield JobEvent(at, "said", str(member or ""), text=text)
+            case FinishJob(code):
+                yield JobEvent(at, "finished", code=code)
 
     def _append(self, kind: str, content: Mapping[str, Any]) -> None:
         line = _line({kind: content})
@@ -246,28 +290,6 @@ class JobHistory:
         self._bytes = sum(map(len, lines))
 
 
-def _events(item: Event | Shown | Action, at: float) -> Iterable[JobEvent]:
-    match item:
-        case StartProcesses(members):
-            for member in members:
-                yield JobEvent(at, "started", str(member))
-        case ServerReady(member, endpoint):
-            yield JobEvent(at, "ready", str(member), text=endpoint)
-        case ProcessExited(member, code):
-            yield JobEvent(at, "ended", str(member), code, item.cause)
-        case ReportHung(member, seconds) | KillHung(member, seconds):
-            ending = " and is killed" if isinstance(item, KillHung) else ""
-            yield JobEvent(at, "hung", str(member), text=f"silent for {seconds:g} s{ending}")
-        case PromoteStandby(member, before):
-            yield JobEvent(at, "takeover", str(member), text=str(before))
-        case StopRequested(number):
-            yield JobEvent(at, "stop", text=f"signal {number}")
-        case Said(member, text):
-            yield JobEvent(at, "said", str(member or ""), text=text)
-        case FinishJob(code):
-            yield JobEvent(at, "finished", code=code)
-
-
 def _short(series: Mapping[str, float | None]) -> dict[str, float | None]:
     """Nine digits are enough for a curve."""
     return {
@@ -315,13 +337,20 @@ def _add(job: PastJob, document: Any) -> None:
 
 
 def state(job: PastJob, is_running: bool) -> str:
-    """One sentence: is it over, and how?"""
-    span = f"{duration(lasted(job))} from {moment(job.heading['began'])} on"
-    if job.code is not None:
-        return f"ended with exit code {job.code} after {span}"
-    if is_running:
-        return f"runs: {span}"
-    return f"no end is recorded: its launcher was killed after {span}"
+    """Return in a sentence whether the job is over, how, and when it ran."""
+    seconds, began = lasted(job), job.heading["began"]
+    span, (day, since), (last_day, until) = (
+        number_text(seconds, "s"),
+        moment(began).split(" ", 1),
+        moment(began + seconds).split(" ", 1),
+    )
+    if is_running and job.code is None:
+        return f"Running for {span} (since {since if day == last_day else f'{day} {since}'})"
+    until = until if day == last_day else f"{last_day} {until}"
+    when = f"{day}, {since.rpartition(' ')[0]} to {until}"
+    if job.code is None:
+        return f"No end is recorded: its launcher was killed after {span} ({when})"
+    return f"Ended with exit code {job.code} after {span} ({when})"
 
 
 def lasted(job: PastJob) -> float:
@@ -348,7 +377,10 @@ def incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
                 yield one, f"takes over from {one.text}"
             case "ready" if one.member in heirs:
                 before, since = heirs.pop(one.member)
-                yield one, f"has the place of {before} {duration(one.at - since)} after its end"
+                yield (
+                    one,
+                    f"has the place of {before} {number_text(one.at - since, 's')} after its end",
+                )
             case "started" if one.member in ends:
                 yield one, "is started again"
             case "said" if one.text.startswith(FIRST_NONFINITE):
@@ -363,21 +395,47 @@ def exit_words(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def duration(seconds: float) -> str:
-    """`3.2 min`."""
-    if seconds >= 120:
-        return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 def moment(at: float) -> str:
-    """Date and time of day, here."""
-    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+    """Date and time of day, here, and the name of the time zone."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def zone(at: float) -> tuple[float, str]:
+    """Seconds by which the clock here is ahead of UTC, and the name of the time zone."""
+    here = datetime.fromtimestamp(at).astimezone()
+    return (here.utcoffset() or timedelta()).total_seconds(), here.strftime("%Z")
 
 
 def clock(at: float) -> str:
     """The time of day, here."""
     return datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-5]
+
+
+_MARKS = {
+    "ended": "death",
+    "hung": "death",
+    "started": "restart",
+    "takeover": "takeover",
+    "ready": "takeover",
+    "stop": "death",
+    "said": "death",
+}
+_MOST_MARKS = 400
+
+
+def marks(job: PastJob) -> list[tuple[float, str, str]]:
+    """Time, kind and text of each line in the charts: deaths, restarts, takeovers, moves and snapshots."""
+    found = [
+        (one.at, _MARKS[one.kind], f"{one.member or 'job'}: {text}") for one, text in incidents(job)
+    ]
+    found += [(one.at, "move", one.text) for one in job.events if one.kind == "moved"]
+    last = -1.0
+    for frame, series in zip(job.frames, job.panel("Age of the last snapshot"), strict=False):
+        age = series.get("")
+        if age is not None and (at := frame["at"] - age) > last + 0.01:  # a clock is no exact one
+            last = at
+            found.append((round(at, 3), "snapshot", "snapshot"))
+    return sorted(found)[-_MOST_MARKS:]
 
 
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}

@@ -9,12 +9,13 @@ import re
 import signal
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from psfleet.core.base.logs import FIRST_NONFINITE
+from psfleet.core.base.observability.number_texts import number_text, rate_text
 from psfleet.core.base.settings.kinds import local_path
 from psfleet_launch.job.job_folder import REPORT, is_claimed
 from psfleet_launch.observability.job_figures import logged
@@ -22,14 +23,15 @@ from psfleet_launch.observability.job_history import (
     FiredAlert,
     PastJob,
     clock,
-    duration,
     exit_words,
     fired_alerts,
     incidents,
     lasted,
+    marks,
     moment,
     read_history,
     state,
+    zone,
 )
 
 _STARTS = 10.0  # seconds after its start from which on a server has to answer
@@ -49,6 +51,7 @@ class ProcessState:
         deaths: Number of its ends with an error or by a signal.
         began: Time of its last start, in seconds since the epoch.
         is_stopped: It ended with SIGTERM.
+        machine: Machine on which it was started last; empty: not known.
     """
 
     name: str
@@ -59,6 +62,7 @@ class ProcessState:
     deaths: int = 0
     began: float = 0.0
     is_stopped: bool = False
+    machine: str = ""
 
 
 def overview(job: PastJob, is_running: bool, faults: int = 0) -> dict[str, Any]:
@@ -75,6 +79,7 @@ def overview(job: PastJob, is_running: bool, faults: int = 0) -> dict[str, Any]:
         for one in processes:
             if one.mood == "good":
                 one.words, one.mood = "its end is not recorded", ""
+    _mark_slow(job, is_running, processes)
     all_alerts = list(fired_alerts(job))
     alerts = [one for one in all_alerts if one.until is None] if is_running else all_alerts
     badge = _badge(job, is_running, processes, alerts)
@@ -91,6 +96,8 @@ def overview(job: PastJob, is_running: bool, faults: int = 0) -> dict[str, Any]:
             )
             if table["rows"]
         ],
+        "marks": [list(one) for one in marks(job)],
+        "finished": [one.series for one in processes if one.words == "finished"],
     }
 
 
@@ -105,7 +112,8 @@ def _badge(
     if dead := [one.name for one in processes if one.mood == "bad"]:
         return f"runs without {', '.join(dead)}", "bad"
     if not alerts:
-        return "runs", "good"
+        slow = [one.name for one in processes if one.mood == "warn"]
+        return (f"runs, {', '.join(slow)} slow", "warn") if slow else ("runs", "good")
     is_critical = any(one.severity == "critical" for one in alerts)
     words = f"{len(alerts)} alert{'s' if len(alerts) > 1 else ''}"
     return f"runs, {words}", "bad" if is_critical else "warn"
@@ -124,7 +132,7 @@ def process_states(job: PastJob) -> list[ProcessState]:
                     one.member, ProcessState(one.member, _series(one.member))
                 )
                 process.starts += 1
-                process.began = one.at
+                process.began, process.machine = one.at, one.text
                 process.mood, process.words = "good", "runs"
                 if process.series.startswith("standby"):
                     process.words = f"standby of {one.member.partition(' copy')[0]}"
@@ -163,6 +171,23 @@ def _mark_silent(job: PastJob, processes: Sequence[ProcessState]) -> None:
             one.words, one.mood = "does not answer", "bad"
 
 
+_SLOW = 1.5
+"""A process is called slow from this multiple of the median of the others on."""
+_RECENT = 30  # frames in which a worker of a running job is slow: a minute
+
+
+def _mark_slow(job: PastJob, is_running: bool, processes: Sequence[ProcessState]) -> None:
+    """Say of a slow worker by how much; of a job that is over, over all of its time."""
+    recent = replace(job, frames=job.frames[-_RECENT:]) if is_running else job
+    ratios = {worker: ratio for worker, _, _, ratio in step_times(recent)}
+    for one in processes:
+        if one.series in ratios and ratios[one.series] >= _SLOW:
+            if one.mood == "good":
+                one.mood = "warn"
+            if one.mood == "warn" or one.words == "finished":
+                one.words += f", {ratios[one.series]:.1f} times slower"
+
+
 def _series(member: str) -> str:
     role, rank, *copy = member.split()
     return f"{'standby' if role == 'server' and copy else role} {rank}"
@@ -183,20 +208,23 @@ def _process_table(job: PastJob, is_running: bool, processes: Sequence[ProcessSt
         for member in members
     }
     only = next(iter(job.heading["machines"]), "") if len(job.heading["machines"]) == 1 else ""
-    ask = job.newest if is_running else job.last
-    steps, pushes = ask("Steps per second"), ask("Pushes per second by server")
-    memory, cores = ask("Resident memory"), ask("CPU cores in use")
+    rate: Callable[[str], _Figures] = job.newest if is_running else job.usual
+    steps, pushes = rate("Steps per second"), rate("Pushes per second by server")
+    memory, cores = (
+        (job.newest if is_running else job.last)("Resident memory"),
+        rate("CPU cores in use"),
+    )
     rows = []
     for one in processes:
-        speed = _shown(steps, one.series, "{:,.3g} steps/s".format)
+        speed = _shown(steps, one.series, lambda value: rate_text(value, "steps"))
         rows.append(
             [
                 one.name,
-                machines.get(one.name, only),
+                one.machine or machines.get(one.name, only),
                 one.words,
-                speed or _shown(pushes, one.series, "{:,.3g} pushes/s".format),
-                _shown(memory, one.series, lambda value: f"{value / 2**20:,.0f} MiB"),
-                _shown(cores, one.series, "{:.2f}".format),
+                speed or _shown(pushes, one.series, lambda value: rate_text(value, "pushes")),
+                _shown(memory, one.series, lambda value: number_text(value, "bytes")),
+                _shown(cores, one.series, lambda value: number_text(value, "short")),
             ]
         )
     columns = ["Process", "Machine", "State", "Speed", "Memory", "CPU cores"]
@@ -247,24 +275,18 @@ def _figures(
     """Label, value, a note and the mood of each number of the overview."""
     ask = job.newest if is_running else job.last
     if steps := ask("Steps"):
-        yield "Steps", _count(steps), _rate(ask("Steps per second"), "/s", max, is_running), ""
+        yield "Steps", _count(steps), _rate(ask("Steps per second"), max, is_running), ""
     if (samples := ask("Samples")) and _sum(samples):
-        yield (
-            "Samples",
-            _count(samples),
-            _rate(ask("Samples per second"), "/s", sum, is_running),
-            "",
-        )
+        yield ("Samples", _count(samples), _rate(ask("Samples per second"), sum, is_running), "")
     if losses := ask("Loss"):
         yield _loss(losses, is_running)
-    for one in logged(ask("Logged values")):
-        name, _, value = one.rpartition(" ")
-        yield name, value, "", ""
+    for name, text in logged(ask("Logged values")):
+        yield name, text, "", ""
     seconds = _sum(ask("Time left"))
     yield (
         "Time",
-        duration(lasted(job)),
-        f"{duration(seconds)} left" if seconds and is_running else "",
+        number_text(lasted(job), "s"),
+        f"{number_text(seconds, 's')} left" if seconds and is_running else "",
         "",
     )
     deaths, starts = (
@@ -296,7 +318,7 @@ def _loss(losses: _Figures, is_running: bool) -> tuple[str, str, str, str]:
         spoilt = ", ".join(name for name, value in losses.items() if value is None)
         return label, "NaN", spoilt, "bad"
     note = f"mean of {len(finite)} workers" if len(finite) > 1 else ""
-    return label, f"{statistics.fmean(finite):.4g}", note, ""
+    return label, number_text(statistics.fmean(finite), "none"), note, ""
 
 
 def _sum(figures: _Figures) -> float:
@@ -307,10 +329,10 @@ def _count(figures: _Figures) -> str:
     return f"{_sum(figures):,.0f}"
 
 
-def _rate(figures: _Figures, unit: str, total: Any, is_running: bool) -> str:
+def _rate(figures: _Figures, total: Any, is_running: bool) -> str:
     """Return the present rate; empty for a job that is over."""
     values = [value for value in figures.values() if value is not None]
-    return f"{total(values):,.3g}{unit}" if values and is_running else ""
+    return number_text(total(values), "cps") if values and is_running else ""
 
 
 _PARTS = (
@@ -342,10 +364,6 @@ def _page() -> str:
     return page
 
 
-_SLOW = 1.5
-"""A process is called slow from this multiple of the median of the others on."""
-
-
 def write_report(folder: Path, to: Path | None = None) -> Path:
     """Write the report of the job with these logs, by default into their folder; where it is.
 
@@ -363,6 +381,7 @@ def job_report(job: PastJob, is_running: bool = False) -> str:
     content = {
         "job": job.heading["job"],
         "overview": overview(job, is_running),
+        "zone": zone(job.heading["began"]),
         "panels": job.heading["panels"],
         "frames": job.frames,
         "tables": tables(job),
@@ -416,10 +435,17 @@ def _facts(job: PastJob) -> Iterator[tuple[str, str]]:
 
 
 def slow_processes(job: PastJob) -> Iterator[tuple[str, ...]]:
-    """Each worker's step time, with and without waiting, the slowest first.
+    """The rows of the report about each worker's step time, see `step_times`."""
+    for worker, step, own, ratio in step_times(job):
+        note = "slow" if ratio >= _SLOW else ""
+        yield worker, number_text(step, "s"), number_text(own, "s"), f"{ratio:.2f}", note
+
+
+def step_times(job: PastJob) -> Iterator[tuple[str, float, float, float]]:
+    """Yield each worker, its step time with and without waiting, and the latter against that of the others.
 
     In sync mode all workers have the step time of the slowest; the time in pulls and waits of the others
-    tells which one that is.
+    tells which one that is. The slowest comes first.
     """
     steps = _means(job.panel("Step time by worker"))
     pulls, waits = _means(job.panel("Time in pulls")), _means(job.panel("Time waiting"))
@@ -430,14 +456,7 @@ def slow_processes(job: PastJob) -> Iterator[tuple[str, ...]]:
     for worker in sorted(own, key=lambda worker: -own[worker]):
         others = [time for other, time in own.items() if other != worker]
         usual = statistics.median(others) if others else 0.0
-        ratio = own[worker] / usual if usual else 1.0
-        yield (
-            worker,
-            duration(steps[worker]),
-            duration(own[worker]),
-            f"{ratio:.2f}",
-            "slow" if ratio >= _SLOW else "",
-        )
+        yield worker, steps[worker], own[worker], own[worker] / usual if usual else 1.0
 
 
 def _means(frames: Iterable[dict[str, float | None]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import json
 import secrets
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread, current_thread
@@ -22,7 +23,7 @@ from psfleet.core.base.observability.exposition import encode
 from psfleet.core.net.http2.header_blocks import repeated
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
-from psfleet_launch.observability.job_history import JobHistory, read_history
+from psfleet_launch.observability.job_history import JobHistory, read_history, zone
 from psfleet_launch.observability.job_report import dashboard_page, job_report, overview
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -201,7 +202,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(200, "text/event-stream")
         self.server.streams.add(current_thread())
         recorder, history = self.server.port.recorder, self.server.port.history
-        heading = {"job": self.server.port.job.name, "panels": panel_texts()}
+        heading = {
+            "job": self.server.port.job.name,
+            "zone": zone(time.time()),
+            "panels": panel_texts(),
+        }
         with contextlib.suppress(OSError):  # it has hung up
             self._event("panels", heading)
             for frames in recorder.follow():

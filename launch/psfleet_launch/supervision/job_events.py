@@ -212,6 +212,13 @@ class ReportMissingLeave:
 
 
 @dataclass(frozen=True)
+class ServersMoved:
+    """The job has another number of servers from now on, and their rows have moved."""
+
+    servers: int
+
+
+@dataclass(frozen=True)
 class FinishJob:
     """All processes have ended."""
 
@@ -227,6 +234,7 @@ Action = (
     | ReportMissingLeave
     | PromoteStandby
     | ReleaseStandbys
+    | ServersMoved
     | FinishJob
 )
 

@@ -93,10 +93,13 @@ class WorkerReports:
         self.tell: Callable[[str], None] = _log.warning
         self._lock = threading.Lock()
         self._until = 0.0
-        self._texts: dict[int, bytes] = {}
+        self._texts: dict[int, tuple[float, bytes]] = {}
 
-    def look(self) -> dict[int, bytes]:
-        """By seat what there is; for a minute workers are asked for more."""
+    def look(self) -> dict[int, tuple[float, bytes]]:
+        """Return, by seat, when a worker's last metrics came, and their text.
+
+        Workers send more for a minute.
+        """
         with self._lock:
             self._until = time.monotonic() + _WATCHED
             return dict(self._texts)
@@ -105,7 +108,7 @@ class WorkerReports:
         """A worker has sent this, or nothing; whether it is to send its metrics next time."""
         with self._lock:
             if text and len(text) <= _LONGEST:
-                self._texts[worker] = text
+                self._texts[worker] = time.time(), text
             return time.monotonic() < self._until
 
 

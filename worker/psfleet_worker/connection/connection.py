@@ -81,6 +81,7 @@ class WorkerHeartbeat:
         self._request = request
         self._every = every
         self._over = threading.Event()
+        self._lock = threading.Lock()  # heartbeats reach the coordinator in order
         self._thread = ServiceThread(self._run, "heartbeats")
 
     def start(self) -> None:
@@ -95,8 +96,12 @@ class WorkerHeartbeat:
 
     def _run(self) -> None:
         while self.fenced is None and not self._over.wait(self._every):
-            with contextlib.suppress(PsfleetError):
-                self._heartbeat()
+            self.send_now()
+
+    def send_now(self) -> None:
+        """Send a heartbeat, and hear the reply if there is one."""
+        with self._lock, contextlib.suppress(PsfleetError):
+            self._heartbeat()
 
     def _heartbeat(self) -> None:
         try:
@@ -235,6 +240,13 @@ class FleetConnection:
 
     def _listen(self, reply: HeartbeatReply) -> None:
         self.metrics.wanted = reply.wants_metrics
+
+    def send_last_figures(self) -> None:
+        """Hand over the figures of this worker's end, if anybody looks at the job."""
+        if not self.metrics.wanted:  # or it has not heard so yet
+            self.heartbeats.send_now()
+        if self.metrics.wanted:
+            self.heartbeats.send_now()
 
     # -- instructions --------------------------------------------------------------------------
 

@@ -7,16 +7,26 @@ Prometheus therefore show the same figures; a test asks both.
 import abc
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 WINDOW = "1m"
 """Over which PromQL takes rates; the page takes those between two looks."""
 
+_LATEST = 5.0  # seconds for which a heartbeat may be late
+
 Series = dict[tuple[str, ...], float]
 """Values by those of the labels that a question keeps, in its order."""
 
-AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max}
+AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {
+    "sum": sum,
+    "max": max,
+    "avg": statistics.fmean,
+}
+
+READ_AT = "psfleet_read_timestamp_seconds"
+"""Metric of the time at which the other metrics of a process were read."""
 
 
 @dataclass
@@ -26,10 +36,13 @@ class Look:
     Attributes:
         at: Seconds since the epoch.
         samples: By name of the metric the labels and the value of each.
+        times: By role and rank when the samples of a process were read. Those of workers come with heartbeats
+            and are a little older than the look.
     """
 
     at: float
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = field(default_factory=dict)
+    times: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def select(
         self, metric: str, where: Mapping[str, str]
@@ -40,6 +53,32 @@ class Look:
             for labels, value in self.samples.get(metric, [])
             if where.items() <= labels.items()
         ]
+
+    def time_of(self, labels: Mapping[str, str]) -> float:
+        """When a sample with these labels was read."""
+        return self.times.get(_process(labels), self.at)
+
+    def before(self, last: "Look", older: "Look") -> "Look":
+        """Return the look to compare this one with: `last`, but `older` for those not heard since then.
+
+        A process that is not heard for longer has no rates: it has ended.
+        """
+        oldest = max(self.times.values(), default=0.0) - _LATEST
+        times = self.times.items()
+        silent = {one for one, at in times if at > oldest and last.times.get(one) == at}
+        merged = last.times | {one: older.times.get(one, older.at) for one in silent}
+        samples = {
+            name: [
+                *(one for one in last.samples.get(name, ()) if _process(one[0]) not in silent),
+                *(one for one in older.samples.get(name, ()) if _process(one[0]) in silent),
+            ]
+            for name in self.samples
+        }
+        return Look(last.at, samples, merged)
+
+
+def _process(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels.get("role", ""), labels.get("rank", "")
 
 
 class Expression(abc.ABC):
@@ -91,9 +130,9 @@ class _Single(Expression):
         by = f" by ({names})" if names else ""
         return f"{self.aggregate}{by} ({wrap.format(selector)})"
 
-    def _aggregated(self, look: Look) -> Series:
+    def _aggregated(self, samples: Iterable[tuple[Mapping[str, str], float]]) -> Series:
         groups: dict[tuple[str, ...], list[float]] = {}
-        for labels, value in look.select(self.metric, self.where):
+        for labels, value in samples:
             key = tuple(map(labels.get, self.by, itertools.repeat("")))
             groups.setdefault(key, []).append(value)
         return {key: AGGREGATES[self.aggregate](values) for key, values in groups.items()}
@@ -107,7 +146,7 @@ class Level(_Single):
         return self._promql(where, per_job)
 
     def evaluate(self, now: Look, before: Look) -> Series:
-        return self._aggregated(now)
+        return self._aggregated(now.select(self.metric, self.where))
 
 
 @dataclass(frozen=True)
@@ -118,8 +157,14 @@ class Rate(_Single):
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
 
     def evaluate(self, now: Look, before: Look) -> Series:
-        growth, span = _grown(self._aggregated(now), self._aggregated(before)), now.at - before.at
-        return {key: value / span for key, value in growth.items()} if span > 0 else {}
+        former = {frozenset(one.items()): n for one, n in before.select(self.metric, self.where)}
+        rates: list[tuple[Mapping[str, str], float]] = []
+        for labels, value in now.select(self.metric, self.where):
+            start = former.get(frozenset(labels.items()))
+            span = now.time_of(labels) - before.time_of(labels)
+            if start is not None and span > 0:
+                rates.append((labels, (value - start if value >= start else value) / span))
+        return self._aggregated(rates)
 
 
 @dataclass(frozen=True)
@@ -132,7 +177,8 @@ class Age(_Single):
         return f"time() - {self._promql(where, per_job)}"
 
     def evaluate(self, now: Look, before: Look) -> Series:
-        return {key: now.at - value for key, value in self._aggregated(now).items()}
+        values = self._aggregated(now.select(self.metric, self.where))
+        return {key: now.at - value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -156,6 +202,28 @@ class Ratio(Expression):
     def evaluate(self, now: Look, before: Look) -> Series:
         above, below = self.above.evaluate(now, before), self.below.evaluate(now, before)
         return {key: value / below[key] for key, value in above.items() if below.get(key)}
+
+
+@dataclass(frozen=True)
+class Total(Expression):
+    """Sum of several answers, series by series."""
+
+    parts: tuple[Expression, ...]
+
+    @property
+    def by(self) -> tuple[str, ...]:  # type: ignore[override]  # read only
+        return self.parts[0].by
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(itertools.chain.from_iterable(one.metrics for one in self.parts))
+
+    def promql(self, where: str = "", per_job: bool = False) -> str:
+        return f"({' + '.join(one.promql(where, per_job) for one in self.parts)})"
+
+    def evaluate(self, now: Look, before: Look) -> Series:
+        answers = [one.evaluate(now, before) for one in self.parts]
+        return {key: sum(one.get(key, 0.0) for one in answers) for key in answers[0]}
 
 
 def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
@@ -227,14 +295,6 @@ def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
     return low + (bound - low) * (rank - below) / (count - below)
 
 
-def _grown(now: Series, before: Series) -> Series:
-    return {
-        key: value - before[key] if value >= before[key] else value
-        for key, value in now.items()
-        if key in before
-    }
-
-
 @dataclass(frozen=True)
 class Alert:
     """Alert of a panel.
@@ -256,7 +316,8 @@ class Panel:
     """One figure.
 
     Attributes:
-        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`.
+        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`,
+            `none` (a value whose fourth digit counts, such as a loss).
     """
 
     title: str
@@ -268,6 +329,6 @@ class Panel:
     section: str = ""
 
 
-def section(question: str, *panels: Panel) -> tuple[Panel, ...]:
-    """The panels that help to answer a question."""
-    return tuple(replace(panel, section=question) for panel in panels)
+def section(title: str, *panels: Panel) -> tuple[Panel, ...]:
+    """The panels of a section of the page."""
+    return tuple(replace(panel, section=title) for panel in panels)

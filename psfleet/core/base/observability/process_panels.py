@@ -16,7 +16,7 @@ from psfleet.core.base.observability.training_panels import TRAINING
 _TABLE, _EACH = ("table",), ("role", "rank")
 
 _MEMORY = section(
-    "Does memory suffice?",
+    "Memory",
     Panel(
         "Memory against the limit",
         "percentunit",
@@ -96,9 +96,9 @@ _MEMORY = section(
     Panel(
         "Waiting for the disk",
         "percentunit",
-        Rate("psfleet_disk_wait_seconds_total", _TABLE),
-        "Share of the time in which calls waited for rows, all servers added.",
-        "Near the number of servers the disk is the bottleneck: raise --server-memory or use more servers.",
+        Rate("psfleet_disk_wait_seconds_total", _TABLE, aggregate="avg"),
+        "Share of the time in which calls waited for rows, the mean of the servers.",
+        "Near 100 % the disk is the bottleneck: raise --server-memory or use more servers.",
     ),
     Panel(
         "Resident memory",
@@ -109,7 +109,7 @@ _MEMORY = section(
     ),
 )
 _SKEW = section(
-    "Is the load even?",
+    "Balance",
     Panel(
         "Skew between servers",
         "short",
@@ -143,7 +143,7 @@ _SKEW = section(
     ),
 )
 _RELIABILITY = section(
-    "Does it survive?",
+    "Recovery",
     Panel(
         "Processes",
         "short",
@@ -225,9 +225,9 @@ _RELIABILITY = section(
     ),
     Panel(
         "Wait for a snapshot",
-        "percentunit",
+        "short",
         Ratio(Level("psfleet_snapshot_wait_seconds"), Level("psfleet_snapshot_interval_seconds")),
-        "Time since the last snapshot, or since the start, as a share of --snapshot-every; 0 without new "
+        "Time since the last snapshot, or since the start, in units of --snapshot-every; 0 without new "
         "pushes.",
         "Above 2 a snapshot takes too long or fails: the log of server 0 says why.",
         Alert("PsfleetSnapshotOverdue", "> 3"),
@@ -280,7 +280,7 @@ _RELIABILITY = section(
     ),
 )
 _WIRE = section(
-    "What travels?",
+    "Network",
     Panel(
         "Received by servers",
         "Bps",

@@ -9,14 +9,27 @@ from psfleet.core.base.observability.panels import (
     Quantile,
     Rate,
     Ratio,
+    Total,
     section,
 )
 
 _TABLE, _EACH = ("table",), ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push
 
+_TIMES = {
+    name: Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
+    for name in ("pull", "push", "wait", "data", "script")
+}
+"""On what workers spend the time of their steps; each counts a time when it is over."""
+
+
+def _share(name: str) -> Ratio:
+    """Share of one of these times in all of them: a long one that has just ended would exceed the look."""
+    return Ratio(_TIMES[name], Total((*_TIMES.values(),)))
+
+
 _PROGRESS = section(
-    "Does it progress?",
+    "Progress",
     Panel(
         "Samples per second",
         "cps",
@@ -57,17 +70,17 @@ _PROGRESS = section(
     ),
     Panel(
         "Loss",
-        "short",
+        "none",
         Level("psfleet_loss", _EACH),
         "Loss of each worker's last step.",
         "If it grows, lower the learning rate; if one worker's differs, look at its data.",
     ),
     Panel(
         "Logged values",
-        "short",
+        "none",
         Level("psfleet_logged", ("name", "role", "rank")),
-        "What scripts have given to fleet.log, by name and worker.",
-        "Whatever the value says; `--tensorboard` keeps every one of them.",
+        "What scripts have given to fleet.log. The page has a chart for each name.",
+        "`--tensorboard` keeps every value.",
     ),
     Panel(
         "Lag of Kafka partitions",
@@ -79,7 +92,7 @@ _PROGRESS = section(
     ),
 )
 _SPEED = section(
-    "Who is slow?",
+    "Slow processes",
     Panel(
         "Step time by worker",
         "s",
@@ -90,37 +103,37 @@ _SPEED = section(
     Panel(
         "Time in pulls",
         "percentunit",
-        Rate("psfleet_worker_pull_seconds_total", _EACH),
-        "Share of its time that a worker spends until pulled values are there. In sync mode this contains "
-        "waiting for other workers.",
+        _share("pull"),
+        "Share of its steps' time that a worker spends until pulled values are there. In sync mode this "
+        "contains waiting for other workers.",
         "Read ahead (psfleet.torch.prefetch), use more servers, or larger batches.",
     ),
     Panel(
         "Time in pushes",
         "percentunit",
-        Rate("psfleet_worker_push_seconds_total", _EACH),
-        "Share of its time that a worker spends to sum gradients and hand them over.",
+        _share("push"),
+        "Share of its steps' time that a worker spends to sum gradients and hand them over.",
         "Merge steps (gradient_merge) or compress what travels (--wire).",
     ),
     Panel(
         "Time waiting",
         "percentunit",
-        Rate("psfleet_worker_wait_seconds_total", _EACH),
-        "Share of its time that a worker waits for acknowledgements, at barriers and in reductions.",
+        _share("wait"),
+        "Share of its steps' time that a worker waits for acknowledgements, at barriers and in reductions.",
         "Servers are too slow, or other workers arrive late at barriers.",
     ),
     Panel(
         "Time computing",
         "percentunit",
-        Rate("psfleet_worker_script_seconds_total", _EACH),
-        "Share of its time that a worker spends in the script itself: forward, backward, and its own data.",
-        "If it is near 1, servers are no bottleneck: use more workers, or a faster model.",
+        _share("script"),
+        "Share of its steps' time that a worker spends in the script itself: forward, backward, its data.",
+        "Near 100 %, servers are no bottleneck: use more workers, or a faster model.",
     ),
     Panel(
         "Time waiting for data",
         "percentunit",
-        Rate("psfleet_worker_data_seconds_total", _EACH),
-        "Share of its time that a worker waits for batches of fleet.shard or fleet.dataset.",
+        _share("data"),
+        "Share of its steps' time that a worker waits for batches of fleet.shard or fleet.dataset.",
         "Load data in other processes or prepare it before the training.",
     ),
     Panel(
@@ -192,7 +205,7 @@ _SPEED = section(
     ),
 )
 _STALENESS = section(
-    "How stale are gradients?",
+    "Staleness",
     Panel(
         "Staleness, mean",
         "short",
@@ -230,7 +243,7 @@ _STALENESS = section(
     ),
 )
 _NUMBERS = section(
-    "Are the numbers sound?",
+    "Numbers",
     Panel(
         "Steps with NaN or infinity",
         "short",
@@ -242,14 +255,14 @@ _NUMBERS = section(
     ),
     Panel(
         "Gradient norm, median",
-        "short",
+        "none",
         Quantile(0.5, "psfleet_gradient_norm", _TABLE),
         "Norm of a table's gradient in a step of any worker; powers of two are counted.",
         "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
     ),
     Panel(
         "Gradient norm, 99th percentile",
-        "short",
+        "none",
         Quantile(0.99, "psfleet_gradient_norm", _TABLE),
         "Norm that 99 % of the steps do not exceed.",
         "If it is far above the median, clip gradients.",

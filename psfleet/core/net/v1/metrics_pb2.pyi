@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/metrics.proto, SHA-256 4c8d7ca8c5e9a61673dbe3bb5a031bd6a38b217b371e78a8225158d23abe4303
+# From protos/psfleet/v1/metrics.proto, SHA-256 a3862ee73fd379b28afe352ade12052bf90a5c7d5918e3f7d27bdb89cef028fc
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,8 +7,10 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CollectRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("at_end",)
+    AT_END_FIELD_NUMBER: _ClassVar[int]
+    at_end: bool
+    def __init__(self, at_end: bool = ...) -> None: ...
 
 class CollectReply(_message.Message):
     __slots__ = ("processes",)
@@ -17,11 +19,13 @@ class CollectReply(_message.Message):
     def __init__(self, processes: _Optional[_Iterable[_Union[ProcessMetrics, _Mapping]]] = ...) -> None: ...
 
 class ProcessMetrics(_message.Message):
-    __slots__ = ("role", "rank", "text")
+    __slots__ = ("role", "rank", "text", "at")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     role: str
     rank: int
     text: bytes
-    def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., text: _Optional[bytes] = ...) -> None: ...
+    at: float
+    def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., text: _Optional[bytes] = ..., at: _Optional[float] = ...) -> None: ...
