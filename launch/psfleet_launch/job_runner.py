@@ -79,7 +79,7 @@ class JobRunner:
         self.takers: list[Taker] = [self.counters.take]
         self.on_training: Callable[[], None] = lambda: None
         self.endpoints = engine.endpoints()
-        self._codes: dict[Member, int] = {}
+        self._ends: dict[Member, str] = {}  # how they have ended
         self._answering: set[Member] = set()
         self._asked: list[int] = []
         self._final: FinalSnapshot | None = None
@@ -142,9 +142,9 @@ class JobRunner:
         for event in [*stops, *events]:
             self._tell(event)
             match event:
-                case ProcessExited(member, code):
+                case ProcessExited(member, code, cause=cause):
                     self.ended_at[member] = datetime.now()
-                    self._codes[member] = code
+                    self._ends[member] = exit_words(code, cause)
                     self._answering.discard(member)
                     self._leaving.discard(member)
                 case ServerReady(member, endpoint):
@@ -253,9 +253,9 @@ class JobRunner:
                     self._screen.say(
                         f"{member} has been silent for {seconds:g} s{self._left_alone()}"
                     )
-                case ReportLostWorker(member, code, left):
+                case ReportLostWorker(member, left=left):
                     without = "it had left the fleet" if left else "the job goes on without it"
-                    self._screen.say(f"{member} ended with {exit_words(code)}; {without}")
+                    self._screen.say(f"{member} ended with {self._ends[member]}; {without}")
                 case ReportMissingLeave(member):
                     self._screen.say(
                         f"{member} ended without leaving the fleet; workers that wait for it "
@@ -383,7 +383,7 @@ class JobRunner:
             self._go_back()
         for member in members:
             self._keep_servers(member)
-            if member in self._supervisor.restarted and member in self._codes:
+            if member in self._supervisor.restarted and member in self._ends:
                 self._screen.say(self._restart(member))
             self.ended_at.pop(member, None)
             self._engine.spawn(member, self._told(member))
@@ -410,8 +410,8 @@ class JobRunner:
         self._answering.discard(promote.member)
         self._engine.expect(promote.member)
         self._engine.command(promote.member, f"promote {promote.term}")
-        code = self._codes.get(promote.before)
-        why = "cannot be reached" if code is None else f"ended with {exit_words(code)}"
+        end = self._ends.get(promote.before)
+        why = "cannot be reached" if end is None else f"ended with {end}"
         self._screen.say(f"{promote.before} {why}; {promote.member} takes over")
 
     def _go_back(self) -> None:
@@ -420,7 +420,7 @@ class JobRunner:
         if self._chaos is not None:
             self._chaos.went_back()
         self.ended_at.clear()
-        self._codes.clear()
+        self._ends.clear()
         self._resume = self._engine.last_snapshot() or self._job.request.resume
         self._screen.say(
             f"a server died; generation {self._generation} starts from "
@@ -433,5 +433,5 @@ class JobRunner:
         if member.role == "worker":
             often, what = self._supervisor.worker_restarts, "a new process takes its seat"
         count = self._supervisor.restarted[member]
-        end = exit_words(self._codes[member])
+        end = self._ends[member]
         return f"{member} ended with {end}; {what} (restart {count} of {often})"

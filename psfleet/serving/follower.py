@@ -200,13 +200,30 @@ class Follower:
         while not self._closing.is_set():
             try:
                 self._follow()
+                if self.failure is not None and not self._closing.is_set():
+                    _log.warning(f"the follower follows {self._shown_job} again")
                 self.failure = None
             except PsfleetError as error:
                 if self.failure is None and not self._closing.is_set():
-                    _log.warning(f"the follower has lost its job, and serves on: {error}")
+                    self._warn_of(error)
                 self.failure = error
                 self._closing.wait(_RETRY)
                 self._reconnect()
+
+    @property
+    def _shown_job(self) -> str:
+        is_place = isinstance(self._job, str | os.PathLike)
+        return f"job {Path(self._job).name!r}" if is_place else "the job"
+
+    def _warn_of(self, error: PsfleetError) -> None:
+        """Say that the follower is cut off. What a call says of a lost server is long and adds nothing."""
+        is_gone = isinstance(error, ServerUnavailable)
+        why = "its servers do not answer" if is_gone else str(error)
+        text = (
+            f"the follower has lost {self._shown_job} ({why}); it serves what it has and tries on"
+        )
+        _log.warning(text)
+        _log.debug(f"the call of the follower has failed: {error}")
 
     def _reconnect(self) -> None:
         """The job may have been started again, elsewhere."""

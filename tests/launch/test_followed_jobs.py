@@ -31,10 +31,12 @@ with psfleet.connect() as ps:
 """
 
 
-def test_all_of_a_job_dies(launch: Launch, tmp_path: Path) -> None:
+def test_all_of_a_job_dies(
+    launch: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Launcher, servers and worker get SIGKILL: the follower serves on and its age rises; when the job is
-    resumed in the same folder it catches up. A reader finds the job too, and is told when it is over.
-    (Over TLS: tests/agents/test_lost_machines.py.)"""
+    resumed in the same folder it catches up. It says both in a short sentence. A reader finds the job too,
+    and is told when it is over. (Over TLS: tests/agents/test_lost_machines.py.)"""
     (tmp_path / "train.py").write_text(TRAINER)
     options = ("--servers", "2", "--job", "j", "--no-progress")
     job = launch(*options, "train.py", "first")
@@ -60,6 +62,12 @@ def test_all_of_a_job_dies(launch: Launch, tmp_path: Path) -> None:
         assert (second != first).all()
         until(lambda: np.array_equal(follower.look_up("users", np.arange(5)), second))
         assert follower.age < 60
+        until(lambda: follower.failure is None)
+        said = [one.message for one in caplog.records if one.name == "psfleet.serving.follower"]
+        assert said == [
+            "the follower has lost job 'j' (its servers do not answer); it serves what it has and tries on",
+            "the follower follows job 'j' again",
+        ]
         with psfleet.connect(job=tmp_path / "psfleet-logs" / "j") as reader:
             rows = reader.sparse_table("users").pull(np.arange(5))
             np.testing.assert_array_equal(rows, second)

@@ -4,11 +4,9 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from resource import struct_rusage
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.files import open_own_folder
@@ -25,11 +23,9 @@ from psfleet_launch.engines.remote.agent_messages import (
     read_request,
     write_secrets,
 )
-from psfleet_launch.engines.remote.machine import memory_kills, why_unreachable
+from psfleet_launch.engines.remote.machine import why_unreachable
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
-
-_OUT_OF_MEMORY = "killed by SIGKILL, because memory ran out (the kernel's out-of-memory killer)"
 
 
 class AgentEngine(LocalEngine):
@@ -43,8 +39,6 @@ class AgentEngine(LocalEngine):
         super().__init__(job, selector)
         # LocalEngine divides the cores by the job's workers, of which only these are here.
         self._cores = len(os.sched_getaffinity(0)) * len(job.workers) // max(workers, 1)
-        self._memory_kills = memory_kills()
-        self._used: dict[int, struct_rusage] = {}
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         """None: the launcher places members."""
@@ -61,27 +55,10 @@ class AgentEngine(LocalEngine):
             member=member_message(event.member),
             code=event.code,
             left=event.left,
-            cause=self._cause(event.code),
+            cause=event.cause,
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             peak_memory=usage.ru_maxrss * 1024,
         )
-
-    def _cause(self, code: int) -> str:
-        """Why a process has ended, where that is known here; empty: it is not."""
-        before, self._memory_kills = self._memory_kills, memory_kills()
-        if code == -signal.SIGKILL and self._memory_kills > before:
-            return _OUT_OF_MEMORY
-        if code > 0 and not os.statvfs(self.job.folder).f_bavail:
-            return f"no room is left in {str(self.job.folder)!r}, where its output goes; make some"
-        return ""
-
-    def _poll(self, process: "subprocess.Popen[bytes]", wait: bool = False) -> int | None:
-        if process.returncode is None:
-            pid, status, usage = os.wait4(process.pid, 0 if wait else os.WNOHANG)
-            if pid:
-                process.returncode = os.waitstatus_to_exitcode(status)
-                self._used[pid] = usage
-        return process.returncode
 
 
 _CHUNK = 1 << 16  # bytes

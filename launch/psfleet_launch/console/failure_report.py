@@ -129,6 +129,8 @@ def _headline(failure: Failure, cause: FailureCause) -> str:
         return failure.cause or failure.why
     if failure.cause or failure.code < 0:
         event = failure.cause or f"killed by {_signal_name(-failure.code)}"
+        if event == "killed by SIGKILL":
+            event += ", from outside or by the kernel because memory ran out"
         return f"{event}; {failure.why}" if failure.why else event
     return f"{failure.why}: {cause.headline}" if failure.why else cause.headline
 

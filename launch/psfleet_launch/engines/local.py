@@ -9,10 +9,12 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from resource import struct_rusage
 from typing import IO
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import read_ready
+from psfleet.core.base.memory import memory_kills
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed
@@ -28,7 +30,10 @@ from psfleet_launch.supervision.job_events import (
     ServerReady,
     Shown,
     causes_first,
+    usage_text,
 )
+
+_OUT_OF_MEMORY = "killed by SIGKILL, because memory ran out (the kernel's out-of-memory killer)"
 
 
 class LocalEngine(Engine):
@@ -47,6 +52,8 @@ class LocalEngine(Engine):
         self._pulses: dict[Member, IO[bytes]] = {}
         self._words: dict[Member, bytes] = {}
         self._events: list[Event | Shown] = []
+        self._memory_kills = memory_kills()
+        self._used: dict[int, struct_rusage] = {}
         self._cores: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -161,10 +168,26 @@ class LocalEngine(Engine):
 
     def _poll(self, process: "subprocess.Popen[bytes]", wait: bool = False) -> int | None:
         """Return the code of a process that has ended, or wait for its end; None: it runs."""
-        return process.wait() if wait else process.poll()
+        if process.returncode is None:
+            pid, status, usage = os.wait4(process.pid, 0 if wait else os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self._used[pid] = usage
+        return process.returncode
 
     def _exit(self, member: Member, code: int) -> ProcessExited:
-        return ProcessExited(member, code, self._has_left(member))
+        usage = self._used[self._processes[member].pid]
+        text = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        return ProcessExited(member, code, self._has_left(member), self._cause(code), text)
+
+    def _cause(self, code: int) -> str:
+        """Why a process has ended, where that is known; empty: it is not."""
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        if code == -signal.SIGKILL and self._memory_kills > before:
+            return _OUT_OF_MEMORY
+        if code > 0 and not os.statvfs(self.job.folder).f_bavail:
+            return f"no room is left in {str(self.job.folder)!r}, where its output goes; make some"
+        return ""
 
     def _has_left(self, member: Member) -> bool:
         return member.role == "worker" and self.job.left_file(member).exists()

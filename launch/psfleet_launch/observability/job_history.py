@@ -369,7 +369,7 @@ def incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
             case "ended":
                 ends[one.member] = one.at
                 if one.code:
-                    yield one, f"ended with {exit_words(one.code)}{one.text and f': {one.text}'}"
+                    yield one, f"ended with {exit_words(one.code, one.text)}"
             case "hung":
                 yield one, one.text
             case "takeover":
@@ -390,9 +390,10 @@ def incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
                 yield one, f"the job is asked to end by {one.text}"
 
 
-def exit_words(code: int) -> str:
-    """`signal 9` or `exit code 1`."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def exit_words(code: int, cause: str = "") -> str:
+    """`signal 9` or `exit code 1`, with the cause if it is known."""
+    words = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{words}: {cause}" if cause else words
 
 
 def moment(at: float) -> str:

@@ -142,7 +142,9 @@ def process_states(job: PastJob) -> list[ProcessState]:
                 process = states[one.member]
                 process.deaths += bool(one.code)
                 process.mood = "bad" if one.code else ""
-                process.words = f"dead: {exit_words(one.code)}" if one.code else "finished"
+                process.words = (
+                    f"dead: {exit_words(one.code, one.text)}" if one.code else "finished"
+                )
                 process.is_stopped = one.code == -signal.SIGTERM
             case "takeover" if one.member in states:
                 process = states[one.member]

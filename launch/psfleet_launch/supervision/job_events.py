@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from psfleet.core.base.observability.number_texts import number_text
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 
@@ -91,6 +92,11 @@ class ProcessExited:
     cause: str = ""
     usage: str = ""
     is_final: bool = False
+
+
+def usage_text(cpu_seconds: float, peak_memory: int) -> str:
+    """Return what a process has used, for people."""
+    return f"{cpu_seconds:.1f} s of CPU, {number_text(peak_memory, 'bytes')} at most"
 
 
 @dataclass(frozen=True)

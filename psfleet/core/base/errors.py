@@ -123,7 +123,7 @@ class NotReady(ProtocolError):
 
 def rows_move(server: int) -> NotReady:
     """Return the error of a server whose rows may not change now."""
-    return NotReady(f"server {server} hands over rows to another number of servers; send it again")
+    return NotReady(f"server {server} takes nothing while rows move to another number of servers")
 
 
 class Later(ProtocolError):

@@ -1,9 +1,10 @@
-"""Memory: its size, bytes whose content is written after they are made, and small value classes."""
+"""Memory: its size, what was killed for lack of it, bytes written after they are made, and small values."""
 
 import contextlib
 import ctypes
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 
@@ -20,6 +21,40 @@ def resident() -> int:
     """Return bytes of memory that this process has now."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory_kills() -> int:
+    """Return the number of processes that the kernel has killed for lack of memory: of this cgroup, else of
+    all.
+    """
+    for path in [*_own_cgroup(), Path("/proc/vmstat")]:
+        for line in _lines(path):
+            words = line.split()
+            if words[:1] == ["oom_kill"]:
+                return int(words[1])
+    return 0
+
+
+def _own_cgroup() -> list[Path]:
+    """Return the folders in which the kernel counts for this process's cgroup, in versions 2 and 1."""
+    folders = []
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            folders.append(_CGROUPS / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            folders.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+    return folders
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.base.errors import Later, NotReady, PsfleetError, ServerUnavailable
 from psfleet.core.base.settings.kinds import SnapshotInterval
 from psfleet.core.base.threads import ServiceThread
 from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
@@ -78,8 +78,8 @@ class SnapshotSchedule:
             try:
                 self._runner.take(SnapshotRequest(every=every.rounds if exact else 0)).result()
             except (PsfleetError, OSError) as error:
-                # Before a server that is away is back no round closes, and nothing is due.
-                waits = isinstance(error, SnapshotPostponed) or (
+                # While rows move, or before a server that is away is back, nothing is wrong.
+                waits = isinstance(error, SnapshotPostponed | NotReady | Later) or (
                     exact and isinstance(error, ServerUnavailable)
                 )
                 if not waits and not self._over.is_set():
@@ -94,7 +94,8 @@ class SnapshotSchedule:
     def _fails(self, error: Exception, failures: int) -> None:
         """Tell of the first failure of a row, and then ever more rarely."""
         if failures.bit_count() == 1:
-            self._tell(f"a snapshot could not be taken: {error} ({failures} in a row)")
+            often = f" {failures} times in a row" if failures > 1 else ""
+            self._tell(f"a snapshot could not be taken{often}: {error}; it is tried again")
 
     def _is_due(self, rounds: int) -> bool:
         if every := self._every.rounds:

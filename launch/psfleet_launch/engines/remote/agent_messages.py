@@ -31,6 +31,7 @@ from psfleet_launch.supervision.job_events import (
     Said,
     ServerReady,
     Shown,
+    usage_text,
 )
 
 PROTOCOL = 1
@@ -179,7 +180,7 @@ def event_of(message: pb.AgentMessage) -> Event | Said | None:
 
 
 def _exit_of(message: pb.Exited) -> ProcessExited:
-    usage = f"{message.cpu_seconds:.1f} s of CPU, {message.peak_memory / 2**20:,.0f} MiB at most"
+    usage = usage_text(message.cpu_seconds, message.peak_memory)
     return ProcessExited(
         member_of(message.member), message.code, message.left, message.cause, usage
     )

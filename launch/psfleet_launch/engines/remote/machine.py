@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.net.v1 import agent_pb2 as pb
@@ -112,7 +111,6 @@ def why_unreachable(endpoint: str) -> str:
     return ""
 
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _NVIDIA_SMI_TIMEOUT = 5.0  # seconds for nvidia-smi
 
 
@@ -171,34 +169,3 @@ def _of_each_gpu(field: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in output.stdout.splitlines() if line.strip()]
-
-
-def memory_kills() -> int:
-    """Return the number of processes that the kernel has killed for lack of memory: of this cgroup, else of
-    all.
-    """
-    for path in [*_own_cgroup(), Path("/proc/vmstat")]:
-        for line in _lines(path):
-            words = line.split()
-            if words[:1] == ["oom_kill"]:
-                return int(words[1])
-    return 0
-
-
-def _own_cgroup() -> list[Path]:
-    """Return the folders in which the kernel counts for this process's cgroup, in versions 2 and 1."""
-    folders = []
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            folders.append(_CGROUPS / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            folders.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-    return folders
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -119,7 +119,7 @@ class CutState:
         if now is not None and sequence > now.marks.get(worker, sequence):
             raise Later(
                 f"push {sequence} of worker {worker} comes after the cut of a snapshot "
-                f"that server {server} has not made; send it again"
+                f"that server {server} has not made yet"
             )
 
     def is_due(
