@@ -12,23 +12,23 @@
 """
 
 import atexit
+import contextlib
 import importlib
 import math
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
-import numpy as np
 from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.base.observability.logged_values import LoggedValues
-from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.settings.kinds import shown_url
 from psfleet.core.base.validation.annotations import FilePath, PositiveInt, checked
-from psfleet.core.runtime.process_runtime import active, current
-from psfleet.fleet.data_loops import DataLoops
-from psfleet.fleet.fleet_saving import FleetSaving
 
 
 class Callback:
@@ -45,6 +45,9 @@ class Callback:
 
     fleet: Any = None
     is_stopped = False
+
+    def on_add(self) -> None:
+        """The callback is the fleet's now; what it needs can be checked before training."""
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         """A step of this worker is over; `values`: what it has logged with `fleet.log` since the last one."""
@@ -167,121 +170,26 @@ class KeepBest(BestValue):
             self.fleet.save_persistables(self.folder)
 
 
-@checked
-class FleetCallbacks(FleetSaving):
-    """Callbacks of a process, and what they are told: values of the script, evaluations and snapshots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._callbacks: list[Callback] = []
-        self._step_values: dict[str, float] = {}
-        self._told: set[str] = set()  # folders of which the callbacks know
-        self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
-
-    def add_callbacks(self, *callbacks: Callback) -> None:
-        """Call these at the steps, evaluations and snapshots of this process, in this order.
-
-        Call it after `init`, on all workers, with the same callbacks in every run of the script.
-
-        Args:
-            *callbacks: Such as `EarlyStopping` and `WandbLogger` of psfleet.fleet.callbacks.
-        """
-        for callback in callbacks:
-            callback.fleet = self
-            self._callbacks.append(callback)
-            if hasattr(callback, "state_dict"):
-                name = f"psfleet.callbacks.{len(self._callbacks)}.{type(callback).__name__}"
-                self._own_loops().remember(name, callback)
-
-    def log(self, name: str, value: SupportsFloat, step: int | None = None) -> None:
-        """Show a value of this worker in the job's displays.
-
-            fleet.log("accuracy", accuracy)
-
-        The newest value of each name is in the progress line, in `psfleet top`, on the page of `--watch` and
-        in its metrics, and in the report. With `--tensorboard FOLDER` every value is in an event file.
-        Callbacks get it at the end of the step.
-
-        Args:
-            name: One line, the same on all workers that log the value; at most 100 names.
-            value: A number, or an array or tensor of one.
-            step: Its place on TensorBoard's axis of steps; None: how many pushes this worker has made.
-
-        Raises:
-            UsageError: It is no such name or value. Nothing is logged.
-            ConfigError: The event file cannot be written, or tensorboardX is not installed.
-        """
-        number = self._logged.log(name, value, current().pushes if step is None else step)
-        if self._callbacks:
-            self._step_values[name] = number
-
-    def report_evaluation(self, values: Mapping[str, SupportsFloat]) -> None:
-        """Hand the metrics of an evaluation to the callbacks, and log them.
-
-        Every worker calls it, at the same step and with the same names. Values of worker 0 count for all, so
-        that all workers decide alike; the others may pass NaN.
-
-        Args:
-            values: By name.
-
-        Raises:
-            UsageError: A value is no number, or a callback needs another one.
-        """
-        names = sorted(values)
-        numbers = np.array([float(values[name]) for name in names], np.float64)
-        if self.worker_num() > 1:
-            counts = self.is_first_worker() and not self.is_later_stage()
-            numbers = active().all_reduce(numbers if counts else np.zeros_like(numbers), "sum")
-        evaluation = dict(zip(names, numbers.tolist(), strict=True))
-        step = current().pushes
-        for name, value in evaluation.items() if self.is_first_worker() else ():
-            self._logged.log(name, value, step)
-        for callback in self._callbacks:
-            callback.on_evaluation(step, evaluation)
-
-    def _own_loops(self) -> DataLoops:
-        """The loops of this process."""
-        raise NotImplementedError
-
-    def _end_step(self) -> bool:
-        """Call the callbacks at the end of a step; whether the loop ends here."""
-        values, self._step_values = self._step_values, {}
-        self._hear_of_snapshots()
-        for callback in self._callbacks:
-            callback.on_step(current().pushes, values)
-        return self._is_stopped()
-
-    def _is_stopped(self) -> bool:
-        return any(callback.is_stopped for callback in self._callbacks)
-
-    def _close_callbacks(self) -> None:
-        """Close them, once: the next loop has none."""
-        self._logged.close()
-        self._hear_of_snapshots()
-        while self._callbacks:
-            self._callbacks.pop(0).close()
-
-    def _hear_of_snapshots(self) -> None:
-        """Tell the callbacks of the newest snapshot that the servers took by themselves."""
-        newest = current().newest_snapshot
-        if newest is not None and newest[0] not in self._told and self.is_first_worker():
-            self._has_saved(*newest)
-
-    @override
-    def _has_saved(self, folder: str, step: int = 0) -> None:
-        self._told.add(folder)
-        for callback in self._callbacks:
-            callback.on_snapshot(step or current().pushes, folder)
+_ANSWER_TIMEOUT = 10.0  # seconds for a tracking server to answer at all
 
 
 class _RunLogger(Callback):
-    """Logs from worker 0 to one run, also after a restart: its id is remembered."""
+    """Logs from worker 0 to one run, also after a restart: its id is remembered.
+
+    The run is opened when the logger is added, so that a missing package or store ends the job before it
+    trains. The other workers need neither.
+    """
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._run: Any = None
         self._run_id = ""
         self._steps = 0
+
+    @override
+    def on_add(self) -> None:
+        if self.fleet.is_first_worker():
+            self._opened()
 
     @override
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
@@ -338,7 +246,6 @@ class WandbLogger(_RunLogger):
     def __init__(self, every: PositiveInt = 1, **options: Any) -> None:
         super().__init__(every)
         self._options = options
-        _imported("wandb", "wandb")
 
     @override
     def _open(self) -> Any:
@@ -368,7 +275,8 @@ class MlflowLogger(_RunLogger):
 
     Args:
         experiment: Its name; it is made if there is none.
-        tracking_uri: Address of the tracking server; None: as MLflow is configured.
+        tracking_uri: Folder of a local store (`file:///data/mlruns`), or address of a server
+            (`http://mlflow:5000`). None means as MLflow is configured.
         every: Steps between values of `fleet.log`; evaluations are all logged.
     """
 
@@ -378,11 +286,27 @@ class MlflowLogger(_RunLogger):
     ) -> None:
         super().__init__(every)
         self._experiment = experiment
-        self._mlflow = _imported("mlflow", "mlflow-skinny")
-        self._client = self._mlflow.MlflowClient(tracking_uri=tracking_uri)
+        self._uri = tracking_uri
 
     @override
     def _open(self) -> str:
+        self._mlflow = mlflow = _imported("mlflow", "mlflow-skinny")
+        uri = self._uri or mlflow.get_tracking_uri()
+        if urlsplit(uri).scheme in ("", "file"):
+            # The user names a folder, which MLflow would otherwise refuse: it prefers databases.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        try:
+            _check_answers(uri)
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            return self._begin_run()
+        except (OSError, mlflow.exceptions.MlflowException) as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise ConfigError(
+                f"MLflow cannot log to {shown_url(uri)!r} ({reason}); give MlflowLogger a folder, such as "
+                "file:///data/mlruns, or the address of a server that runs. Databases need pip install mlflow"
+            ) from None
+
+    def _begin_run(self) -> str:
         if not self._run_id:
             experiment = self._client.get_experiment_by_name(self._experiment)
             number = (
@@ -409,6 +333,13 @@ class MlflowLogger(_RunLogger):
         if self._run is not None:
             self._client.set_terminated(self._run)
             self._run = None
+
+
+def _check_answers(uri: str) -> None:
+    """Raise OSError if this is the address of a server that does not answer; MLflow tries for minutes."""
+    if uri.startswith(("http://", "https://")):
+        with contextlib.suppress(HTTPError):  # it answers
+            urlopen(uri, timeout=_ANSWER_TIMEOUT).close()
 
 
 def _imported(module: str, package: str) -> Any:

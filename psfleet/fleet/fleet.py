@@ -24,8 +24,8 @@ from psfleet.core.runtime.strategy import DistributedStrategy, Settings, resolve
 from psfleet.data.batches import Source, size_of
 from psfleet.data.read_ahead import SizedPeekable
 from psfleet.fleet import sums
-from psfleet.fleet.callbacks import FleetCallbacks
 from psfleet.fleet.data_loops import DataLoops
+from psfleet.fleet.fleet_callbacks import FleetCallbacks
 from psfleet.fleet.roles import RoleMaker, check_no_collective, environment_of
 from psfleet.fleet.sums import Util
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks

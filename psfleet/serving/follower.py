@@ -212,8 +212,9 @@ class Follower:
 
     @property
     def _shown_job(self) -> str:
-        is_place = isinstance(self._job, str | os.PathLike)
-        return f"job {Path(self._job).name!r}" if is_place else "the job"
+        if isinstance(self._job, str | os.PathLike):
+            return f"job {Path(self._job).name!r}"
+        return "the job"
 
     def _warn_of(self, error: PsfleetError) -> None:
         """Say that the follower is cut off. What a call says of a lost server is long and adds nothing."""

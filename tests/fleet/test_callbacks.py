@@ -1,6 +1,8 @@
 """Callbacks of training loops: when they are called, early stopping, the best snapshot, and loggers."""
 
+import importlib.util
 import math
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,8 +14,9 @@ import pytest
 
 import psfleet
 from psfleet import fleet
-from psfleet.core.base.errors import UsageError
-from psfleet.fleet.callbacks import Callback, EarlyStopping, KeepBest, MlflowLogger
+from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.fleet.callbacks import Callback, EarlyStopping, KeepBest, MlflowLogger, WandbLogger
+from psfleet.fleet.fleet import Fleet
 from tests.launch.conftest import Launch, launch
 
 __all__ = ["launch"]
@@ -170,7 +173,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip(
         "mlflow", reason="MLflow is not installed: pip install psfleet[mlflow]"
     )
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     place = (tmp_path / "runs").as_uri()
     logger = MlflowLogger("clicks", place)
     trained([0.5, 0.75], logger, KeepBest("auc", str(tmp_path / "best")))
@@ -186,6 +189,40 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again.set_state_dict(logger.state_dict())
     trained([0.25], again)
     assert client.get_metric_history(run.info.run_id, "auc")[-1].value == 0.25
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"),
+    [
+        ("sqlite:////{}/runs.db", "unsupported URI|SQLAlchemy|sqlalchemy"),
+        ("http://127.0.0.1:{}", "refused"),
+    ],
+)
+def test_a_logger_is_checked_at_once(store: str, reason: str, tmp_path: Path) -> None:
+    """A store that MLflow cannot use ends the script where the logger is added, in a sentence that says which
+    can; workers other than the first do not ask for it, nor for the package."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install psfleet[mlflow]")
+    if importlib.util.find_spec("sqlalchemy") and store.startswith("sqlite"):
+        pytest.skip("the whole package of MLflow is installed")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = store.format(tmp_path if "sqlite" in store else unused.getsockname()[1])
+        logger = MlflowLogger("clicks", uri)
+        fleet.init()
+        with pytest.raises(ConfigError, match=f"MLflow cannot log to .*{reason}.*file:///data"):
+            fleet.add_callbacks(logger)
+
+
+def test_loggers_of_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only worker 0 needs the packages."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    fleet.init()
+    for logger in (MlflowLogger("clicks"), WandbLogger(project="clicks")):
+        with pytest.raises(ConfigError, match="which is not installed; run: pip install"):
+            fleet.add_callbacks(logger)
+    monkeypatch.setattr(Fleet, "is_first_worker", lambda self: False)
+    fleet.add_callbacks(MlflowLogger("clicks"), WandbLogger(project="clicks"))
 
 
 SNAPSHOTS = """

@@ -57,7 +57,9 @@ def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> 
             os.close(terminal)
         shown = _read_all(screen)
         assert launcher.ends()[0] == 0
-    assert re.search(r"[1-9][\d,]* steps · [1-9][\d,]* steps/s · [1-9][\d,]* rows · \d+ MB", shown)
+    assert re.search(
+        r"[1-9][\d,]* steps · [1-9][\d.]*( k)? steps/s · [1-9][\d,]* rows · [\d.]+ [KM]iB", shown
+    )
     assert len(re.findall(r"digest [0-9a-f]{64}\s", shown)) == 1
     assert shown.rstrip().splitlines()[-1].startswith("finished  in ")
 

@@ -127,7 +127,7 @@ def test_top(job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     launcher.until_logged("workerlog.0", "hanging")
     once = ["top", "j", "--log-dir", str(tmp_path / "psfleet-logs")]
     assert main(once) == 0
-    assert capsys.readouterr().out.startswith("j  runs: ")
+    assert capsys.readouterr().out.startswith("j  Running for ")
     assert main([*once, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["job"], document["is_running"], document["exit_code"]) == ("j", True, None)
@@ -145,13 +145,13 @@ def test_top(job: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     reader = threading.Thread(target=read)
     reader.start()
-    until(lambda: b"runs: " in shown, lambda: shown)
+    until(lambda: b"Running for " in shown, lambda: shown)
     launcher.process.terminate()
     launcher.ends()
     assert top.wait(120) == 0
     reader.join()
     os.close(ours)
-    assert b"ended with exit code 143 after" in shown
+    assert b"Ended with exit code 143 after" in shown
     assert b"job: the job is asked to end by signal 15" in shown
     assert not re.search(rb"\x1b\[[0-9;]*3\d[;m]", shown)
 

@@ -219,7 +219,7 @@ def test_nothing_survives_a_killed_launcher(
     folder = launcher.folder / "psfleet-logs" / "j"
     report = ["report", "j", "--log-dir", str(folder.parent)]
     assert main(report) == 0
-    assert state(read_history(folder), is_running=True).startswith("runs: ")
+    assert state(read_history(folder), is_running=True).startswith("Running for ")
     words = Path(f"/proc/{launcher.pid_of('worker', 0)}/environ").read_text().split("\0")
     endpoint = dict(word.partition("=")[::2] for word in words)["PSFLEET_SERVERS"].split(",")[0]
     private = Path(endpoint.removeprefix("unix:")).parent
@@ -231,5 +231,5 @@ def test_nothing_survives_a_killed_launcher(
     assert main(report) == 0
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n" * 2
     page = (folder / "report.html").read_text()
-    assert "no end is recorded: its launcher was killed after" in page
+    assert "No end is recorded: its launcher was killed after" in page
     assert '["worker 1","local","its end is not recorded","","",""]' in page

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.core.client import Client
+from psfleet.core.engine.schema.table import OWN
 from psfleet.core.net.v1.shard_pb2 import StatusReply, TableStatus, TornStep
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
@@ -22,6 +23,7 @@ def reply(steps: int, rows: int, samples: dict[int, int], losses: dict[int, floa
     tables = [
         TableStatus(name="t", kind="sparse", count=rows),
         TableStatus(name="d", kind="dense", count=1000),
+        TableStatus(name=f"{OWN}metrics/auc", kind="sparse", count=1000),
     ]
     return StatusReply(
         progress=steps,
@@ -34,7 +36,8 @@ def reply(steps: int, rows: int, samples: dict[int, int], losses: dict[int, floa
 
 
 def test_add_up() -> None:
-    """Steps are the furthest server's, samples and losses count once per worker, rows and bytes add up."""
+    """Steps are the furthest server's, samples and losses count once per worker, rows and bytes add up; rows
+    of tables that are psfleet's own do not."""
     replies = [reply(40, 10, {0: 500, 1: 300}, {0: 0.5, 1: 0.9}), reply(41, 20, {1: 320}, {1: 0.7})]
     assert add_up(replies, at=3.0) == FleetProgress(3.0, 41, 820, 0.6, 30, 6_000_000)
 
@@ -44,29 +47,29 @@ def test_staleness() -> None:
     replies = [StatusReply(staleness={0: 60, 1: 30}), StatusReply(staleness={2: 9, 40: 1})]
     now = add_up(replies, at=0.0)
     assert now.staleness == 2
-    assert line(now) == "0 steps · staleness p99 2 · 0 rows · 0 MB"
+    assert line(now) == "0 steps · staleness p99 2 · 0 rows · 0 B"
 
 
 def test_torn_steps() -> None:
     """They are counted in the line once there are any."""
     step = TornStep(worker=1, incarnation=4, sequences={0: 7, 1: 8})
     now = add_up([StatusReply(torn=[step, step]), StatusReply()], at=0.0)
-    assert line(now) == "0 steps · 2 torn steps · 0 rows · 0 MB"
+    assert line(now) == "0 steps · 2 torn steps · 0 rows · 0 B"
 
 
 def test_nothing_yet() -> None:
     """Servers that have no table and no loss make a line too."""
-    assert line(add_up([StatusReply()], at=0.0)) == "0 steps · 0 rows · 0 MB"
+    assert line(add_up([StatusReply()], at=0.0)) == "0 steps · 0 rows · 0 B"
 
 
 def test_line() -> None:
     """Rates are those between two pictures."""
     before = FleetProgress(at=1.0, steps=100, samples=10_000)
     now = FleetProgress(
-        at=3.0, steps=1_404, samples=90_000, loss=0.4713, rows=41_207, bytes=312 * 10**6
+        at=3.0, steps=1_404, samples=90_000, loss=0.4713, rows=41_207, bytes=312 << 20
     )
     assert line(now, before) == (
-        "1,404 steps · 652 steps/s · 40,000 samples/s · loss 0.4713 · 41,207 rows · 312 MB"
+        "1,404 steps · 652 steps/s · 40 k samples/s · loss 0.4713 · 41,207 rows · 312 MiB"
     )
 
 
@@ -74,7 +77,7 @@ def test_the_time_that_is_left() -> None:
     """By what the fleet has still to hand out and the present rate; unknown without either."""
     before = FleetProgress(at=1.0, samples=10_000)
     now = add_up([StatusReply(samples={0: 20_000}, samples_left=365_500), StatusReply()], at=3.0)
-    assert " · 5,000 samples/s · 0:01:13 left · " in line(now, before)
+    assert " · 5 k samples/s · 0:01:13 left · " in line(now, before)
     assert "left" not in line(now)
     assert "left" not in line(add_up([StatusReply(samples={0: 20_000})], at=3.0), before)
 

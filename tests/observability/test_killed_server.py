@@ -41,7 +41,7 @@ def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
             page.close()
         logs = tmp_path / "psfleet-logs" / "killed"
         page = opened((logs / "report.html").as_uri())
-        assert page.text_content("#state").startswith("ended with exit code 0")
+        assert page.text_content("#state").startswith("Ended with exit code 0")
         past = read_history(logs)
         assert shown(page) == {title: past.last(title) for title in STILL}
         rows = [row[1:] for row in page.evaluate(CELLS, "Faults")[1:]]

@@ -145,7 +145,7 @@ def frame() -> dict[str, Any]:
 
 def test_the_launcher_shows_means() -> None:
     """Of each name the mean over the workers: behind the progress, and in `psfleet top`."""
-    assert [*logged(SERIES)] == ["accuracy 0.625", "big loss 3"]
+    assert [*logged(SERIES)] == [("accuracy", "0.625"), ("big loss", "3")]
     assert logged_in(frame()) == "accuracy 0.625 · big loss 3"
     job = PastJob({"job": "j", "began": 1e9, "panels": panel_texts()}, frames=[frame()])
     console = Console(width=200)
@@ -155,7 +155,7 @@ def test_the_launcher_shows_means() -> None:
 
 
 def test_speed_and_traffic_are_shown() -> None:
-    """`psfleet top` has steps and kB per second of each process, and --json the same as numbers."""
+    """`psfleet top` has steps and bytes per second of each process, and --json the same as numbers."""
     rates = {
         "Steps per second": {"worker 0": 12.5},
         "Received by servers": {"server 0": 4_200.0},
@@ -167,7 +167,7 @@ def test_speed_and_traffic_are_shown() -> None:
     console = Console(width=200)
     with console.capture() as shown:
         console.print(job_view(job, is_running=True))
-    for text in ("steps/s", "12.5/s", "4 kB/s", "1,234 kB/s"):
+    for text in ("steps", "12.5/s", "4.1 KiB/s", "1.18 MiB/s"):
         assert text in shown.get()
     assert job_object(job, is_running=True)["figures"] == rates
 

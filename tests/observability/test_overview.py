@@ -3,6 +3,7 @@
 import hashlib
 import re
 import signal
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,29 @@ from typing import Any
 import pytest
 
 from psfleet.core.base.logs import FIRST_NONFINITE
+from psfleet.core.base.observability.number_texts import number_text
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.job_history import JobHistory, PastJob, fired_alerts, heading
-from psfleet_launch.observability.job_report import (
-    dashboard_page,
-    job_report,
-    overview,
-    process_states,
+from psfleet_launch.observability.fired_alerts import fired_alerts
+from psfleet_launch.observability.job_history import (
+    JobEvent,
+    JobHistory,
+    PastJob,
+    heading,
+    marks,
+    state,
+    zone,
 )
+from psfleet_launch.observability.job_report import dashboard_page, job_report, overview
+from psfleet_launch.observability.process_states import process_states
 from psfleet_launch.supervision.job_events import (
     Action,
     Event,
     FinishJob,
     ProcessExited,
     Said,
+    ServersMoved,
     Shown,
     StartProcesses,
 )
@@ -132,6 +140,66 @@ def test_processes_of_a_pipeline_have_their_figures(tmp_path: Path) -> None:
     assert processes["rows"][3][0] == "worker 1 stage 1"
 
 
+def test_a_slow_worker_is_marked(tmp_path: Path) -> None:
+    """In the table of processes and the badge, with how slow it is; one that has finished is marked too, and
+    is no part of what others are compared with any more."""
+    steps = {"Step time by worker": {"worker 0": 0.05, "worker 1": 0.4, "worker 2": 0.05}}
+    workers = (*WORKERS, Member("worker", 2))
+    past = job(tmp_path, StartProcesses(workers), ProcessExited(workers[2], 0), frames=[steps] * 3)
+    assert words(past) == {"worker 0": "runs", "worker 1": "runs", "worker 2": "finished"}
+    shown = overview(past, True)
+    assert shown["badge"] == ("runs, worker 1 slow", "warn")
+    assert [row[2] for row in shown["tables"][0]["rows"]] == [
+        "runs",
+        "runs, 8.0 times slower",
+        "finished",
+    ]
+    assert shown["tables"][0]["moods"] == ["good", "warn", ""]
+    assert shown["finished"] == ["worker 2"]
+
+
+def test_the_charts_have_lines(tmp_path: Path) -> None:
+    """One for each death, restart, takeover and move, and for each snapshot, however often it was seen."""
+    past = job(
+        tmp_path,
+        StartProcesses((*SERVERS, STANDBY, *WORKERS)),
+        ProcessExited(SERVERS[1], -9, cause="memory ran out"),
+        PromoteStandby(STANDBY, SERVERS[1], 2),
+        ProcessExited(WORKERS[0], 1),
+        StartProcesses((WORKERS[0],)),
+        ServersMoved(1),
+        frames=[{}, {}, *({"Age of the last snapshot": {"": age}} for age in (0.5, 2.5, 0.5))],
+    )
+    assert marks(past) == [
+        (1.0, "death", "server 1: ended with signal 9: memory ran out"),
+        (2.0, "takeover", "server 1 copy 1: takes over from server 1"),
+        (3.0, "death", "worker 0: ended with exit code 1"),
+        (3.5, "snapshot", "snapshot"),
+        (4.0, "restart", "worker 0: is started again"),
+        (5.0, "move", "1 server from now on"),
+        (7.5, "snapshot", "snapshot"),
+    ]
+
+
+def test_a_span_has_its_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header says how long a job runs and since when; page and tables have the launcher's time."""
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        past = job(tmp_path, frames=[{}] * 2)
+        past.heading["began"] = 1795830832.0
+        past.frames[-1]["at"] = 1795830832.0 + 45
+        assert state(past, True) == "Running for 45 s (since 07:23:52 IST)"
+        past.events.append(JobEvent(past.frames[-1]["at"] + 3600 * 24, "finished", code=0))
+        assert state(past, True) == (
+            "Ended with exit code 0 after 24.0 h (2026-11-28, 07:23:52 to 2026-11-29 07:24:37 IST)"
+        )
+        assert zone(0.0) == (19800.0, "IST")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_the_summary_of_a_finished_job(tmp_path: Path) -> None:
     """The last known loss and metrics, samples, the time and the faults."""
     frames = [
@@ -185,14 +253,21 @@ def test_a_browser_shows_the_first_screen(tmp_path: Path) -> None:
     loss = job(tmp_path, StartProcesses(WORKERS), frames=losses)
     series = {panel.title: {"worker 0": 1.0, "server 1": 2.0} for panel in PANELS}
     del series["Rows"]
+    series["Logged values"] = {"AUC worker 0": 0.5}
     series["Torn steps"] = {"": 0.0}
     folded = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), frames=[series] * 9)
+    logged = {"AUC worker 0": 0.75, "a log loss worker 0": 0.5, "a log loss worker 1": 0.25}
+    curves: list[Any] = [{}, {"Time left": {"": 5000.0}}, {"Logged values": logged}, {}]
+    curves += [{"Age of the last snapshot": {"": 7.0}, "Time left": {"": 100.0}}]
+    drawn = job(tmp_path, StartProcesses(WORKERS), ProcessExited(WORKERS[1], 1), frames=curves)
     page = tmp_path / "report.html"
     with browser() as opened:
         page.write_text(job_report(loss))
         check_loss(opened(page.as_uri(), viewport={"width": 1280, "height": 800}))
         page.write_text(job_report(folded, is_running=True))
         check_folded(opened(page.as_uri(), viewport=PHONE))
+        page.write_text(job_report(drawn))
+        check_drawn(opened(page.as_uri(), viewport={"width": 1280, "height": 800}))
 
 
 def check_loss(shown: Any) -> None:
@@ -211,15 +286,61 @@ def check_loss(shown: Any) -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\dworker 0: [\d.]+worker 1: [\d.]+", tip)
 
 
+def check_drawn(shown: Any) -> None:
+    """What the page draws: a chart for each logged name, points without neighbours, lines for what has
+    happened, round ticks of time; and numbers as the terminal writes them."""
+    cards = ".panel:not([hidden])"
+    titles = shown.eval_on_selector_all(cards, "all => all.map(one => one.dataset.title)")
+    assert {"AUC", "a log loss"} <= {*titles}
+    assert "Logged values" not in titles
+    legend = "all => all.map(one => one.textContent)"
+    named = shown.eval_on_selector_all('.panel[data-title="a log loss"] li', legend)
+    assert named == ["worker 0: 0.5", "worker 1: 0.25"]
+    assert shown.evaluate("[alone([, 1, , null, 2, 3]), alone([4]), alone([1, , 2])]") == [
+        [1],
+        [0],
+        [],
+    ]
+    chart = 'panels.find(one => one.title === "%s").chart'
+    assert shown.evaluate(chart % "AUC" + ".shown.map(one => one[1])") == ["death", "snapshot"]
+    ticks = shown.evaluate(chart % "Time left" + ".plot.axes[1]._splits.map(FORMATS.s)")
+    assert ticks == ["0 s", "30.0 min", "60.0 min"] or ticks[1] in ("10.0 min", "20.0 min"), ticks
+    assert "death" in shown.text_content(".key")
+    for unit in {panel.unit for panel in PANELS}:
+        texts = shown.evaluate("([unit, all]) => all.map(FORMATS[unit])", [unit, NUMBERS])
+        assert texts == [number_text(value, unit) for value in NUMBERS], unit
+
+
+NUMBERS = [
+    0,
+    1,
+    0.5,
+    1 / 3,
+    45,
+    999.4,
+    999.96,
+    13_500,
+    1e6,
+    123_456.789,
+    2.5e9,
+    3e15,
+    7e-5,
+    1.234e-7,
+    119.9,
+    7300,
+    5e5,
+]
+
+
 def check_folded(shown: Any) -> None:
     """What the page says of a job that lacks one figure and has another that is always 0."""
     hidden = "all => all.filter(one => one.hidden).map(one => one.dataset.title)"
-    assert shown.eval_on_selector_all(".panel", hidden) == ["Rows", "Torn steps"]
+    assert shown.eval_on_selector_all(".panel", hidden) == ["Logged values", "Rows", "Torn steps"]
     named = shown.eval_on_selector_all(".without", "all => all.map(one => one.textContent)")
     assert {*filter(None, named)} == {"Not in this job: Rows", "Always 0 so far: Torn steps"}
     assert shown.evaluate("document.documentElement.scrollHeight") <= 3000
     assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    shown.click("text=Does memory suffice?")
+    shown.click('summary h2:text-is("Memory")')
     assert shown.is_visible('.panel[data-title="Resident memory"] canvas')
 
 

@@ -188,14 +188,14 @@ def test_a_takeover_lasts_from_the_death_to_the_reply(tmp_path: Path) -> None:
     assert [row[1:] for row in rows(actual, "Faults")] == [
         ["server 1", "ended with signal 9: memory ran out"],
         ["server 1 copy 1", "takes over from server 1"],
-        ["server 1 copy 1", "has the place of server 1 2.0 s after its end"],
+        ["server 1 copy 1", "has the place of server 1 2 s after its end"],
         ["server 1", "is started again"],
     ]
     assert rows(actual, "Processes") == [
         ["server 1", "here", "runs", "", "", ""],
         ["server 1 copy 1", "here", "in place of server 1", "", "", ""],
     ]
-    assert state(actual, is_running=False).startswith("ended with exit code 3 after ")
+    assert state(actual, is_running=False).startswith("Ended with exit code 3 after ")
 
 
 def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
@@ -255,10 +255,10 @@ def test_top_shows_every_process(tmp_path: Path, capsys: pytest.CaptureFixture[s
     history.close()
     Console(width=100).print(job_view(read_history(tmp_path), is_running=False))
     output = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert output[0][:6] == ["j", "ended", "with", "exit", "code", "137"]
+    assert output[0][:6] == ["j", "Ended", "with", "exit", "code", "137"]
     assert output[1] == ["1,304", "steps"]
     assert output[3] == ["0", "1.25", "12.5", "ms", "0.5"]
-    assert output[5] == ["0", "0.50"]
+    assert output[5] == ["0", "0.5"]
     assert output[6][1:] == ["server", "1:", "ended", "with", "signal", "9"]
 
 

@@ -170,7 +170,7 @@ def test_events_bring_the_panels_and_their_figures(job: Watched) -> None:
         while not frames:
             name, overview = _event(stream)
             assert name == "overview"
-            assert overview["state"].startswith("runs: ")
+            assert overview["state"].startswith("Running for ")
             name, frames = _event(stream)
             assert name == "frames"
     up = next(n for n, panel in enumerate(PANELS) if panel.title == "Processes")
@@ -210,13 +210,13 @@ def test_a_browser_shows_the_figures_and_the_report(job: Watched, folder: Path) 
         page = opened((folder / "report.html").as_uri())
         assert shown(page) == {title: past.last(title) for title in STILL}
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
-        assert page.text_content("#state").startswith("runs: ")
+        assert page.text_content("#state").startswith("Running for ")
         facts = dict(page.evaluate(CELLS, "The job"))
         assert (facts["Servers"], facts["Workers"], facts["Network"]) == ("2", "2", "TLS")
         assert [row[0] for row in page.evaluate(CELLS, "Speed of processes")[1:]] == [
             row[0] for row in slow_processes(past)
         ]
-        assert opened(job.url + "report").text_content("#state").startswith("runs: ")
+        assert opened(job.url + "report").text_content("#state").startswith("Running for ")
 
 
 def test_only_loopback_may_look(job: Watched) -> None:

@@ -91,7 +91,7 @@ def training(
         (folder / "stop").touch()
         assert process.wait(120) == 0, said.read_text()
         report = (folder / f"psfleet-logs/{name}/report.html").read_text()
-        assert '"state":"ended with exit code 0 after ' in report
+        assert '"state":"Ended with exit code 0 after ' in report
     finally:
         if process.poll() is None:
             process.terminate()

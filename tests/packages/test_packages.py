@@ -63,4 +63,4 @@ def test_a_package_runs_a_script_of_ones_own(tmp_path: Path, kind: str) -> None:
     launch = ("--servers", "2", "--workers", "2", "--job", "j", "train.py")
     assert run(folder, programs / "psfleet-launch", *launch) == "(1, 4)\n"
     report = run(folder, programs / "psfleet", "report", "j").strip()
-    assert "ended with exit code 0" in (folder / report).read_text()
+    assert "Ended with exit code 0" in (folder / report).read_text()
