@@ -30,10 +30,12 @@ With `--insecure` there is no TLS.
 
 The page begins with the job's state, how far it is, each process with its machine, state, speed and
 memory, the alerts in force and the last faults: deaths, restarts, takeovers, silences, and the first NaN
-with its worker, step, table and id. Charts of the panels below follow. The page has figures of the whole
-job, of the last minutes all of them. A chart whose value is not finite turns red. Panels without data, or
-always at 0, are named in a line. On a phone all sections but the first are folded. Charts are drawn by
-[uPlot](https://github.com/leeoniya/uPlot) (MIT), which is in the page.
+with its worker, step, table and id. A worker that is 1.5 times slower than the others, or has finished, is
+marked. Charts of the panels below follow, one for each name of `fleet.log`. Lines in them mark deaths,
+restarts, takeovers, moves to another number of servers, and snapshots. The page has figures of the whole
+job, of the last minutes all of them; its clock is the launcher's. A chart whose value is not finite turns
+red. Panels without data, or always at 0, are named in a line. On a phone all sections but the first are
+folded. Charts are drawn by [uPlot](https://github.com/leeoniya/uPlot) (MIT), which is in the page.
 
 | path | what it gives |
 |---|---|
@@ -58,8 +60,9 @@ fleet.init()
 fleet.log("accuracy", 0.91)
 ```
 `fleet.log(name, value, step=None)` shows a number of this worker: behind the progress (the mean over the
-workers), in `psfleet top`, in the panel "Logged values" below, as the metric `psfleet_logged` with the
-label `name`, and in the report. These show the newest value at each look. A script may log 100 names.
+workers), in `psfleet top`, in a chart of its own, as the metric `psfleet_logged` with the
+label `name`, and in the report. These show the newest value at each look, and in the end the last one. A
+script may log 100 names.
 
 ## TensorBoard
 `--tensorboard FOLDER` (`PSFLEET_TENSORBOARD` without a launcher) writes event files, with `pip install
@@ -116,7 +119,9 @@ report of a job that still runs, or whose launcher was killed; `--output FILE` p
 
 The launcher asks for figures every 2 s for the progress, `--watch` or `--tensorboard`. A look takes 2.8 ms
 of CPU time of each server, 1.6 ms of a worker and 8 ms of the launcher (2 servers, 1 worker;
-[benchmarks](../benchmarks/README.md#metrics)). With `--no-progress` alone the history has events only.
+[benchmarks](../benchmarks/README.md#metrics)). Workers that leave hand over their last figures, and servers
+give theirs when they end, so the report has the last step whenever the last look was. With `--no-progress`
+alone the history has events only. Tables of psfleet's own, such as those of `fleet.metrics`, are not shown.
 
 ![The report of a job in which a server was killed](diagrams/report.png)
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from psfleet.core.base.logs import FIRST_NONFINITE
-from psfleet.core.base.observability.number_texts import number_text
+from psfleet.core.base.observability.panels import number_text
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fired_alerts import fired_alerts
 from psfleet_launch.observability.job_history import (
     JobEvent,
     JobHistory,
@@ -25,7 +24,12 @@ from psfleet_launch.observability.job_history import (
     state,
     zone,
 )
-from psfleet_launch.observability.job_report import dashboard_page, job_report, overview
+from psfleet_launch.observability.job_report import (
+    dashboard_page,
+    fired_alerts,
+    job_report,
+    overview,
+)
 from psfleet_launch.observability.process_states import process_states
 from psfleet_launch.supervision.job_events import (
     Action,

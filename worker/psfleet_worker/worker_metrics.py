@@ -214,6 +214,7 @@ class WorkerMetrics:
     def collect(self) -> "list[Metric]":
         """Return all families."""
         times, usage = self._times, resource.getrusage(resource.RUSAGE_SELF)
+        total = times.pull + times.push + times.wait + times.data + times.script
         families = [
             latency("step_seconds", "Time from a worker's push to its next", times.steps),
             counter("worker_pull_seconds", "Time in pulls, with waiting", times.pull / 1e9),
@@ -221,6 +222,7 @@ class WorkerMetrics:
             counter("worker_wait_seconds", "Time until pushes and others came", times.wait / 1e9),
             counter("worker_data_seconds", "Time until batches came", times.data / 1e9),
             counter("worker_script_seconds", "Time of steps in the script", times.script / 1e9),
+            counter("worker_seconds", "All of these times", total / 1e9),
             counter("worker_samples", "Samples behind the worker's pushes", times.samples),
             counter("retries", "Attempts beyond the first of a call", self._retries()),
             counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime),

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from psfleet.core.base.observability.exposition import quantile
-from psfleet.core.base.observability.number_texts import number_text, rate_text
+from psfleet.core.base.observability.panels import number_text, rate_text
 from psfleet.core.engine.schema.table import OWN
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_folder

@@ -1,5 +1,5 @@
 // Numbers with their units, and one chart: axes, a line for each series, lines for what has happened, a tooltip, red
-// where values are not finite. psfleet/core/base/observability/number_texts.py writes numbers by the same rules.
+// where values are not finite. psfleet/core/base/observability/panels.py writes numbers by the same rules.
 
 function digits(value, count = 3) {
   const rounded = Number(value.toPrecision(count));

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psfleet.core.base.observability.logged_values import EventFile
-from psfleet.core.base.observability.number_texts import number_text, rate_text
+from psfleet.core.base.observability.panels import number_text, rate_text
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.observability.job_history import PastJob, clock, incidents, state
 

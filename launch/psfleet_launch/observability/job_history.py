@@ -22,7 +22,7 @@ from psfleet.core.base.errors import FrameError
 from psfleet.core.base.files import let_appear, read_small
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet.core.base.logs import FIRST_NONFINITE
-from psfleet.core.base.observability.number_texts import number_text
+from psfleet.core.base.observability.panels import number_text
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.fleet_reader import panel_texts, thinned

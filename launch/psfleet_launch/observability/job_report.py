@@ -5,17 +5,18 @@ The charts are drawn by uPlot 1.6.32, as the npm package of that name has it; it
 
 import functools
 import json
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from psfleet.core.base.logs import FIRST_NONFINITE
-from psfleet.core.base.observability.number_texts import number_text, rate_text
+from psfleet.core.base.observability.panels import number_text, rate_text
 from psfleet.core.base.settings.kinds import local_path
 from psfleet_launch.job.job_folder import REPORT, is_claimed
-from psfleet_launch.observability.fired_alerts import FiredAlert, fired_alerts
 from psfleet_launch.observability.job_figures import logged
 from psfleet_launch.observability.job_history import (
     PastJob,
@@ -40,6 +41,27 @@ from psfleet_launch.observability.process_states import (
 Table = dict[str, Any]
 """`title`, `columns`, `rows` of texts, and in `moods` for each row `good`, `warn`, `bad` or nothing."""
 _Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class FiredAlert:
+    """An alert that is or was in force.
+
+    Attributes:
+        name: Name, as in docs/alerts.yml.
+        severity: `warning` or `critical`.
+        when: Its condition, as in `> 0.9`.
+        series: Series of the panel; empty: it has one.
+        until: Time at which it ended; None: it is in force.
+    """
+
+    name: str
+    severity: str
+    title: str
+    when: str
+    series: str
+    since: float
+    until: float | None = None
 
 
 def overview(job: PastJob, is_running: bool, faults: int = 0) -> dict[str, Any]:
@@ -132,6 +154,45 @@ def _shown(figures: _Figures, series: str, words: Callable[[float], str]) -> str
 
 
 # -- what went wrong ---------------------------------------------------------------------------
+
+
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
+_MINUTE = 60.0
+
+
+def fired_alerts(job: PastJob) -> Iterator[FiredAlert]:
+    """Yield, for each series of each panel with an alert, the times in which the alert was in force."""
+    for panel in job.heading["panels"]:
+        if alert := panel.get("alert"):
+            yield from _of_panel(job, panel["title"], alert)
+
+
+def _of_panel(job: PastJob, title: str, alert: Mapping[str, Any]) -> Iterator[FiredAlert]:
+    sign, bound = alert["when"].split()
+    lasts = float(alert["lasts"].removesuffix("m")) * _MINUTE
+    starts: dict[str, float] = {}
+    at = 0.0
+    for frame, series in zip(job.frames, job.panel(title), strict=True):
+        at = frame["at"]
+        true = {
+            name
+            for name, value in series.items()
+            if value is not None and _OPERATORS[sign](value, float(bound))
+        }
+        for name in [*starts]:
+            if name not in true and (since := starts.pop(name) + lasts) <= at:
+                yield _fired(title, alert, name, since, at)
+        for name in true:
+            starts.setdefault(name, at)
+    for name, since in starts.items():
+        if since + lasts <= at:
+            yield _fired(title, alert, name, since + lasts)
+
+
+def _fired(
+    title: str, alert: Mapping[str, Any], series: str, since: float, until: float | None = None
+) -> FiredAlert:
+    return FiredAlert(alert["name"], alert["severity"], title, alert["when"], series, since, until)
 
 
 def _alert_table(alerts: Sequence[FiredAlert], is_running: bool) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from psfleet.core.base.observability.number_texts import number_text
+from psfleet.core.base.observability.panels import number_text
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 

@@ -1,4 +1,4 @@
-"""Panel of a figure: its question to metrics, what it means, what to do, and its alert.
+"""Panel of a figure: its question to metrics, what it means, what to do, and its alert; numbers as text.
 
 A question is written twice: in PromQL, and as Python over two looks at a job. The page of a job and
 Prometheus therefore show the same figures; a test asks both.
@@ -8,7 +8,7 @@ import abc
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 WINDOW = "1m"
@@ -204,28 +204,6 @@ class Ratio(Expression):
         return {key: value / below[key] for key, value in above.items() if below.get(key)}
 
 
-@dataclass(frozen=True)
-class Total(Expression):
-    """Sum of several answers, series by series."""
-
-    parts: tuple[Expression, ...]
-
-    @property
-    def by(self) -> tuple[str, ...]:  # type: ignore[override]  # read only
-        return self.parts[0].by
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return tuple(itertools.chain.from_iterable(one.metrics for one in self.parts))
-
-    def promql(self, where: str = "", per_job: bool = False) -> str:
-        return f"({' + '.join(one.promql(where, per_job) for one in self.parts)})"
-
-    def evaluate(self, now: Look, before: Look) -> Series:
-        answers = [one.evaluate(now, before) for one in self.parts]
-        return {key: sum(one.get(key, 0.0) for one in answers) for key in answers[0]}
-
-
 def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
     """The mean of what a histogram has counted lately."""
     return Ratio(Rate(f"{histogram}_sum", by), Rate(f"{histogram}_count", by))
@@ -332,3 +310,62 @@ class Panel:
 def section(title: str, *panels: Panel) -> tuple[Panel, ...]:
     """The panels of a section of the page."""
     return tuple(replace(panel, section=title) for panel in panels)
+
+
+_COUNTS, _BYTES = ("", "k", "M", "G", "T"), ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def _digits(value: float, count: int = 3) -> str:
+    """Significant digits, without zeros at the end; `1.2e-7` below a millionth."""
+    rounded = float(f"{value:.{count - 1}e}")
+    if rounded and abs(rounded) < 1e-6:
+        mantissa, _, power = f"{rounded:.{count - 1}e}".partition("e")
+        return f"{float(mantissa):g}e{int(power)}"
+    return f"{rounded:.12f}".rstrip("0").rstrip(".")
+
+
+def _scaled(value: float, units: Sequence[str], step: float, count: int = 3) -> str:
+    unit = 0
+    while abs(float(f"{value:.{count - 1}e}")) >= step and unit < len(units) - 1:
+        value, unit = value / step, unit + 1
+    return f"{_digits(value, count)} {units[unit]}".rstrip()
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 172_800:
+        return f"{seconds / 86_400:.1f} d"
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 1 or seconds == 0:
+        return f"{_digits(seconds)} s"
+    return f"{_digits(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{_digits(seconds * 1e6)} µs"
+
+
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "s": _duration,
+    "bytes": lambda value: _scaled(value, _BYTES, 1024),
+    "Bps": lambda value: f"{_scaled(value, _BYTES, 1024)}/s",
+    "cps": lambda value: f"{_scaled(value, _COUNTS, 1000)}/s",
+    "percentunit": lambda value: f"{_digits(value * 100)} %",
+    "short": lambda value: _scaled(value, _COUNTS, 1000),
+    "none": lambda value: _scaled(value, _COUNTS, 1000, 4),
+}
+
+
+def number_text(value: float, unit: str) -> str:
+    """Return the number as a person reads it: `13.5 k/s`, `205 MiB`, `47.3 %`, `12.5 ms`.
+
+    Screen, `psfleet top`, page and report all write numbers like this. charts.js, which draws the charts in a
+    browser, has the same rules in JavaScript; a test compares the two.
+
+    Args:
+        unit: Unit of a panel.
+    """
+    return _FORMATS[unit](value)
+
+
+def rate_text(value: float, things: str) -> str:
+    """Return `13.5 k steps/s` for 13,500 steps in a second."""
+    return f"{number_text(value, 'short')} {things}/s"

@@ -9,23 +9,20 @@ from psfleet.core.base.observability.panels import (
     Quantile,
     Rate,
     Ratio,
-    Total,
     section,
 )
 
 _TABLE, _EACH = ("table",), ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push
 
-_TIMES = {
-    name: Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
-    for name in ("pull", "push", "wait", "data", "script")
-}
-"""On what workers spend the time of their steps; each counts a time when it is over."""
-
 
 def _share(name: str) -> Ratio:
-    """Share of one of these times in all of them: a long one that has just ended would exceed the look."""
-    return Ratio(_TIMES[name], Total((*_TIMES.values(),)))
+    """Share of a time in all that workers have counted.
+
+    A time counts when it is over. One that lasts longer than a look would exceed 100 % of that look.
+    """
+    part = Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
+    return Ratio(part, Rate("psfleet_worker_seconds_total", _EACH))
 
 
 _PROGRESS = section(
