@@ -1,6 +1,9 @@
 """What is found in a log, and how it is told."""
 
 import json
+import re
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -9,9 +12,12 @@ import pytest
 from psfleet_launch.console.failure_report import FailureCause, Tracebacks, find_cause, report, tail
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.observability.job_history import incidents, read_history
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StopRequested
 from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
+from tests.control_group import memory_limit
+from tests.launch.conftest import _environment
 
 SIMPLE = """\
 epoch 1
@@ -113,6 +119,45 @@ def test_the_report(tmp_path: Path) -> None:
     assert lines[2] == f"  whole traceback: {tmp_path}/workerlog.1"
     assert len(lines) == 4
     assert lines[-1] == "then stopped: worker 0, server 0 (asked to stop, clean). Job exit code 1."
+
+
+def test_memory_that_runs_out(tmp_path: Path) -> None:
+    """A process that the kernel kills for memory is no riddle: the report and the history name the cause, and
+    how much it had."""
+    with memory_limit(512 << 20) as words:
+        script = tmp_path / "train.py"
+        script.write_text("kept = [b'x' * (1 << 20) for _ in range(1 << 10)]\n")
+        launch = (
+            sys.executable,
+            "-m",
+            "psfleet_launch",
+            "--no-progress",
+            "--job",
+            "j",
+            str(script),
+        )
+        done = subprocess.run(
+            [*words, *launch], cwd=tmp_path, env=_environment(), capture_output=True, text=True
+        )
+    cause = "killed by SIGKILL, because memory ran out (the kernel's out-of-memory killer)"
+    assert done.returncode == 137, done.stderr
+    assert f"worker 0 failed first: {cause}" in done.stderr
+    assert re.search(r"s of CPU, \d+ MiB at most", done.stderr), done.stderr
+    [fault, *_] = incidents(read_history(tmp_path / "psfleet-logs" / "j"))
+    assert fault[1] == f"ended with signal 9: {cause}"
+
+
+def test_a_kill_says_what_it_may_mean(tmp_path: Path) -> None:
+    """Where the kernel does not say why it killed a process, the report names both causes."""
+    job, state = a_job(tmp_path)
+    killed = Member("worker", 1)
+    exits = ((killed, -9), (Member("worker", 0), -15), (job.servers[0], 0))
+    for member, code in exits:
+        state.handle(ProcessExited(member, code, usage="2.0 s of CPU, 195 MiB at most"), 1)
+    first, where, *_ = report(job, state, {}, host).splitlines()
+    may = "killed by SIGKILL, from outside or by the kernel because memory ran out"
+    assert first == f"worker 1 failed first: {may}"
+    assert where.endswith("SIGKILL · 2.0 s of CPU, 195 MiB at most")
 
 
 def test_the_report_of_an_exit(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from psfleet_launch.observability.job_history import read_history
 from tests.observability.browser import CELLS, browser
-from tests.observability.watched import STILL, expected, shown, training
+from tests.observability.watched import STILL, charts, expected, shown, training
 from tests.waiting import until
 
 DIES = 1
@@ -43,7 +43,7 @@ def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
         page = opened((logs / "report.html").as_uri())
         assert page.text_content("#state").startswith("Ended with exit code 0")
         past = read_history(logs)
-        assert shown(page) == {title: past.last(title) for title in STILL}
+        assert shown(page) == charts({title: past.last(title) for title in STILL})
         rows = [row[1:] for row in page.evaluate(CELLS, "Faults")[1:]]
         died = [what for who, what in rows if who == f"server {DIES}"]
         assert died == ["ended with signal 9"]

@@ -22,7 +22,7 @@ from tests.observability.browser import CELLS, browser, program
 from tests.observability.event_files import scalars
 from tests.observability.prometheus import Prometheus, scraping
 from tests.observability.trainer import ID, STEP, WORKER
-from tests.observability.watched import MOVES, STILL, Watched, expected, shown, training
+from tests.observability.watched import MOVES, STILL, Watched, charts, expected, shown, training
 from tests.programs import ended
 from tests.waiting import until
 
@@ -208,7 +208,7 @@ def test_a_browser_shows_the_figures_and_the_report(job: Watched, folder: Path) 
         )
         (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
         page = opened((folder / "report.html").as_uri())
-        assert shown(page) == {title: past.last(title) for title in STILL}
+        assert shown(page) == charts({title: past.last(title) for title in STILL})
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
         assert page.text_content("#state").startswith("Running for ")
         facts = dict(page.evaluate(CELLS, "The job"))

@@ -100,17 +100,27 @@ def training(
 
 
 def shown(page: Any) -> dict[str, dict[str, float]]:
-    """Figures in the DOM of STILL panels, by title and series."""
+    """Figures in the DOM of STILL panels and of what is logged, by title and series."""
     said = page.evaluate(
         """[...document.querySelectorAll(".panel")].map(panel => [panel.dataset.title,
            [...panel.querySelectorAll("li[data-name]")].map(
                one => [one.dataset.name, +one.dataset.value])])"""
     )
-    return {title: dict(values) for title, values in said if title in STILL}
+    others = {panel.title for panel in PANELS} - STILL | {"Logged values"}
+    return {title: dict(values) for title, values in said if title not in others}
+
+
+def charts(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Figures by panel as the page shows them: each name that is logged has a chart."""
+    made = {title: values for title, values in figures.items() if title != "Logged values"}
+    for key, value in figures.get("Logged values", {}).items():
+        name, _, rank = key.rpartition(" worker ")
+        made.setdefault(name, {})[f"worker {rank}"] = value
+    return made
 
 
 def expected(job: Watched) -> dict[str, dict[str, float]]:
     """The same as /metrics has them now."""
     look = job.look()
     panels = zip(PANELS, replies(look, look)["panels"], strict=True)
-    return {panel.title: values for panel, values in panels if panel.title in STILL}
+    return charts({panel.title: values for panel, values in panels if panel.title in STILL})
