@@ -170,7 +170,7 @@ class KeepBest(BestValue):
             self.fleet.save_persistables(self.folder)
 
 
-_ANSWER_TIMEOUT = 10.0  # seconds for a tracking server to answer at all
+_REPLY_TIMEOUT = 10.0  # seconds for a tracking server to reply at all
 
 
 class _RunLogger(Callback):
@@ -296,7 +296,7 @@ class MlflowLogger(_RunLogger):
             # The user names a folder, which MLflow would otherwise refuse: it prefers databases.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         try:
-            _check_answers(uri)
+            _check_reply(uri)
             self._client = mlflow.MlflowClient(tracking_uri=uri)
             return self._begin_run()
         except (OSError, mlflow.exceptions.MlflowException) as error:
@@ -335,11 +335,11 @@ class MlflowLogger(_RunLogger):
             self._run = None
 
 
-def _check_answers(uri: str) -> None:
-    """Raise OSError if this is the address of a server that does not answer; MLflow tries for minutes."""
+def _check_reply(uri: str) -> None:
+    """Raise OSError if this is the address of a server that does not reply; MLflow tries for minutes."""
     if uri.startswith(("http://", "https://")):
-        with contextlib.suppress(HTTPError):  # it answers
-            urlopen(uri, timeout=_ANSWER_TIMEOUT).close()
+        with contextlib.suppress(HTTPError):  # it replies
+            urlopen(uri, timeout=_REPLY_TIMEOUT).close()
 
 
 def _imported(module: str, package: str) -> Any:

@@ -55,7 +55,7 @@ class Look:
         ]
 
     def time_of(self, labels: Mapping[str, str]) -> float:
-        """When a sample with these labels was read."""
+        """Return when a sample with these labels was read."""
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
