@@ -112,7 +112,7 @@ class Ground:
         self._released = 0
         self._snapshots = SnapshotRunner(self.host, Access())
         self._snapshots.start()
-        metrics = ServerMetrics(self.host, self._snapshots, None, None)
+        metrics = ServerMetrics(self.host, self._snapshots, None)
         self._services = [
             *handlers(self.host),
             *snapshot_handlers(self.host, self._snapshots),
