@@ -427,15 +427,7 @@ def fault_of(stage: Stage, route: str, case: Case) -> str:
     return ""
 
 
-NOT_YET = pytest.mark.xfail(
-    reason="the readers of this route do not follow the table yet", strict=True
-)
-OPEN = FILES
-
-
-@pytest.mark.parametrize(
-    "route", [pytest.param(route, marks=NOT_YET if route in OPEN else ()) for route in ROUTES]
-)
+@pytest.mark.parametrize("route", ROUTES)
 def test_values(stage: Stage, route: str) -> None:
     """Each value has the outcome that docs/features.md says, between values of other types too."""
     every = [case for case in cases() if is_for(case, route)]
