@@ -265,11 +265,12 @@ def _all_texts(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask] | None:
             joined.encode()
     except (TypeError, UnicodeEncodeError):
         return None
+    values = values if values.dtype == object else np.fromiter(items, object, len(items))
     missing = _none(values)
     # Searching one text takes a tenth of the time of comparing all of them.
     if "\n\n" in joined or r"\N" in joined:
-        missing = np.isin(values.astype(object), MISSING_TEXTS)
-    return values.astype(object, copy=False), missing, _none(values)
+        missing = np.isin(values, MISSING_TEXTS)
+    return values, missing, _none(values)
 
 
 def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
