@@ -36,7 +36,12 @@ _QUICK = {
 """Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
 _SLOW = {
     *("checkpoint/test_goldens.py", "checkpoint/test_names.py", "checkpoint/test_objects.py"),
-    *("checkpoint/test_replacing.py", "checkpoint/test_tools.py", "checkpoint/test_urls.py"),
+    *(
+        "checkpoint/test_imported_files.py",
+        "checkpoint/test_replacing.py",
+        "checkpoint/test_tools.py",
+        "checkpoint/test_urls.py",
+    ),
     *("datasets/test_kafka.py", "fluid/test_data.py"),
     *("kernels/test_cuda.py", "kernels/test_generate.py"),
     *("metrics/test_fleet_metrics.py", "metrics/test_interfaces.py"),

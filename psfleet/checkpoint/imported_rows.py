@@ -1,7 +1,11 @@
 """Rows of files in many formats, and whole tables of snapshots, as plain arrays."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+import json
+import pickle
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,8 @@ from psfleet.checkpoint.loading import Snapshot
 from psfleet.core.base.errors import CheckpointError, PsfleetError
 from psfleet.core.base.files import reason
 from psfleet.core.base.settings.kinds import local_path
-from psfleet.core.engine.gradient_checks import as_ids
+from psfleet.core.engine.gradient_checks import as_float32, as_ids
+from psfleet.core.engine.kernels.number_formats import decode
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable
@@ -61,24 +66,28 @@ class RowFile:
         ids: int64 [n], no id twice.
         value: Weights, float32 [n, dim].
         state: Further arrays [n, dim] of the file by name, such as the state slots of an export.
+        unusable: Further arrays of the file by name that are not [n, dim] or cannot be read, with why.
     """
 
     ids: NDArray[np.int64]
     value: NDArray[np.float32]
     state: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> RowFile:
     """The rows in a file.
 
-    A `.npz`, `.safetensors`, `.parquet` or `.pt` (a state dict of torch) file has arrays by name: the
-    weights [n, dim], and their ids under "ids" or, for "X.weight", "X.ids". Without ids, and in a `.npy`
-    file, row k has the id k. A `.txt` or `.vec` file is in word2vec's text format: each line a word and its
-    weights, with or without a first line of counts; the ids are the words' hashes. A folder is a snapshot.
+    A `.npz`, `.safetensors`, `.parquet` or `.pt` file has arrays by name: the weights [n, dim], and their
+    ids under "ids" or, for "X.weight", "X.ids". Without ids, and in a `.npy` file, row k has the id k. A
+    tensor in a dict of a `.pt` file has the names of both, such as "state_dict.X.weight". A `.txt` or `.vec`
+    file is in the text format of word2vec and GloVe: each line a word, a blank or tab, and its weights, with
+    or without a first line of counts; the ids are the words' hashes. A folder is a snapshot.
 
     Args:
         path: The file.
-        name: Name of the weights, of a snapshot the table; "": "value", or the only array [n, dim].
+        name: Name of the weights, or its end behind a dot; of a snapshot the table; "": "value", or the only
+            array [n, dim].
         buckets, salt: Range and salt of the hashes, as of a hashed Feature.
 
     Raises:
@@ -86,17 +95,15 @@ def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> Ro
     """
     local_path(path)
     try:
-        if Path(path).suffix in (".txt", ".vec"):
-            file = _of_words(path, buckets, salt)
-        elif Path(path).is_dir():
-            file = _of_snapshot(path, name)
-        else:
-            file = _of_arrays(path, _arrays(Path(path)), name)
+        if Path(path).suffix.lower() in (".txt", ".vec"):
+            return _of_words(path, buckets, salt)
+        if Path(path).is_dir():
+            return _of_snapshot(path, name)
+        return _of_arrays(path, *_arrays(Path(path)), name)
     except PsfleetError:
         raise
     except Exception as error:  # there is no end to what a file can hold
         raise CheckpointError(f"{path!r} cannot be read: {reason(error)}") from None
-    return _checked(path, file)
 
 
 def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) -> list[TableSpec]:
@@ -124,59 +131,135 @@ def sparse_table(path: str, specs: Sequence[TableSpec], name: str) -> TableSpec:
     return spec
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    match path.suffix:
+def _arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The arrays of a file by name, and for each that cannot be read the reason."""
+    match path.suffix.lower():
         case ".npy":
-            return {"value": np.load(path, allow_pickle=False)}
+            return {"value": np.load(path, allow_pickle=False)}, {}
         case ".npz":
             with np.load(path, allow_pickle=False) as archive:
-                return dict(archive)
+                return _each(archive.files, archive.__getitem__)
         case ".safetensors":
             with safe_open(path, "numpy") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return _each(file.keys(), lambda name: _tensor(path, file, name))
         case ".parquet":
             from psfleet.core.base.arrow import pq
 
-            table = pq.read_table(path)
-            return {name: _column(table.column(name)) for name in table.column_names}
+            table = pq.ParquetFile(path).read()
+            return _each(table.column_names, lambda name: _column(table.column(name)))
         case ".pt" | ".pth" | ".bin":
-            import torch
-
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = {n: t for n, t in state.items() if isinstance(t, torch.Tensor)}
-            return {
-                name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-                for name, tensor in tensors.items()
-            }
+            tensors = dict(_torch_tensors(path))
+            return _each(tensors, lambda name: tensors[name].numpy())
     raise CheckpointError(
         f"{str(path)!r} has the ending {path.suffix!r}; use .npy, .npz, .safetensors, .parquet, .pt, .txt "
         "or .vec, or the folder of a snapshot"
     )
 
 
+def _each(
+    names: Collection[str], read: Callable[[str], NDArray[Any]]
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    arrays, unusable = {}, {}
+    for name in names:
+        try:
+            arrays[name] = read(name)
+        except Exception as error:  # as of a number format that NumPy does not have
+            unusable[name] = f"cannot be read: {reason(error)}"
+    return arrays, unusable
+
+
+def _tensor(path: Path, file: Any, name: str) -> NDArray[Any]:
+    """A tensor of an open safetensors file. NumPy has no bfloat16, so these bytes are read here."""
+    if file.get_slice(name).get_dtype() != "BF16":
+        tensor: NDArray[Any] = file.get_tensor(name)
+        return tensor
+    with path.open("rb") as content:
+        size = int.from_bytes(content.read(8), "little")
+        entry = json.loads(content.read(size))[name]
+    start, end = entry["data_offsets"]
+    halves = np.fromfile(path, "<u2", (end - start) // 2, offset=8 + size + start)
+    return decode(halves.astype(np.uint16, copy=False).reshape(entry["shape"]), "bfloat16")
+
+
 def _column(column: Any) -> NDArray[Any]:
-    """A column of numbers, or of lists of equally many."""
-    array = column.combine_chunks()
-    if not hasattr(array.type, "value_type"):
-        return np.asarray(array)
-    return np.asarray(array.flatten()).reshape(len(array), -1)
+    """A column, [n], or of lists of equally many numbers [n, dim].
+
+    Raises:
+        ValueError: A list of numbers is missing, or longer or shorter than the first, or lacks a number.
+    """
+    from psfleet.core.base.arrow import pa, pc
+
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.cast(column.type.storage_type)
+    if not pa.types.is_floating(getattr(column.type, "value_type", None) or pa.null()):
+        return np.asarray(column)
+    missing = np.asarray(pc.is_null(column))
+    if missing.any():
+        raise ValueError(f"row {np.argmax(missing)} is null")
+    widths = np.asarray(pc.list_value_length(column))
+    width = int(widths[0]) if len(widths) else getattr(column.type, "list_size", 0)
+    if (widths != width).any():
+        row = int(np.argmax(widths != width))
+        raise ValueError(f"row {row} has {widths[row]} numbers, the rows before it {width}")
+    numbers = pc.list_flatten(column)
+    missing = np.asarray(pc.is_null(numbers))
+    if missing.any():
+        raise ValueError(f"row {np.argmax(missing) // width} has a null")
+    return np.asarray(numbers).reshape(len(column), width)
 
 
-def _of_arrays(path: str, arrays: Arrays, name: str) -> RowFile:
+def _torch_tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a file of torch as NumPy can have them, those in dicts as "dict.name"."""
+    import torch
+
+    def within(thing: Any, name: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(thing, torch.Tensor):
+            tensor = thing.detach()  # of a Parameter too
+            # bfloat16 and float8 are not of NumPy; float64 has to stay, for ids that are none.
+            is_short = tensor.is_floating_point() and tensor.element_size() < 4
+            yield name or "value", tensor.float() if is_short else tensor
+        elif isinstance(thing, Mapping):
+            for key, each in thing.items():
+                yield from within(each, f"{name}.{key}" if name else str(key))
+
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{str(path)!r} is no file of torch, or has more than tensors in dicts; save the state_dict() of "
+            "the module"
+        ) from None
+    yield from within(content, "")
+
+
+def _of_arrays(path: str, arrays: Arrays, unusable: dict[str, str], name: str) -> RowFile:
     wide = [n for n, array in arrays.items() if array.ndim == 2 and array.dtype.kind == "f"]
-    key = name or ("value" if "value" in wide else "") or (wide[0] if len(wide) == 1 else "")
-    if key not in wide:
+    wide += unusable
+    wanted = name or "value"
+    keys = [n for n in wide if n == wanted] or [n for n in wide if n.endswith(f".{wanted}")]
+    if not keys and not name:
+        keys = wide
+    if len(keys) != 1:
         content = (
-            f"no array {name!r}" if name else "several arrays, or none, that may be the weights"
+            f"no array {name!r}, or several,"
+            if name
+            else "several arrays, or none, that may be the weights"
         )
         raise CheckpointError(
             f"{path!r} has {content}; name one of float [n, dim]: {', '.join(wide) or 'there is none'}"
         )
-    value = arrays[key]
+    [key] = keys
     prefix = key.rpartition(".")[0]
-    ids = arrays.get(f"{prefix}.ids" if prefix else "ids")
-    others = {n: a for n, a in arrays.items() if n != key and a.shape == value.shape}
-    return RowFile(np.arange(len(value)) if ids is None else as_ids(ids, path), value, others)
+    ids_key = f"{prefix}.ids" if prefix else "ids"
+    for each in {key, ids_key} & unusable.keys():
+        raise CheckpointError(f"{path!r}: {each!r} {unusable[each]}")
+    value, ids = as_float32(arrays[key]), arrays.get(ids_key)
+    others = {n: array for n, array in arrays.items() if n not in (key, ids_key)}
+    state = {n: array for n, array in others.items() if array.shape == value.shape}
+    unusable |= {n: f"has the shape {a.shape}" for n, a in others.items() if n not in state}
+    owner = f"{path!r}: {ids_key!r}"
+    numbers = np.arange(len(value)) if ids is None else as_ids(ids, owner)
+    return _checked(path, RowFile(numbers, value, state, unusable))
 
 
 def _of_snapshot(path: str, name: str) -> RowFile:
@@ -184,44 +267,97 @@ def _of_snapshot(path: str, name: str) -> RowFile:
     spec = sparse_table(path, snapshot.specs(), name)
     arrays = content_of(snapshot, spec).arrays
     state = {slot: arrays[slot] for slot in spec.slot_names[1:]}
-    return RowFile(arrays["ids"], arrays["value"], state)
+    return _checked(path, RowFile(arrays["ids"], arrays["value"], state))
 
 
 def _of_words(path: str, buckets: int, salt: str) -> RowFile:
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            word, *numbers = line.rstrip().split(" ")
-            if number == 1 and len(numbers) == 1 and word.isdecimal():
-                continue  # how many words there are, and how wide
+    # GloVe has words with signs that Python takes for the end of a line.
+    with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
+        stripped = ((number, line.rstrip("\r\n\t ")) for number, line in enumerate(file, 1))
+        lines = ((number, line) for number, line in stripped if line)
+        head = [*itertools.islice(lines, 2)]
+        count = _count(head)
+        for number, line in itertools.chain(head[count is not None :], lines):
             try:
-                row = np.array(numbers, np.float32)
+                word, row = _word(line, len(rows[0]) if rows else None)
             except ValueError as error:
                 raise CheckpointError(f"{path!r} line {number}: {error}") from None
-            if rows and len(row) != len(rows[0]):
-                raise CheckpointError(
-                    f"{path!r} line {number}: {word!r:.60} has {len(row)} numbers, the words before it "
-                    f"{len(rows[0])}"
-                )
             words.append(word)
             rows.append(row)
+    if count not in (None, len(rows)):
+        raise CheckpointError(
+            f"{path!r} begins with the line {head[0][1]!r}, and {len(rows)} words follow; correct the number "
+            f"of words, or write {head[0][1]}.0 if it is a word and its weight"
+        )
     if not rows:
         raise CheckpointError(f"{path!r} has no words")
-    return RowFile(hashed(np.array(words, object), buckets, salt), np.stack(rows))
+    ids = hashed(np.array(words, object), buckets, salt)
+    return _checked(path, RowFile(ids, np.stack(rows)), words)
 
 
-def _checked(path: str, rows: RowFile) -> RowFile:
-    ids, value = np.ascontiguousarray(rows.ids), np.asarray(rows.value, np.float32)
+_COUNTS = re.compile(r"([0-9]{1,18})[ \t]([0-9]{1,18})")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+|nan|inf)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+
+def _count(head: Sequence[tuple[int, str]]) -> int | None:
+    """The number of words that the first line tells; None: it is a word and its weight like the second."""
+    match = _COUNTS.fullmatch(head[0][1]) if head else None
+    if match is None or (len(head) > 1 and len(_split(head[1][1])[1]) != int(match[2])):
+        return None
+    return int(match[1])
+
+
+def _word(line: str, width: int | None) -> tuple[str, NDArray[np.float32]]:
+    """The word of a line and its weights, `width` of them unless that is None.
+
+    Raises:
+        ValueError: It has others.
+    """
+    word, *numbers = line.split(" ")
+    if len(numbers) != width or "\t" in line:
+        word, numbers = _split(line)
+    if not word or not numbers:
+        raise ValueError(
+            f"{line!r:.60} must be a word, a blank or tab, and numbers with blanks or tabs"
+        )
+    if width not in (None, len(numbers)):
+        raise ValueError(f"{word!r:.60} has {len(numbers)} numbers, the words before it {width}")
+    for number in numbers:
+        if "_" in number or not number.isascii():  # which Python's own float takes
+            raise ValueError(f"{number!r:.60} is no number")
+    with np.errstate(over="ignore"):
+        return word, np.array(numbers, np.float32)
+
+
+def _split(line: str) -> tuple[str, list[str]]:
+    """The word before the first tab, or with all before the numbers at the end; and the numbers."""
+    word, tab, rest = line.partition("\t")
+    if tab:
+        return word, rest.split()
+    fields = line.split(" ")
+    start = len(fields)
+    while start > 1 and _NUMBER.fullmatch(fields[start - 1]):
+        start -= 1
+    return " ".join(fields[:start]), fields[start:]
+
+
+def _checked(path: str, rows: RowFile, words: Sequence[str] = ()) -> RowFile:
+    ids, value = np.ascontiguousarray(rows.ids), rows.value
     if ids.shape != value.shape[:1]:
         raise CheckpointError(f"{path!r} has {len(value)} rows and ids of shape {ids.shape}")
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) < len(ids):
+        repeated = unique[counts > 1][0]
+        places = np.flatnonzero(ids == repeated)[:2]
+        of = f", of {' and '.join(repr(words[place]) for place in places)}" if words else ""
         raise CheckpointError(
-            f"{path!r} has two rows of the id {unique[counts > 1][0]}; each id has one row"
+            f"{path!r} has two rows of the id {repeated}{of}; each id has one row"
         )
     finite = np.isfinite(value).all(axis=1)
     if not finite.all():
-        raise CheckpointError(f"{path!r}: the row of id {ids[~finite][0]} is not finite")
-    state = {name: np.asarray(array, np.float32) for name, array in rows.state.items()}
-    return RowFile(ids, value, state)
+        place = int(np.argmin(finite))
+        of = repr(words[place]) if words else f"id {ids[place]}"
+        raise CheckpointError(f"{path!r}: the row of {of} is not finite")
+    return replace(rows, ids=ids)

@@ -32,6 +32,7 @@ from psfleet.core.base.files import reason
 from psfleet.core.base.json_documents import Format
 from psfleet.core.base.object_store import upload
 from psfleet.core.base.settings.kinds import local_path, url_of
+from psfleet.core.engine.gradient_checks import as_float32
 from psfleet.core.engine.kernels.initial_values import initial_array
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import RestorePart
@@ -321,7 +322,7 @@ def _write_parquet(where: Path, arrays: Arrays, metadata: Mapping[str, str]) -> 
     columns = {}
     for name, array in arrays.items():
         flat = pa.array(array.reshape(-1))
-        width = array.size // max(len(array), 1) if array.ndim > 1 else 0
+        width = int(np.prod(array.shape[1:])) if array.ndim > 1 else 0
         columns[name] = pa.FixedSizeListArray.from_arrays(flat, width) if width else flat
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), where)
 
@@ -373,9 +374,20 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
 
 def _with_state(spec: TableSpec, rows: RowFile) -> NDArray[np.float32]:
     """Weights and state, float32 [n, dim * (1 + slots)]."""
-    slots = spec.rule.slots
-    if all(slot.name in rows.state for slot in slots):
-        state = [rows.state[slot.name] for slot in slots]
-    else:
-        state = [np.full_like(rows.value, slot.initial) for slot in slots]
+    slots = [slot.name for slot in spec.rule.slots]
+    if unusable := [name for name in slots if name in rows.unusable]:
+        [name, *_] = unusable
+        raise CheckpointError(
+            f"the rows have the state {name!r} of table {spec.name!r}, which {rows.unusable[name]}; correct "
+            "it, or leave it out so that state begins anew"
+        )
+    if not all(name in rows.state for name in slots):
+        state = [np.full_like(rows.value, slot.initial) for slot in spec.rule.slots]
+        return np.concatenate([rows.value, *state], axis=1)
+    state = [as_float32(rows.state[name]) for name in slots]
+    for name, array in zip(slots, state, strict=True):
+        finite = np.isfinite(array).all(axis=1)
+        if not finite.all():
+            bad = rows.ids[int(np.argmin(finite))]
+            raise CheckpointError(f"the state {name!r} of the row of id {bad} is not finite")
     return np.concatenate([rows.value, *state], axis=1)

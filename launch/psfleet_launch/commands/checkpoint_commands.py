@@ -186,8 +186,8 @@ def import_source(
 ) -> int:
     """Rewrite the snapshot at PATH with the rows in SOURCE set in one of its tables.
 
-    SOURCE is another snapshot, an export, arrays (npy, npz, safetensors, parquet), a state dict of torch (pt)
-    or word2vec's text format (txt, vec).
+    SOURCE is another snapshot, an export, arrays (npy, npz, safetensors, parquet), a tensor or state dict of
+    torch (pt), or a text of words and weights as of word2vec and GloVe (txt, vec).
     """
     from psfleet.checkpoint import import_rows, read_rows
 

@@ -57,7 +57,7 @@ def as_ids(ids: Any, owner: str) -> Ids:
     if array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind in "iu":
-        if array.dtype == np.uint64 and int(array.max()) >= 2**63:
+        if int(array.max()) >= 2**63:
             raise IdError(
                 f"{owner}: id {int(array.max())} is beyond int64; view the array as int64"
             )
