@@ -15,6 +15,7 @@ from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet_launch.console.screen import StandbyNotice
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import (
+    ClockTick,
     FinishJob,
     MachineCutOff,
     ProcessExited,
@@ -83,14 +84,67 @@ def test_a_person_hears_when_all_servers_have_standbys() -> None:
 
 
 def test_a_server_without_any_standby_says_so() -> None:
-    """All that it may have had are lost."""
+    """All that it may have had of late are lost."""
     job = training()
     assert job.standbys is not None
-    job.standbys.most = 1
-    job.handle(ProcessExited(FIRST, 1), 2.0)
+    job.standbys.most = 2
+    for copy in (1, 2, 3):
+        job.handle(ProcessExited(Member("server", 0, copy=copy), 1), 2.0)
     job.handle(ProcessExited(SERVER, 137, cause="the agent on host h1 is lost"), 3.0)
     assert job.failure is not None
-    assert job.failure.why == "server 0 had no standby"
+    assert job.failure.why == (
+        "server 0 had no standby, since 2 others were started in its place within 10 minutes"
+    )
+
+
+def test_standbys_that_cannot_live_are_started_less_often() -> None:
+    """After 20 in 10 minutes the next one waits until the rate allows it, and the console says so. It starts
+    without any other event, and protects the server as the first one did."""
+    job, notice = training(), StandbyNotice()
+    assert job.standbys is not None
+    for copy in range(1, 21):
+        following = Member("server", 0, copy=copy + 1)
+        died = ProcessExited(Member("server", 0, copy=copy), 1)
+        assert StartProcesses((following,)) in job.handle(died, 10.0 * copy)
+        assert notice.look(job.standbys, 10.0 * copy) == ""
+    assert job.handle(ProcessExited(following, 1), 210.0) == [ReleaseStandbys(SERVER, 21)]
+    assert notice.look(job.standbys, 211.0) == (
+        "server 0 has no standby, since 20 others were started in its place within 10 minutes; "
+        "the next one starts in 399 s"
+    )
+    assert notice.look(job.standbys, 212.0) == ""
+    assert job.handle(ClockTick(), 609.9) == []
+    late = Member("server", 0, copy=22)
+    assert job.handle(ClockTick(), 610.0) == [StartProcesses((late,))]
+    assert job.handle(ClockTick(), 611.0) == []
+    job.handle(ServerReady(late), 612.0)
+    assert notice.look(job.standbys, 612.0) == "standbys  ready in 602.0 s"
+    assert job.handle(ProcessExited(SERVER, -9), 613.0) == [PromoteStandby(late, SERVER, 2)]
+    job.validate()
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_each_of_many_moves_has_standbys(prepares: bool) -> None:
+    """A job that moves 50 times in a minute, and loses a server now and then, has standbys after each."""
+    job = training()
+    standbys = job.standbys
+    assert standbys is not None
+    for move in range(50):
+        at, servers = 3.0 + move, tuple(Member("server", rank) for rank in range(1 + move % 3))
+        if prepares:
+            assert len(standbys.prepare(len(servers))) == len(servers)
+        job.handle(ClockTick(), at)
+        job.rescale(servers)
+        assert standbys.standby.keys() == set(range(len(servers)))
+        for standby in standbys.standby.values():
+            job.handle(ServerReady(standby), at)
+        assert not standbys.unprotected()
+        if move % 5 == 0:
+            primary, heir = standbys.primary[0], standbys.standby[0]
+            [promote] = job.handle(ProcessExited(primary, -9), at)
+            assert isinstance(promote, PromoteStandby)
+            assert len(job.handle(ServerReady(heir), at)) == 1
+        job.validate()
 
 
 def cut_off(member: Member, *answering: Member) -> MachineCutOff:

@@ -117,17 +117,24 @@ def line(
 
 
 class StandbyNotice:
-    """Reports that every server has a ready standby: at first, and again after one was lost."""
+    """Reports that every server has a ready standby, at first and again after one was lost, or that a server
+    has to wait for its next one."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # a server has none
         self._again = ""
+        self._delayed: dict[int, float] = {}
 
     def look(self, standbys: Standbys, at: float) -> str:
         """The line to be shown at time `at`; empty: there is nothing to say."""
-        if standbys.unprotected():
+        delayed = standbys.delayed.items() - self._delayed.items()
+        self._delayed = {**standbys.delayed}
+        if reasons := standbys.unprotected():
             self._since = at if self._since is None else self._since
-            return ""
+            return "; ".join(
+                f"{reasons[rank].replace(' had ', ' has ')}; the next one starts in {due - at:.0f} s"
+                for rank, due in sorted(delayed)
+            )
         if self._since is None:
             return ""
         seconds, again = at - self._since, self._again

@@ -81,8 +81,14 @@ class ReleaseStandbys:
 class Standbys:
     """The standbys of a job; a member's `copy` is the number of its attachment.
 
+    A standby that ended or took over is replaced at once, unless its server has had `most` replacements in
+    the last `within` seconds: one that cannot live, as on a full disk, must not be filled again and again.
+    The next one then starts as soon as the rate allows it. Moves to another number of servers do not count.
+
     Attributes:
-        most: Standbys that a server may have one after the other.
+        most, within: Replacements that a server may have in that many seconds.
+        now: Seconds of the caller's clock, which sets it.
+        delayed: For each server whose next standby has to wait, the time from which it may start.
         primary: Primary of each server.
         standby: Standby that follows it; a standby that was lost for good is not there.
         ready: Standbys that may be promoted.
@@ -93,6 +99,9 @@ class Standbys:
     """
 
     most: int = 20
+    within: float = 600.0
+    now: float = 0.0
+    delayed: dict[int, float] = field(default_factory=dict)
     primary: dict[int, Member] = field(default_factory=dict)
     standby: dict[int, Member] = field(default_factory=dict)
     ready: set[Member] = field(default_factory=set)
@@ -100,13 +109,14 @@ class Standbys:
     terms: dict[int, int] = field(default_factory=dict)
     prepared: dict[int, Member] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)
+    _replaced: dict[int, list[float]] = field(default_factory=dict)
 
     def begin(self, servers: Iterable[Member]) -> tuple[Member, ...]:
         """The servers are ready; the standbys that are to be started."""
         self.primary = {member.rank: member for member in servers}
-        self.standby, self.ready, self.promoted = {}, set(), set()
+        self.standby, self.ready, self.promoted, self.delayed = {}, set(), set(), {}
         self.terms = dict.fromkeys(self.primary, 1)
-        return tuple(standby for rank in self.primary for standby in self._next(rank))
+        return tuple(map(self._next, self.primary))
 
     @property
     def awaited(self) -> set[Member]:
@@ -124,14 +134,24 @@ class Standbys:
         if member not in self.promoted:
             return ()
         self.promoted.discard(member)
-        return self._next(member.rank)
+        return self._replacement(member.rank)
+
+    def due(self) -> tuple[Member, ...]:
+        """Return the standbys to start that had to wait until now."""
+        ranks = [rank for rank, at in self.delayed.items() if at <= self.now]
+        return tuple(standby for rank in ranks for standby in self._replacement(rank))
 
     def unprotected(self) -> dict[int, str]:
         """Return the servers that no standby could take over now, by rank, with the reason."""
         reasons: dict[int, str] = {}
         for rank, primary in self.primary.items():
             heir = self.standby.get(rank)
-            if heir is None:
+            if rank in self.delayed:
+                reasons[rank] = (
+                    f"{primary} had no standby, since {self.most} others were started in its place "
+                    f"within {self.within / 60:g} minutes"
+                )
+            elif heir is None:
                 reasons[rank] = f"{primary} had no standby"
             elif heir not in self.ready:
                 reasons[rank] = f"its standby, {heir}, was not ready"
@@ -171,11 +191,11 @@ class Standbys:
         rank = member.rank
         del self.standby[rank]
         self.ready.discard(member)
-        return ReleaseStandbys(self.primary[rank], member.copy), self._next(rank)
+        return ReleaseStandbys(self.primary[rank], member.copy), self._replacement(rank)
 
     def prepare(self, servers: int) -> tuple[Member, ...]:
         """The job may have so many servers soon; the standbys to start for what they are going to hold."""
-        self.prepared = {rank: one for rank in range(servers) for one in self._numbered(rank)}
+        self.prepared = {rank: self._numbered(rank) for rank in range(servers)}
         return tuple(self.prepared.values())
 
     def renew(self, servers: int) -> tuple[list[Member], list[ReleaseStandbys], list[Member]]:
@@ -188,6 +208,7 @@ class Standbys:
         """
         leavers = [member for rank, member in self.primary.items() if rank >= servers]
         before, self.standby, self.prepared = [*self.standby.values()], self.prepared, {}
+        self.delayed = {}
         self.ready.intersection_update(self.standby.values())
         self.promoted -= {*leavers}
         self.primary = {
@@ -200,21 +221,26 @@ class Standbys:
             if member.rank in self.primary
         ]
         started = [
-            standby
+            self._next(rank)
             for rank, primary in self.primary.items()
             if primary not in self.promoted and rank not in self.standby
-            for standby in self._next(rank)
         ]
         return [*leavers, *before], released, started
 
-    def _next(self, rank: int) -> tuple[Member, ...]:
-        started = self._numbered(rank)
-        self.standby.update((standby.rank, standby) for standby in started)
-        return started
-
-    def _numbered(self, rank: int) -> tuple[Member, ...]:
-        number = self._numbers.get(rank, 0) + 1
-        if number > self.most:
+    def _replacement(self, rank: int) -> tuple[Member, ...]:
+        """The next standby of a server that has lost one; none yet if it has lost too many of late."""
+        recent = [at for at in self._replaced.get(rank, []) if at > self.now - self.within]
+        if len(recent) >= self.most:
+            self.delayed[rank] = (recent[0] if recent else self.now) + self.within
             return ()
-        self._numbers[rank] = number
-        return (Member("server", rank, copy=number),)
+        self.delayed.pop(rank, None)
+        self._replaced[rank] = [*recent, self.now]
+        return (self._next(rank),)
+
+    def _next(self, rank: int) -> Member:
+        self.standby[rank] = self._numbered(rank)
+        return self.standby[rank]
+
+    def _numbered(self, rank: int) -> Member:
+        self._numbers[rank] = self._numbers.get(rank, 0) + 1
+        return Member("server", rank, copy=self._numbers[rank])

@@ -97,6 +97,8 @@ class Supervisor:
             return []
         if self.watch is not None:
             self.watch.look(at)
+        if self.standbys is not None:
+            self.standbys.now = at
         match event:
             case ServerReady(member):
                 return self._ready(member)
@@ -114,7 +116,9 @@ class Supervisor:
             case MachineCutOff():
                 return self._go_on_without(event)
             case ClockTick():
-                return self._overdue(at) if at >= self.deadline else self._give_up_hung()
+                if at >= self.deadline:
+                    return self._overdue(at)
+                return [*self._start_delayed(), *self._give_up_hung()]
 
     def rescale(self, servers: tuple[Member, ...]) -> list[Action]:
         """The job has these servers from now on; those that it has no more are asked to end."""
@@ -296,6 +300,11 @@ class Supervisor:
         if self.watch is not None:
             self.watch.forget(member)
         return []
+
+    def _start_delayed(self) -> list[Action]:
+        if self.standbys is None or self.phase is not Phase.TRAINING:
+            return []
+        return self._start(self.standbys.due())
 
     def _give_up_hung(self) -> list[Action]:
         """Kill a member that is silent while its partner is not: its death is then handled like any other.
