@@ -37,6 +37,7 @@ _QUICK = {
 _SLOW = {
     *("checkpoint/test_goldens.py", "checkpoint/test_names.py", "checkpoint/test_objects.py"),
     *(
+        "checkpoint/test_damaged_snapshots.py",
         "checkpoint/test_imported_files.py",
         "checkpoint/test_replacing.py",
         "checkpoint/test_tools.py",

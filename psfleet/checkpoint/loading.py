@@ -43,8 +43,6 @@ from psfleet.core.net.table_messages import read_clock
 
 _MOST = 2**62
 
-Sizes = dict[str, int]
-
 
 def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any, Any]]) -> None:
     """Compare the tensors and the clocks of every file with the manifest.
@@ -55,35 +53,42 @@ def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any
     Raises:
         CheckpointError: Something is missing or unknown, or of another size, kind or range.
     """
-    sizes: Sizes = {}
     for entry, (tensors, clocks) in zip(manifest.files, contents, strict=True):
         with reading(folder / entry.file):
-            _check_file(manifest.tables, entry, tensors, clocks, sizes)
+            _check_file(manifest.tables, entry, tensors, clocks)
     with reading(folder):
         if not manifest.files:
             raise ValueError("no files")
         for spec in manifest.tables:
-            everywhere = all(spec.name in entry.steps for entry in manifest.files)
-            count = sizes.get(spec.name, 0)  # a table that is only on some was being created
-            if spec.kind == "dense" and (count or everywhere) and count != spec.size:
-                raise ValueError(
-                    f"table {spec.name!r} has {spec.size} values, the files hold {count}"
-                )
+            _check_ranges(spec, manifest.files)
+
+
+def _check_ranges(spec: TableSpec, files: Sequence[ShardFile]) -> None:
+    """Compare the parts of a dense table in the files with the whole of it."""
+    parts = sorted(entry.ranges[spec.name] for entry in files if spec.name in entry.ranges)
+    end = 0
+    for low, high in parts:
+        if low < high:
+            if low != end:
+                raise ValueError(f"table {spec.name!r} has the parts {parts} of {spec.size} values")
+            end = high
+    everywhere = all(spec.name in entry.steps for entry in files)
+    # A table that is only on some was being created.
+    if spec.kind == "dense" and (end or everywhere) and end != spec.size:
+        raise ValueError(f"table {spec.name!r} has {spec.size} values, the files hold {end}")
 
 
 def _check_file(
-    specs: Sequence[TableSpec],
-    entry: ShardFile,
-    tensors: Any,
-    clocks: Mapping[str, TableClock],
-    sizes: Sizes,
+    specs: Sequence[TableSpec], entry: ShardFile, tensors: Any, clocks: Mapping[str, TableClock]
 ) -> None:
     there = [spec for spec in specs if spec.name in entry.steps]
-    if clocks.keys() != entry.steps.keys() or len(there) != len(clocks):
-        raise ValueError(f"the clocks of {sorted(clocks)} for tables {sorted(entry.steps)}")
+    steps = {name: clock.step for name, clock in clocks.items()}
+    dense = {spec.name for spec in there if spec.kind == "dense"}
+    if steps != entry.steps or len(there) != len(clocks) or entry.ranges.keys() != dense:
+        raise ValueError(f"the clocks {steps} for the tables {entry.steps}, dense {entry.ranges}")
     names: set[str] = set()
     for spec in there:
-        sizes[spec.name] = sizes.get(spec.name, 0) + _check_table(spec, entry, tensors)
+        _check_table(spec, entry, tensors)
         columns = (name for group in column_groups(spec) for name in group.entries)
         names |= {f"{spec.name}/{column}" for column in columns}
     for name in tensors.keys():  # noqa: SIM118  # not a dict
@@ -93,8 +98,7 @@ def _check_file(
             )
 
 
-def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
-    """Returns how many values of a dense table the file holds."""
+def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> None:
     count = 0
     if spec.kind == "dense":
         low, high = entry.ranges[spec.name]
@@ -105,7 +109,6 @@ def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> int:
         _check_group(spec, group, tensors, count if spec.kind == "dense" else group.length)
     if spec.streams_evictions:
         _check_position(spec, tensors)
-    return count
 
 
 def _check_group(spec: TableSpec, group: ColumnGroup, tensors: Any, length: int | None) -> None:
@@ -210,6 +213,20 @@ class Snapshot:
             for spec in self.manifest.tables
             if all(spec.name in file.entry.steps for file in files)
         ]
+
+    def check_ids(self) -> None:
+        """Compare the ids of each table with each other: a row in two places may not be what was pushed.
+
+        Loading does without: it would take the time of a sort.
+
+        Raises:
+            CheckpointError: An id has two rows, or is one of a row and a removed one.
+        """
+        for (folder, _), level in zip(self._chain, self._levels, strict=True):
+            with reading(folder):
+                for spec in self.specs():
+                    for names in ((ROW_IDS, REMOVED), (CANDIDATE_IDS,)):
+                        _check_repeats(spec.name, _ids(level, spec, names))
 
     def server(self, index: int) -> ServerState:
         """Return the state of one of its servers without the tables."""
@@ -371,11 +388,19 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
     """The ids that these files or later ones say something of, ascending."""
-    ids = [later]
-    for file in files:
-        there = (f"{spec.name}/{name}" for name in (ROW_IDS, REMOVED))
-        ids += [file.whole(name) for name in there if name in file.names()]
-    return ascending(ids)
+    return ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
+
+
+def _ids(files: Sequence[_ServerFile], spec: TableSpec, columns: Sequence[str]) -> list[Ids]:
+    """The columns with ids that the files have of a table."""
+    names = [f"{spec.name}/{column}" for column in columns]
+    return [file.whole(name) for file in files for name in names if name in file.names()]
+
+
+def _check_repeats(table: str, columns: Sequence[Ids]) -> None:
+    ids = np.sort(np.concatenate([np.zeros(0, np.int64), *columns]))
+    if (repeats := ids[1:][ids[1:] == ids[:-1]]).size:
+        raise ValueError(f"table {table!r} has two entries of the id {repeats[0]}")
 
 
 def _of(column: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:

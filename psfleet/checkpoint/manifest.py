@@ -14,8 +14,9 @@ from typing import Any, Literal
 from psfleet.checkpoint.tensors import digest, place_of, put_back
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.base.files import read_small, reason, regular, write_durably
-from psfleet.core.base.json_documents import Format, Misfit, exact, reading
+from psfleet.core.base.json_documents import Format, Misfit, exact, natural, reading
 from psfleet.core.base.object_store import readable
+from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules import make_rule, reference_of
 from psfleet.core.engine.schema.entry import make_entry
 from psfleet.core.engine.schema.table import (
@@ -78,6 +79,9 @@ def table_from_json(document: Any) -> TableSpec:
     if any(type(extent) is not int for extent in shape):
         raise TypeError(f"table {name!r} has the shape {shape!r}")
     number = float | int
+    made_of = ("", {}) if entry is None else exact(entry, "entry", kind=str, values=dict)
+    for values in (hyperparameters, made_of[1]):
+        exact(values, f"table {name!r}", **dict.fromkeys(values, number))
     return TableSpec(
         name,
         kind,
@@ -87,7 +91,7 @@ def table_from_json(document: Any) -> TableSpec:
         InitializerSpec(*exact(start, "initializer", kind=str, low=number, high=number)),
         seed,
         every_row,
-        None if entry is None else make_entry(*exact(entry, "entry", kind=str, values=dict)),
+        None if entry is None else make_entry(*made_of),
         **arguments(TableSpec, _later_from_json(document, later)),
     )
 
@@ -230,6 +234,7 @@ class Part:
             document = _PART.parse(content)
             file, tables, mode, number, pushes = exact(document, "part of a snapshot", **kinds)
             specs = tuple(map(table_from_json, tables))
+            natural(number, "its round")
             return cls(_file_from_json(file), specs, mode, number, _pushes_from_json(pushes))
 
 
@@ -346,12 +351,20 @@ def _from_json(document: Mapping[str, Any]) -> Manifest:
     for state in workers.values():
         read_states(state)
     number, mode, at_round, pushes = exact(cut, "cut", number=int, mode=str, round=int, pushes=dict)
+    if mode:
+        find_mode(mode)
+    for each in (number, at_round):
+        natural(each, "a number of its cut")
+    for what, items in (("table", tables), ("file", files)):
+        names = [str(item.get({"table": "name"}.get(what, what))) for item in items]
+        if len(set(names)) < len(names):
+            raise Misfit(f"has two entries of one {what}, in {', '.join(names):.200}")
     return Manifest(
         tuple(map(table_from_json, tables)),
         tuple(map(_file_from_json, files)),
         CutPosition(number, mode, at_round, _pushes_from_json(pushes)),
         DeltaBase(*exact(base, "base", path=str, sha256=str)) if base is not None else None,
-        {int(seat): state for seat, state in workers.items()},
+        {_seat(seat): state for seat, state in workers.items()},
     )
 
 
@@ -360,9 +373,15 @@ def _by_seat(values: Mapping[int, Any]) -> dict[str, Any]:
     return {str(seat): value for seat, value in values.items()}
 
 
+def _seat(text: str) -> int:
+    is_number = text.isascii() and text.isdecimal() and len(text) < 20
+    return natural(int(text) if is_number else text, "a seat")
+
+
 def _pushes_from_json(pushes: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
     return {
-        int(seat): (int(incarnation), int(last)) for seat, (incarnation, last) in pushes.items()
+        _seat(seat): (natural(incarnation, "an incarnation"), natural(last, "a last push"))
+        for seat, (incarnation, last) in pushes.items()
     }
 
 
@@ -381,5 +400,10 @@ def _file_from_json(document: Any) -> ShardFile:
     name, sha256, size, ranges, steps = exact(document, "file", **kinds)
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no name of a file in the folder")
-    ranges = {table: (int(low), int(high)) for table, (low, high) in ranges.items()}
-    return ShardFile(name, sha256, size, ranges, steps)
+    ranges = {
+        table: (natural(low, "the start of a range"), natural(high, "the end of a range"))
+        for table, (low, high) in ranges.items()
+    }
+    for table, step in steps.items():
+        natural(step, f"the number of updates of table {table!r}")
+    return ShardFile(name, sha256, natural(size, "the length of a file"), ranges, steps)

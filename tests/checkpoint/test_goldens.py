@@ -183,7 +183,7 @@ def at(said: Any, way: Path_) -> Any:
 def seal(folder: Path, said: dict[str, Any]) -> None:
     """Write a manifest whose checksums are right."""
     for number, file in enumerate(said.get("files", [])):
-        data = (folder / f"shard-{number}-of-2.safetensors").read_bytes()
+        data = (folder / file.get("file", f"shard-{number}-of-2.safetensors")).read_bytes()
         sums = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         file |= {name: value for name, value in sums.items() if name in file}
     said.pop("sha256", None)

@@ -86,6 +86,7 @@ def verify(path: str) -> int:
     from psfleet.checkpoint import Snapshot
 
     snapshot = Snapshot(path)
+    snapshot.check_ids()
     print(f"{path} is whole: {_line(Path(path), snapshot.manifest)}")
     return 0
 

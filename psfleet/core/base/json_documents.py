@@ -121,6 +121,19 @@ def exact(document: Any, what: str, **kinds: Any) -> list[Any]:
     return [document[name] for name in kinds]
 
 
+def natural(value: Any, what: str) -> int:
+    """A count in a document, if it is a whole number from 0 to 2**62: then it fits wherever it goes.
+
+    Raises:
+        Misfit: It is something else.
+    """
+    if type(value) is not int or not 0 <= value <= 2**62:
+        raise Misfit(
+            f"has {value!r:.60} as {what}, which must be a whole number from 0 to 2**62; {_ADVICE}"
+        )
+    return value
+
+
 def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):  # which is an int to Python
         return kind in (bool, object)

@@ -11,6 +11,7 @@ mark that count already, are passed over.
 With a push (in sync mode with its commit, so that both count together) servers get the text of this.
 """
 
+import itertools
 import json
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.base.json_documents import Format, exact, reading
+from psfleet.core.base.json_documents import Format, exact, natural, reading
 
 _FORMAT = Format("worker state")
 PLACE = "psfleet.place"
@@ -113,7 +114,11 @@ def _place(loop: int, item: int, inside: bool, broken: Any, collectives: Any) ->
 
 
 def _place_fields(document: Any) -> list[Any]:
-    return exact(document, "place", loop=int, item=int, inside=bool, broken=dict, collectives=dict)
+    kinds = {"loop": int, "item": int, "inside": bool, "broken": dict, "collectives": dict}
+    fields = loop, item, _, broken, collectives = exact(document, "place", **kinds)
+    for number in (loop, item, *broken.values(), *itertools.chain(*collectives.values())):
+        natural(number, "a number of its place")
+    return fields
 
 
 class WorkerState:

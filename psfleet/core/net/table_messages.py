@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, FrameError
-from psfleet.core.base.json_documents import exact
+from psfleet.core.base.json_documents import exact, natural
 from psfleet.core.engine.evictions import EvictedIds
 from psfleet.core.engine.rules import make_rule, reference_of
 from psfleet.core.engine.schema.entry import make_entry
@@ -106,9 +106,6 @@ def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
     return EvictedIds(ids, steps, causes, (message.next,), message.missed)
 
 
-_MOST = 2**62
-
-
 def clock_to_json(clock: TableClock) -> dict[str, Any]:
     """Return the clock in a document."""
     return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
@@ -121,10 +118,11 @@ def read_clock(document: Any) -> TableClock:
         ValueError: It is none.
     """
     step, shrinks, ticks = exact(document, "clock", step=int, shrinks=list, ticks=list)
-    numbers = [step, *shrinks, *(int(at) for _, at in ticks), *(int(t) for t, _ in ticks)]
-    if not all(isinstance(number, int) and 0 <= number <= _MOST for number in numbers):
+    for number in (step, *shrinks, *(at for _, at in ticks), *(int(t) for t, _ in ticks)):
+        natural(number, "a number of its clock")
+    if sorted(shrinks) != shrinks or sorted(ticks) != ticks:
         raise ValueError(f"clock {step!r}, {shrinks!r}, {ticks!r}")
-    return TableClock(step, tuple(shrinks), tuple((float(t), int(at)) for t, at in ticks))
+    return TableClock(step, tuple(shrinks), tuple((float(t), at) for t, at in ticks))
 
 
 CLOCK = Converter(TableClock, log_pb2.TableClock)
