@@ -2,8 +2,10 @@
 
 import dataclasses
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,14 +16,19 @@ from psfleet.core.base.errors import (
     Fenced,
     NotReady,
     ProtocolError,
+    PsfleetError,
     ServerUnavailable,
 )
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.connections import channel, tls_sockets
+from psfleet.core.net.connections.access import Access
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.call import wait_all
+from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.session.retries import Patience
 from tests.waiting import pause, until
 
@@ -43,6 +50,36 @@ def test_a_server_that_is_gone_is_named_in_time() -> None:
         assert time.monotonic() - began < HASTY.reply
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.close()
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_stopped_server_is_waited_for(
+    transport: Literal["unix", "tcp"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is stopped for longer than one may be out of reach, so that gRPC gives its connections
+    up, answers when it goes on, if that is within the time for a reply. One that has ended is given up."""
+    options = dict(channel._CHANNEL_OPTIONS) | {"grpc.min_reconnect_backoff_ms": 300}
+    monkeypatch.setattr(channel, "_CHANNEL_OPTIONS", [*options.items()])
+    monkeypatch.setattr(tls_sockets, "_MOMENT", 0.3)
+    patience = dataclasses.replace(HASTY, outage=0.1)
+    with LocalFleet(1, 1, transport) as fleet:
+        access, changed = Access.of(fleet.environment(0)), threading.Condition()
+        client = ServerClient(0, fleet.endpoints[0], patience, changed, access=access)
+        try:
+            pause(fleet.processes[0])
+            call = client.start("Shard/Status", b"")
+            until(lambda: client.retries >= 6 or call.ended)
+            assert not call.ended, call.error
+            fleet.processes[0].send_signal(signal.SIGCONT)
+            wait_all([call], 60)
+            pause(fleet.processes[0])
+            with pytest.raises(PsfleetError):
+                wait_all([client.start("Shard/Status", b"", seconds=1.0)], 60)
+            fleet.kill(0)
+            with pytest.raises(ServerUnavailable):
+                wait_all([client.start("Shard/Status", b"")], 60)
+        finally:
+            client.close()
 
 
 def test_a_worker_without_a_seat_says_what_it_waits_for() -> None:

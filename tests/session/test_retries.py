@@ -32,6 +32,22 @@ def test_pauses_grow_until_the_outage_is_over() -> None:
     assert retries.away == pytest.approx(3.0)
 
 
+def test_a_silent_server_has_the_time_of_a_reply() -> None:
+    """One that is there and stopped is no outage. When it has ended, its outage begins."""
+    retries, away = Retries(60.0, 3.0, PATIENCE, 0.0), ServerUnavailable("away")
+
+    def again(now: float, silent: bool) -> NextAttempt:
+        return retries.after(away, now, inline=True, closing=False, silent=silent)
+
+    assert all(again(now, silent=True).lost for now in (2.0, 20.0, 50.0))
+    again(51.0, silent=False)
+    again(53.9, silent=False)
+    again(54.5, silent=True)
+    with pytest.raises(ServerUnavailable):
+        again(60.0, silent=True)
+    assert retries.away == pytest.approx(60.0)
+
+
 def test_a_server_that_is_back_gets_time_to_be_ready() -> None:
     """It answers, so the short outage of a farewell does not hold, and pauses begin anew."""
     retries = Retries(60.0, 1.0, PATIENCE, 0.0)

@@ -34,7 +34,7 @@ from psfleet.core.net.connections.channel import (
     error_of,
     open_channel,
 )
-from psfleet.core.net.connections.tls_sockets import closes_at_once
+from psfleet.core.net.connections.tls_sockets import closes_at_once, is_silent
 from psfleet.core.net.membership_messages import read_mode
 from psfleet.core.net.worker_requests import write_withdrawal
 from psfleet_worker.connection.call import Call
@@ -285,12 +285,13 @@ class ServerClient:
         return self._send(call.method, call.message, call.seconds)
 
     def _after(self, call: Call, retries: Retries, error: PsfleetError) -> NextAttempt:
+        closing, silent = self._closing.is_set(), False
         if isinstance(error, ServerUnavailable):
             self._check_access()
+            silent = not closing and is_silent(self._location(), tls=self._has_tls)
+        now = time.monotonic()
         try:
-            return retries.after(
-                error, time.monotonic(), inline=call.is_inline, closing=self._closing.is_set()
-            )
+            return retries.after(error, now, inline=call.is_inline, closing=closing, silent=silent)
         except (NoRoom, ServerUnavailable):
             raise type(error)(self._given_up(error, retries.away)) from None
 
@@ -308,13 +309,16 @@ class ServerClient:
         if isinstance(error, NoRoom):
             return f"{self.name}, for {seconds:.1f} seconds: {error}"
         sentence = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
-        tls = is_tcp(self.endpoint) and self._access.credentials is not None
-        if closes_at_once(self._location(), tls=tls):
+        if closes_at_once(self._location(), tls=self._has_tls):
             return (
                 f"{sentence}; it closes connections at once, perhaps because it has as many as it "
                 "takes: raise connections in PSFLEET_LIMITS of the servers"
             )
         return sentence
+
+    @property
+    def _has_tls(self) -> bool:
+        return is_tcp(self.endpoint) and self._access.credentials is not None
 
     def _check_access(self) -> None:
         """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""

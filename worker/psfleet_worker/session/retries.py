@@ -25,9 +25,10 @@ class Patience:
 
     Attributes:
         wait: Limit for other workers: rounds, barriers, reductions.
-        reply: Limit for a server that has the call and only has to work.
+        reply: Limit for a server that has the call and only has to work, or is there and says nothing, as
+            when it is stopped.
         outage: Limit for a server that cannot be reached, before it is given up.
-        start: The same at the first contact, when the fleet is still starting.
+        start: Each of these at the first contact, when the fleet is still starting.
         leave: The same for the last message of a worker, that it leaves. A server that answers, but is
             not ready, has started again and is given `outage`.
         room: Limit for a server whose disk is full.
@@ -36,7 +37,7 @@ class Patience:
     wait: float = 600.0
     reply: float = 120.0
     outage: float = 10.0
-    start: float = 60.0
+    start: float = 120.0
     leave: float = 1.0
     room: float = 600.0
 
@@ -81,6 +82,7 @@ class Retries:
     def __init__(self, seconds: float, outage: float, patience: Patience, now: float) -> None:
         self.deadline = now + seconds
         self.away = 0.0
+        self._began = now
         self._seconds = seconds
         self._outage = outage
         self._patience = patience
@@ -90,8 +92,14 @@ class Retries:
         self._answered = False  # it has been so
         self._full: float | None = None  # since when it has had no room
 
-    def after(self, error: PsfleetError, now: float, *, inline: bool, closing: bool) -> NextAttempt:
-        """Decide on the next attempt after one that ended with this error at this time."""
+    def after(
+        self, error: PsfleetError, now: float, *, inline: bool, closing: bool, silent: bool = False
+    ) -> NextAttempt:
+        """Decide on the next attempt after one that ended with this error at this time.
+
+        `silent`: The server accepts connections and says nothing. Its process may be stopped, and gRPC has
+        closed the connection meanwhile: it has the time of a reply, not of an outage.
+        """
         match error:
             case LaneLost() if not inline:
                 return NextAttempt()
@@ -100,7 +108,7 @@ class Retries:
             case NoRoom():
                 return self._without_room(error, now, closing)
             case ServerUnavailable() | NotReady():
-                return self._without_server(error, now, closing)
+                return self._without_server(error, now, closing, silent)
         raise error
 
     def _without_room(self, error: NoRoom, now: float, closing: bool) -> NextAttempt:
@@ -112,11 +120,16 @@ class Retries:
         self.deadline = now + self._seconds  # it has answered, and did no work
         return NextAttempt(self._next_pause(), answered=True)
 
-    def _without_server(self, error: PsfleetError, now: float, closing: bool) -> NextAttempt:
+    def _without_server(
+        self, error: PsfleetError, now: float, closing: bool, silent: bool
+    ) -> NextAttempt:
+        if silent and now < self.deadline and not closing:
+            self._lost = None
+            return NextAttempt(self._next_pause(), lost=True)
         unready = isinstance(error, NotReady)
         if self._lost is None or unready != self._unready:
             self._lost, self._unready = now, unready
-        self.away = now - self._lost
+        self.away = now - (self._began if silent else self._lost)
         outage = max(self._outage, self._patience.outage) if unready else self._outage
         if closing or now >= min(self.deadline, self._lost + outage):
             raise error

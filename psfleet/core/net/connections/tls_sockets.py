@@ -57,6 +57,14 @@ def closes_at_once(endpoint: str, *, tls: bool = False) -> bool:
         return False
 
 
+def is_silent(endpoint: str, *, tls: bool = False) -> bool:
+    """Return whether it accepts a connection and says nothing, as a server that is stopped; see above."""
+    try:
+        return _first(endpoint, tls) is None
+    except OSError:
+        return False
+
+
 def speaks_tls(endpoint: str) -> bool:
     """Return whether a server speaks TLS; False also if it speaks something else, hangs up, or is not
     there.
@@ -66,15 +74,18 @@ def speaks_tls(endpoint: str) -> bool:
     return False
 
 
-def _first(endpoint: str, tls: bool) -> bytes:
-    """Return the first byte that comes over a new connection; none: it was closed."""
+def _first(endpoint: str, tls: bool) -> bytes | None:
+    """Return the first byte that comes over a new connection; b"": it was closed, None: nothing comes."""
     with (
         contextlib.suppress(ConnectionResetError, BrokenPipeError),
         connected(endpoint, _MOMENT) as probe,
     ):
         if tls:
             probe.sendall(_hello())
-        return probe.recv(1)
+        try:
+            return probe.recv(1)
+        except TimeoutError:
+            return None
     return b""
 
 
