@@ -153,6 +153,7 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
     on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
     on_host = sum(table.bytes - table.device_bytes for table in all_tables)
+    on_host -= sum(table.paging.disk_bytes for table in sparse.values() if table.paging)
     host_bytes = on_host + shard.tables.budget.held
     yield gauge("table_rows", "Rows of a sparse table", {n: len(t) for n, t in sparse.items()})
     yield gauge("table_bytes", "Memory of a table", {n: t.bytes for n, t in tables.items()})

@@ -177,7 +177,7 @@ def test_rows_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 rows = tables[WIDE_ROWS.key]._index
                 assert tables.budget.limit == limit
                 assert rows.resident_bytes <= limit
-                assert rows.device_bytes > 0
+                assert rows.paging.disk_bytes > 0
             runtime.close()
     assert_same(*states)
 

@@ -105,6 +105,15 @@ def test_a_full_disk_refuses_new_rows_alone() -> None:
     assert state(there) == state(memory)
 
 
+def test_rows_on_disk_are_no_device_memory() -> None:
+    """`device_bytes` of stats and metrics is memory of a GPU; what is on the disk is told beside it."""
+    table = on_disk(PLAIN)
+    table.push(np.arange(20_000), np.ones((20_000, PLAIN.dim), np.float32), 0.1)
+    assert table.device_bytes == 0
+    assert table.paging is not None
+    assert 0 < table.paging.disk_bytes < table.bytes
+
+
 def test_the_folder_is_empty_and_snapshots_move_both_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

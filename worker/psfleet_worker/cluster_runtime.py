@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.observability.tracing import open_tracing
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.consistency import ConsistencyMode, find_mode
-from psfleet.core.engine.gradient_checks import NonFiniteCheck
+from psfleet.core.engine.gradient_checks import NonFiniteCheck, check_reduction
 from psfleet.core.engine.interface import (
     CompletedPush,
     Gradient,
@@ -260,8 +260,7 @@ class ClusterRuntime:
     @deferred()
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """Combine a value of every worker; return the result."""
-        if mode not in ("sum", "max", "min"):
-            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        check_reduction(mode)
         program = self._collectives.gather(mode, np.ascontiguousarray(value))
         result: NDArray[Any] = self._transfers.run(program).value
         return result.reshape(np.shape(value))

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from psfleet.core.engine.schema.table import TableSpec
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Reduction = Literal["sum", "max", "min"]
 CheckedGradient = tuple[TableSpec, Gradient, Floats, Ids | None]
 
 _EMPTY = np.zeros(0, np.float32)
@@ -88,6 +89,12 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
     if type(ids) is np.ndarray and ids.dtype == _INT64:
         return ids
     return as_ids(ids, spec.label)
+
+
+def check_reduction(mode: str) -> None:
+    """Refuse a mode that `all_reduce` does not have."""
+    if mode not in get_args(Reduction):
+        raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
 
 
 def check_gradients(

@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint import Snapshot, save_fleet
 from psfleet.checkpoint.loading import Events, load_events
-from psfleet.core.base.errors import (
-    CheckpointError,
-    ConfigError,
-    PsfleetError,
-    UnknownTable,
-    UsageError,
-)
+from psfleet.core.base.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable
 from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.base.threads import deferred
@@ -29,6 +23,7 @@ from psfleet.core.engine.gradient_checks import (
     SkippedGradients,
     check_gradients,
     check_ids,
+    check_reduction,
     check_spec_value,
     without_values,
 )
@@ -225,8 +220,7 @@ class EmbeddedRuntime:
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """Return the array itself: there is one worker."""
-        if mode not in ("sum", "max", "min"):
-            raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
+        check_reduction(mode)
         return np.array(value)
 
     def read_table(self, table: int) -> TableState:

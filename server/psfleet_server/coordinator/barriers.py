@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import (
-    DeadlineExceeded,
-    Gap,
-    ProtocolError,
-    PsfleetError,
-    ShapeError,
-    UsageError,
-)
+from psfleet.core.base.errors import DeadlineExceeded, Gap, ProtocolError, PsfleetError, ShapeError
 from psfleet.core.engine.consistency import ConsistencyMode
+from psfleet.core.engine.gradient_checks import check_reduction
 from psfleet.core.engine.shard.events import Call, SendError
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.net.membership_messages import combined_changes, read_change
@@ -140,8 +134,8 @@ class CollectiveState:
     def arrive(self, arrival: Arrival, call: Call) -> list[CollectiveReply | SendError]:
         """Note the arrival; at a completed collective answer at once."""
         try:
-            if arrival.value is not None and arrival.mode not in REDUCTIONS:
-                raise UsageError(f"all_reduce mode is {arrival.mode!r}; it must be sum, max or min")
+            if arrival.value is not None and arrival.mode != SWITCH:
+                check_reduction(arrival.mode)
             _check_switch(arrival)
             if arrival.number <= self.completed:
                 return [CollectiveReply(call, self._result(arrival), self.told.get(arrival.number))]

@@ -123,8 +123,10 @@ class PlainCalls:
                 except UnicodeDecodeError:
                     return None
                 marked = (cut, cut_after) if cut else None
-                told = samples, loss, clock, marked, position, None, text, skipped
-                push = Push(worker, incarnation, sequence, (), *told)
+                told = samples, loss, clock, marked, position
+                push = Push(
+                    worker, incarnation, sequence, (), *told, progress=text, skipped=skipped
+                )
             if pulls:
                 pull = Pull(worker, incarnation, (), 0, clock)
             if not is_plain(shard, push, plan, pull, base):

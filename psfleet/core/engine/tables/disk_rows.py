@@ -117,12 +117,6 @@ class DiskRowMemory(HostRowMemory):
         return super().bytes - self._disk.taken(self._used()[0]) + len(self) * self._row
 
     @property
-    @override
-    def device_bytes(self) -> int:
-        """Bytes of the rows that are on the disk."""
-        return self._in_file * self._row
-
-    @property
     def resident_bytes(self) -> int:
         """Memory of the rows that are there."""
         return self._disk.near_taken(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
@@ -235,6 +229,7 @@ class DiskRowMemory(HostRowMemory):
 
     def _count_file(self, more: int) -> None:
         self._in_file += more
+        self._traffic.disk_bytes = self._in_file * self._row
         # The index may have as many chunks as all rows allow, not only those in memory.
         self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
 

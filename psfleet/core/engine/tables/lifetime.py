@@ -140,7 +140,7 @@ class CandidateCounts(CandidateIds):
     """Candidates of which is known how often they were pushed.
 
     Args:
-        needed: With which push an id gets its row.
+        threshold: With which push an id gets its row.
         capacity: Number of candidates that are remembered.
     """
 

@@ -353,12 +353,14 @@ class DiskTraffic:
         read: Those that were in the file. For each of them a page or two are read.
         written: Rows that went to the file, those included that moved within it.
         seconds: Time in which calls waited for reads.
+        disk_bytes: Bytes of the rows that are in the file now.
     """
 
     found: int = 0
     read: int = 0
     written: int = 0
     seconds: float = 0.0
+    disk_bytes: int = 0
 
     @property
     def used(self) -> int:
