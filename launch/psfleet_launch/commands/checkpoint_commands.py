@@ -165,7 +165,10 @@ def _read_ids(file: Path) -> Any:
     from psfleet.core.base.errors import IdError
 
     try:
-        return np.array([int(line) for line in file.read_text().split()], np.int64)
+        text = file.read_text(encoding="ascii")  # Python's int also takes digits of other scripts
+        if "_" in text:
+            raise ValueError("it has an underscore")
+        return np.array([int(line) for line in text.split()], np.int64)
     except (ValueError, OverflowError) as error:
         raise IdError(
             f"{str(file)!r} must have one whole number of 64 bits a line: {error}"
