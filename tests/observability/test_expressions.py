@@ -14,6 +14,7 @@ from psfleet.core.base.observability.panels import (
     Series,
     Skew,
 )
+from psfleet.core.base.observability.process_panels import PANELS
 
 
 def look(at: float, **counts: list[tuple[str, str, float]]) -> Look:
@@ -73,3 +74,38 @@ def test_two_looks_at_one_moment_tell_no_rate() -> None:
     """Neither infinity nor an error."""
     assert Rate("a_total").evaluate(NOW, NOW) == {}
     assert Quantile(0.5, "h").evaluate(NOW, NOW) == {}
+
+
+def process(at: float, seconds: float, **counts: float) -> Look:
+    """A look at a worker, whose counts are those of its last heartbeat."""
+    labels = {"role": "worker", "rank": "0"}
+    samples = {name: [(labels, value)] for name, value in counts.items()}
+    return Look(at, samples, {("worker", "0"): seconds})
+
+
+def test_rates_are_those_of_the_heartbeats() -> None:
+    """A count that has grown in 3 s is divided by these, when the looks are 2 s apart; a heartbeat that is
+    late leaves the last rate, for some seconds."""
+    rate = Rate("a_total", ("role", "rank"))
+    first, second = process(100, 98, a_total=10), process(102, 101, a_total=40)
+    assert rate.evaluate(second, second.before(first, first)) == {("worker", "0"): 10}
+    late = process(104, 101, a_total=40)
+    assert rate.evaluate(late, late.before(second, first)) == {("worker", "0"): 10}
+    others = {("worker", "0"): 101.0, ("server", "0"): 107.0}
+    over = Look(108, late.samples, others)
+    assert rate.evaluate(over, over.before(late, first)) == {}
+
+
+def test_shares_stay_within_the_whole() -> None:
+    """A wait of 5 s that ends within a look of 2 s is a share of the time that was counted, not of the
+    look."""
+    [panel] = [one for one in PANELS if one.title == "Time in pulls"]
+    names = ("psfleet_worker_pull_seconds_total", "psfleet_worker_seconds_total")
+    first, second = (
+        process(at, at, **dict(zip(names, counts, strict=True)))
+        for at, counts in ((100, (1.0, 2.0)), (102, (6.0, 8.0)))
+    )
+    assert panel.query.evaluate(second, first) == {("worker", "0"): pytest.approx(5 / 6)}
+    for panel in PANELS:
+        if panel.unit == "percentunit" and "seconds_total" in str(panel.query.metrics):
+            assert " / " in panel.query.promql() or "avg" in panel.query.promql(), panel.title

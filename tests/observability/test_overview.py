@@ -260,7 +260,12 @@ def test_a_browser_shows_the_first_screen(tmp_path: Path) -> None:
     series["Logged values"] = {"AUC worker 0": 0.5}
     series["Torn steps"] = {"": 0.0}
     folded = job(tmp_path, StartProcesses((*SERVERS, *WORKERS)), frames=[series] * 9)
-    logged = {"AUC worker 0": 0.75, "a log loss worker 0": 0.5, "a log loss worker 1": 0.25}
+    logged = {
+        f"{LONG} worker 0": 123_456.789,
+        "AUC worker 0": 0.75,
+        "a log loss worker 0": 0.5,
+        "a log loss worker 1": 0.25,
+    }
     curves: list[Any] = [{}, {"Time left": {"": 5000.0}}, {"Logged values": logged}, {}]
     curves += [{"Age of the last snapshot": {"": 7.0}, "Time left": {"": 100.0}}]
     drawn = job(tmp_path, StartProcesses(WORKERS), ProcessExited(WORKERS[1], 1), frames=curves)
@@ -290,6 +295,9 @@ def check_loss(shown: Any) -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\dworker 0: [\d.]+worker 1: [\d.]+", tip)
 
 
+LONG = "a rather long name of a quantity that somebody wants to see"
+
+
 def check_drawn(shown: Any) -> None:
     """What the page draws: a chart for each logged name, points without neighbours, lines for what has
     happened, round ticks of time; and numbers as the terminal writes them."""
@@ -310,6 +318,9 @@ def check_drawn(shown: Any) -> None:
     ticks = shown.evaluate(chart % "Time left" + ".plot.axes[1]._splits.map(FORMATS.s)")
     assert ticks == ["0 s", "30.0 min", "60.0 min"] or ticks[1] in ("10.0 min", "20.0 min"), ticks
     assert "death" in shown.text_content(".key")
+    assert shown.text_content(f'.figure[data-title="{LONG}"] b') == "123.5 k"
+    wide = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+    assert shown.eval_on_selector_all(".figure, .figure b", wide) == []
     for unit in {panel.unit for panel in PANELS}:
         texts = shown.evaluate("([unit, all]) => all.map(FORMATS[unit])", [unit, NUMBERS])
         assert texts == [number_text(value, unit) for value in NUMBERS], unit
