@@ -134,6 +134,24 @@ def test_a_silent_server_is_named(tmp_path: Path) -> None:
     assert processes["rows"][1] == ["server 1", "here", "does not answer", "", "", ""]
 
 
+def test_a_server_that_is_added_is_listed(tmp_path: Path) -> None:
+    """It waits for its rows until the workers move, and is not taken for one that does not answer."""
+    memory = {
+        "Resident memory": {"server 0": 1e8, "server 1": 1e8, "worker 0": 1e8, "worker 1": 1e8}
+    }
+    new = StartProcesses((Member("server", 2),))
+    started = StartProcesses((*SERVERS, *WORKERS))
+    past = job(tmp_path, started, new, frames=[memory] * 9)
+    assert overview(past, True)["badge"] == ("runs", "good")
+    assert overview(past, True)["tables"][0]["rows"][2][:3] == [
+        "server 2",
+        "here",
+        "waits for its rows",
+    ]
+    past = job(tmp_path, started, new, ServersMoved(3), frames=[memory] * 9)
+    assert overview(past, True)["badge"] == ("runs without server 2", "bad")
+
+
 def test_processes_of_a_pipeline_have_their_figures(tmp_path: Path) -> None:
     """Each stage of each worker has a seat of its own, by which its figures are named."""
     stages = tuple(Member("worker", worker, stage) for worker in (0, 1) for stage in (0, 1))

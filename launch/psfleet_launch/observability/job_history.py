@@ -135,6 +135,12 @@ class PastJob:
         """The job's exit code; None: no end is recorded."""
         return next((one.code for one in reversed(self.events) if one.kind == "finished"), None)
 
+    @property
+    def servers(self) -> int:
+        """Number of servers that the job has now; those that are being added do not count."""
+        moves = [int(one.text.split()[0]) for one in self.events if one.kind == "moved"]
+        return moves[-1] if moves else int(self.heading["settings"]["servers"])
+
     def last(self, title: str) -> dict[str, float | None]:
         """The last known values of a panel by series; empty: there are none, or no such panel."""
         figures: dict[str, float | None] = {}

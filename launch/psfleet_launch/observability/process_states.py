@@ -34,6 +34,11 @@ class ProcessState:
     is_stopped: bool = False
     machine: str = ""
 
+    @property
+    def rank(self) -> int:
+        """Index of its server, or seat of the worker."""
+        return int(self.series.split()[1])
+
 
 def process_states(job: PastJob) -> list[ProcessState]:
     """Each process of the job, servers first; one whose place a standby has taken is left out."""
@@ -78,8 +83,11 @@ def process_states(job: PastJob) -> list[ProcessState]:
 
 def mark_silent(job: PastJob, processes: Sequence[ProcessState]) -> None:
     """Servers that run and do not answer: those that are stopped, or whose machine cannot be reached."""
-    answering = job.newest("Resident memory")
+    answering, decided = job.newest("Resident memory"), job.servers
     for one in processes:
+        if one.mood == "good" and one.series.startswith("server") and one.rank >= decided:
+            one.words = "waits for its rows"
+            continue
         is_due = bool(job.frames) and job.frames[-1]["at"] - one.began > _STARTS
         is_silent = one.series.startswith("server") and one.series not in answering
         if one.mood == "good" and is_due and is_silent:
