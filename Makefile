@@ -105,7 +105,8 @@ SEEDS ?= 50
 torture: $(VENV)/.has-test
 	PSFLEET_TORTURE=$(SEEDS) $(VENV)/bin/python -m pytest -q -m "not docker" \
 	    tests/protocol tests/recovery tests/chaos tests/benchmarks/test_dgc.py tests/kernels/test_cuda.py \
-	    tests/fuzz/test_chains.py tests/http2/test_floods.py tests/observability/test_alerts_of_jobs.py tests/mutants $(ARGS)
+	    tests/fuzz/test_chains.py tests/http2/test_floods.py tests/observability/test_alerts_of_jobs.py tests/mutants \
+	    tests/security/test_attacks.py $(ARGS)
 
 MINUTES ?= 20
 SEED ?= 1

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.logs import log_of
+from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.base.validation.annotations import (
@@ -112,7 +112,7 @@ class PredictionServer:
             stack.callback(grpc.close)
             http, self.http_address = _listening("HTTP", host, http_port)
             stack.pop_all()
-        say = _log.warning
+        say = RateLimitedLog(_log).say  # strangers decide how often there is something to say
         self._servers = (
             Http2Server(
                 grpc, accepts(self._access, self.grpc_address), self._calls.behaviors, calls, say

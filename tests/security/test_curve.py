@@ -18,6 +18,7 @@ from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.runtime.stages import StagePosition
 from psfleet_worker.stage_links import StageLinks
+from tests.security.attacks import ATTACKS, address_of, attack
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,14 @@ def test_tcp_in_the_clear_must_be_said_aloud() -> None:
     with stages(where, Access(insecure=True), Access(insecure=True)) as (first, second):
         first.send(1, "forward", [np.arange(2)])
         assert second.receive(0, "forward")[0].tolist() == [0, 1]
+
+
+def test_strangers_do_not_end_a_stage(access: Access) -> None:
+    """Arrays come as they were sent beside every attack on the port of a stage."""
+    where = endpoints()
+    with stages(where, access, access) as (first, second):
+        for number, name in enumerate(ATTACKS):
+            if name != "no certificate":  # ZeroMQ answers no TLS, so each would wait for its time
+                attack(address_of(where[1].removeprefix("tcp://")), name, 100)
+            first.send(1, name, [np.full(3, number)])
+            assert second.receive(0, name)[0].tolist() == [number] * 3

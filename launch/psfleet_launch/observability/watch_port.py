@@ -165,9 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(403, _PLAIN, b"403: the token of the job is missing or wrong\n")
         else:
             self.server.admit(self.request)
-            self._answer(url.path)
+            self._reply_to(url.path)
 
-    def _answer(self, path: str) -> None:
+    def _reply_to(self, path: str) -> None:
         if path == "/metrics":
             self._reply(200, _TEXT, encode(self.server.port.reader.read()))
         elif path == "/sd":

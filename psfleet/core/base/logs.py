@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +19,8 @@ from typing_extensions import override
 from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import UserSettings
 from psfleet.core.base.settings.kinds import ROOT, parse_levels
+
+_QUIET = 1.0  # seconds between two lines of a RateLimitedLog
 
 FIRST_NONFINITE = "first NaN or infinity: "
 """Begins the line in which server 0 names worker, step, table and id of the job's first one."""
@@ -30,6 +34,31 @@ _SHOWN = FIELDS[:3]
 def log_of(module: str) -> logging.Logger:
     """Return a module's logger: `psfleet_server.engine.liveness` logs as `psfleet.server.engine.liveness`."""
     return logging.getLogger(module.replace("psfleet_", "psfleet.", 1))
+
+
+class RateLimitedLog:
+    """Logs a line as a warning, unless it logged one just now. Any thread may call.
+
+    Args:
+        log: Logger of the module.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._said_at = float("-inf")
+        self._unsaid = 0
+
+    def say(self, line: str) -> None:
+        """Log the line, with the number of lines that were left out since the last one."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._said_at < _QUIET:
+                self._unsaid += 1
+                return
+            more = f" (and {self._unsaid} more)" if self._unsaid else ""
+            self._said_at, self._unsaid = now, 0
+        self._log.warning(line + more)
 
 
 def set_up_logs(role: str | None = None, rank: int = 0) -> None:

@@ -18,11 +18,13 @@ from typing import Any
 import grpc
 
 from psfleet.core.base.errors import AccessDenied, FrameError, LimitExceeded
+from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.net.connections import channel
 from psfleet.core.net.connections.access import TOKEN_KEY, Access, is_tcp
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.http2.calls import InboundMessages
-from psfleet_server.rpc.replies import RateLimitedLog
+
+_log = log_of(__name__)
 
 _READS = frozenset(
     f"/psfleet.v1.{method}"
@@ -55,7 +57,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
         self._credentials = credentials
         # A handler that takes a stream of requests is called before any of them is read.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
-        self._log = RateLimitedLog()
+        self._log = RateLimitedLog(_log)
 
     def intercept_service(
         self,

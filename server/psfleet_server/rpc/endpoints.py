@@ -19,6 +19,7 @@ import grpc
 
 from psfleet.core.base.errors import ConfigError, ServerUnavailable
 from psfleet.core.base.files import LONGEST_PATH
+from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.net.connections.access import Access, is_tcp
@@ -33,7 +34,9 @@ from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.http2.calls import Behavior, InboundMessages, IncomingCall
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.server_connection import ServerSettings
-from psfleet_server.rpc.replies import DeferredReply, RateLimitedLog, as_psfleet_error
+from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error
+
+_log = log_of(__name__)
 
 _MOMENT = 0.5  # seconds
 _BACKLOG = 128  # connections that the system holds until they are accepted; it tries others again
@@ -218,7 +221,7 @@ class Http2Listener:
         behaviors = {name: _answering(method) for name, method in methods.items()}
         wrap = accepts(self._access, self._endpoint)
         self._server = Http2Server(
-            listener, wrap, behaviors, settings, RateLimitedLog().say, self._messages
+            listener, wrap, behaviors, settings, RateLimitedLog(_log).say, self._messages
         )
         self._server.start()
         return (0, self._path) if self._path else (listener.getsockname()[1], "")

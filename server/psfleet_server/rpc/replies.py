@@ -30,7 +30,7 @@ from psfleet.core.base.errors import (
     ProtocolError,
     PsfleetError,
 )
-from psfleet.core.base.logs import log_of
+from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.shard.events import SendError
@@ -43,31 +43,8 @@ from psfleet_server.rpc.call_layout import PullResponse
 
 _log = log_of(__name__)
 
-_QUIET = 1.0  # seconds between two lines
-
-
-class RateLimitedLog:
-    """Logs a line as a warning, unless it logged one just now. Any thread may call."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._said_at = float("-inf")
-        self._unsaid = 0
-
-    def say(self, line: str) -> None:
-        """Log the line, with the number of lines that were left out since the last one."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._said_at < _QUIET:
-                self._unsaid += 1
-                return
-            more = f" (and {self._unsaid} more)" if self._unsaid else ""
-            self._said_at, self._unsaid = now, 0
-        _log.warning(line + more)
-
-
 _EXPECTED = (Fenced, LaneLost, Later, NotReady)
-_fences, _errors = RateLimitedLog(), RateLimitedLog()
+_fences, _errors = RateLimitedLog(_log), RateLimitedLog(_log)
 
 
 def explain(error: Exception, recent: RecentEvents) -> None:

@@ -237,10 +237,10 @@ class ConnectionAdmission:
         strangers, each = self._strangers(), self._settings.handshakes
         if len(strangers) <= min(each, in_all):
             return []
-        heard_since = self._turn - _LOOK
+        latest_silent = self._turn - _LOOK
         unproven = (
             UnauthenticatedConnection(
-                number, one.address, one.since, one.transport is None and one.since < heard_since
+                number, one.address, one.since, one.transport is None and one.since < latest_silent
             )
             for number, one in enumerate(strangers)
         )
