@@ -22,7 +22,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import TOKEN_KEY, Access
-from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
 from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet.core.net.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
 
@@ -223,6 +223,7 @@ class AgentHub(LauncherServicer):
         Raises:
             ConfigError: It cannot be had.
         """
+        raise_descriptor_limit()
         server = grpc.server(
             self._pool,
             options=server_options(ServerLimits()),
