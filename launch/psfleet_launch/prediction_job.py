@@ -18,7 +18,7 @@ from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.parquet import ParquetFiles, ParquetPredictions
 from psfleet.data.text_files import TextFiles
 from psfleet.serving.model import features_of
-from psfleet.serving.prediction import PROGRAM, find_predictor, is_folder
+from psfleet.serving.prediction import PROGRAM, check_model, find_predictor
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,7 @@ class PredictionJob:
         """The predictions, as far as they are written."""
         for path in (self.model, self.target, self.checkpoint):
             local_path(path)  # no URL
-        if not (self.checkpoint or is_folder(self.model)):
-            raise ConfigError(
-                f"the model {self.model!r} is no folder of an inference model, so it needs --checkpoint for "
-                "its weights"
-            )
+        check_model(self.model, has_weights=bool(self.checkpoint))
         is_text = self.data[0].lower().endswith(tuple(TextFiles.endings))
         kind = TextFiles if is_text else ParquetFiles
         files = kind(self.data, self.feature_set, bad_rows=self.bad_rows)

@@ -255,9 +255,8 @@ def read_manifest(path: str | Path) -> Manifest:
         put_back(place_of(folder))
         content = read_small(where, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(
-            f"{str(path)!r} holds no {MANIFEST}; it is not a complete checkpoint"
-        ) from None
+        what = f"holds no {MANIFEST}; it" if folder.is_dir() else "is no folder that exists, so it"
+        raise CheckpointError(f"{str(path)!r} {what} is not a complete checkpoint") from None
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     with reading(where):

@@ -20,7 +20,7 @@ from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.features import find_features
 from psfleet.serving.batcher import Batcher
 from psfleet.serving.follower import Follower
-from psfleet.serving.prediction import find_predictor, is_folder
+from psfleet.serving.prediction import check_model, find_predictor, is_folder
 from psfleet.serving.row_source import (
     EXPORT,
     RowSource,
@@ -170,11 +170,7 @@ def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float
         return rows_of_export(path, form)
     if checkpoint:
         return rows_of_snapshot(path, form or "float32", min_count)
-    if not is_folder(model):
-        raise ConfigError(
-            f"the model {model!r} is no folder of an inference model, so it needs a checkpoint for its "
-            "weights"
-        )
+    check_model(model, has_weights=False)
     return rows_of_program(model, form or "float32")
 
 

@@ -96,6 +96,36 @@ def is_folder(model: str) -> bool:
     return Path(model, PROGRAM).exists()
 
 
+def check_model(model: str, *, has_weights: bool) -> None:
+    """Refuse a model that is neither an inference model nor a function whose weights are given.
+
+    Args:
+        model: As for `find_predictor`.
+        has_weights: Whether there is a checkpoint, or another source of weights, beside the model.
+
+    Raises:
+        ConfigError: There is no such model, or it has no weights.
+    """
+    if is_folder(model):
+        return
+    path = Path(model)
+    if path.exists() or ":" not in model:
+        what = (
+            f"is a folder without {PROGRAM}, so it is no inference model"
+            if path.is_dir()
+            else ("is a file" if path.exists() else "does not exist")
+        )
+        raise ConfigError(
+            f"the model {model!r} {what}; name the folder of an inference model, or MODULE:NAME of a "
+            "function that makes the model"
+        )
+    if not has_weights:
+        raise ConfigError(
+            f"the model {model!r} is a function, which has no weights; name the checkpoint that has them,
+            with " "--checkpoint or checkpoint="
+        )
+
+
 def find_predictor(model: str, features: FeatureSet | None, tables: Runtime | None) -> Predictor:
     """A function from the features of a batch to its predictions.
 
@@ -111,11 +141,8 @@ def find_predictor(model: str, features: FeatureSet | None, tables: Runtime | No
     """
     if is_folder(model):
         return _of_program(load_inference(model, tables), features)
-    if tables is None:
-        raise ConfigError(
-            f"the model {model!r} is no folder of an inference model, so it needs a checkpoint for its "
-            "weights"
-        )
+    check_model(model, has_weights=tables is not None)
+    assert tables is not None
     with _building(tables):
         graph = _made(model)
         if not isinstance(graph, Mapping):
@@ -128,6 +155,7 @@ def find_graph(model: str, tables: Runtime) -> Any:
     """Load an inference model, or the program of a function; or return the torch module that this makes."""
     if is_folder(model):
         return load_inference(model, tables)
+    check_model(model, has_weights=True)
     with _building(tables):
         graph = _made(model)
         return frozen_program(list(graph.values()))(tables) if isinstance(graph, Mapping) else graph

@@ -321,9 +321,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:
         """Return the gradients to push."""
-        gradients = []
-        for each, grad in pairs:
-            gradients.append(gradient_of(each.spec.key, grad, each.rate()))
+        gradients = [gradient_of(each.spec.key, grad, each.rate()) for each, grad in pairs]
         if self._scaler is None:
             return gradients
         outgoing = self._scaler.take(
@@ -370,10 +368,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Before the whole model computes or is saved: what others have changed is brought."""
         if self._model() is module:  # not a copy, which has the same hooks and values of its own
-            self._exchange()
+            self._exchange(is_forward=len(hook_arguments) == 1)
 
     @untraced
-    def _exchange(self) -> None:
+    def _exchange(self, is_forward: bool) -> None:
+        for dense in self._own if is_forward else ():
+            dense.check_type(dense.parameter)
         if self._changed:
             self.upload()
         if self._stale:

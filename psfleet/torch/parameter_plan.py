@@ -1,5 +1,6 @@
 """Plan of a distributed optimizer, checked before any table is made."""
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from psfleet.torch.table_weight import TableWeight, as_tensor
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class DenseBinding:
     """A dense parameter, its table, and the group that has its rate.
 
@@ -67,13 +68,20 @@ class DenseBinding:
                 f"parameter {self.spec.name!r} has a dense table and got a sparse gradient; look its rows up "
                 "with nn.Embedding(sparse=True), which becomes a table of rows, or with sparse=False"
             )
-        if grad.dtype != torch.float32:
+        self.check_type(grad)
+        return array_of(grad)
+
+    def check_type(self, values: Tensor) -> None:
+        """Refuse a parameter or gradient that `.half()` or the like has changed after the conversion."""
+        if values.dtype != torch.float32:
             raise UsageError(
-                f"parameter {self.spec.name!r} has become {grad.dtype}, and servers hold torch.float32; "
+                f"parameter {self.spec.name!r} has become {values.dtype}, and servers hold torch.float32; "
                 "leave out .half(), .bfloat16() and .double(), and compute in 16 bits with "
                 "torch.autocast"
             )
-        return array_of(grad)
+
+
+_living: "weakref.WeakSet[DenseBinding]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,7 @@ class ParameterPlan:
         states: Mapping[Tensor, Any],
     ) -> None:
         self._modules = _tables_of(model)
+        self._check_unconverted(model)
         self._renormed = dict(_renormed(model))
         self._untied = _untied(model)
         self._names = {id(p): _joined(prefix, name) for name, p in model.named_parameters()}
@@ -169,6 +178,17 @@ class ParameterPlan:
         if not self._parameters and not self._modules:
             raise UsageError(
                 "the optimizers train no parameter of the model; give them model.parameters()"
+            )
+
+    def _check_unconverted(self, model: nn.Module) -> None:
+        """Refuse a model whose parameters or embeddings another distributed optimizer has."""
+        trained = {id(binding.parameter) for binding in _living}
+        names = [name for name, p in model.named_parameters() if id(p) in trained]
+        names += [name for name, module in self._modules.items() if module.table.bound]
+        if names:
+            raise UsageError(
+                f"{names[0]!r} of the model has an optimizer already: the model was converted before; use "
+                "the model and the optimizer that the first call returned, or build a new model"
             )
 
     def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
@@ -283,6 +303,7 @@ class ParameterPlan:
                 name = self._names[id(parameter)]
                 note_dense_rows(f"embedding {name!r}", len(parameter), instead)
             dense.append(DenseBinding(parameter, spec, group))
+        _living.update(dense)
         return dense
 
     def _make_rows(self, client: ParameterClient, path: str, module: TableModule) -> SparseBinding:

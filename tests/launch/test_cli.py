@@ -3,6 +3,7 @@
 import re
 import socket
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,61 @@ def test_what_is_not_installed_is_missed_at_once(
     monkeypatch.setitem(sys.modules, missing, None)
     assert sentence in refused(capsys, *arguments, SCRIPT)
     assert not list(tmp_path.iterdir())
+
+
+REFUSED_BY_A_PROCESS = """
+broken.py  # script 'broken.py' has a syntax error in line 2: ...; correct it
+latin.py  # script 'latin.py' has a syntax error: invalid or missing encoding declaration; correct it
+null.py  # script 'null.py' ...null bytes...
+--rules broken SCRIPT  # --rules is 'broken', and '.../broken.py' has a syntax error in line 2
+--staleness 4 SCRIPT  # --staleness is 4, a setting of the consistency mode ssp; name the mode
+--k-steps 4 --stages 2 SCRIPT  # --k-steps is 4, a setting of the consistency mode geo
+--recompute --pipeline zero-bubble SCRIPT  # recompute and the pipeline schedule zero-bubble contradict
+--device cuda SCRIPT  # --device is 'cuda', but ...; use --device auto or cpu
+--device disk SCRIPT  # --device is 'disk', which needs a folder; name it with --server-disk
+--server-disk null.py SCRIPT  # --server-disk is 'null.py', where no file can be made (File exists)
+PSFLEET_LIMITS=tables SCRIPT  # PSFLEET_LIMITS says 'tables'; it must be name=number
+PSFLEET_LANE=shared SCRIPT  # PSFLEET_LANE is 'shared'; it must be auto or inline
+PSFLEET_STRATEGY=ssp SCRIPT  # PSFLEET_STRATEGY is 'ssp', which is not JSON
+PSFLEET_STRATEGY={"ssp":{}} SCRIPT  # a strategy has no part 'ssp'
+PSFLEET_LANE_MEMORY=much SCRIPT  # PSFLEET_LANE_MEMORY is 'much'; it must be a number and K, M"""
+
+
+def test_what_a_process_would_refuse_is_refused_before_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts that cannot be compiled, strategies, memory of servers and variables that the launcher passes
+    on are judged by the launcher itself, which has made no folder for the job by then.
+    """
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # no GPU, wherever this runs
+    sources = {"broken.py": b"import os\ndef f(:\n", "latin.py": b"# caf\xe9\n", "null.py": b"a\0"}
+    for name, source in sources.items():
+        Path(name).write_bytes(source)
+    wrong = []
+    for line, sentence in cases(REFUSED_BY_A_PROCESS):
+        name, equals, value = line.split()[0].partition("=")
+        arguments = line.replace("SCRIPT", SCRIPT).split()
+        with monkeypatch.context() as variables:
+            if equals:
+                variables.setenv(name, value)
+                del arguments[0]
+            message = refused(capsys, *arguments)
+        if not re.search(".*".join(map(re.escape, sentence.split("..."))), message):
+            wrong.append(f"{line}: {message}")
+    assert not wrong, "\n".join(wrong)
+    assert {path.name for path in tmp_path.iterdir()} == set(sources)
+
+
+def test_archives_and_scripts_with_an_encoding_are_taken(tmp_path: Path) -> None:
+    """What Python runs is no syntax error: a zip archive, and a source that says it is Latin-1."""
+    with zipfile.ZipFile(tmp_path / "job.pyz", "w") as archive:
+        archive.writestr("__main__.py", "")
+    (tmp_path / "latin.py").write_bytes(b"# coding: latin-1\nname = 'caf\xe9'\n")
+    for script in ("job.pyz", "latin.py"):
+        words = ["--dry-run", "--log-dir", str(tmp_path), str(tmp_path / script)]
+        assert main(words) == 0, script
 
 
 def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

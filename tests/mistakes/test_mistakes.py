@@ -174,12 +174,6 @@ JOBS = {
         1,
         r"worker \d failed first: psfleet\.UsageError: a program with parameters was run 2 times .*",
     ),
-    "a script that is not Python": (
-        "train the model",
-        [],
-        1,
-        r"worker 0 failed first: SyntaxError: invalid syntax",
-    ),
     "an error of the script's own": (
         "def read(row):\n    return row['late']\n\nread({})",
         [],

@@ -151,8 +151,15 @@ def test_every_operation(tmp_path: Path) -> None:
             OnnxGraph((program, [], [target(v)])).write(tmp_path / "no")
     with pytest.raises(ConfigError, match="operation 'log_loss'"):
         serving.export(saved(tmp_path, ["x"], REFUSED["log_loss"](v)), tmp_path / "no", "onnx")
-    with pytest.raises(ConfigError, match="no folder of an inference model"):
-        serving.export("tests.serving.models:chance", tmp_path / "no", "onnx")
+    (tmp_path / "file").touch()
+    for model, sentence in {
+        "tests.serving.models:chance": "is a function, which has no weights; name the checkpoint",
+        "nowhere": "'nowhere' does not exist; name the folder of an inference model, or MODULE:NAME",
+        str(tmp_path / "file"): "is a file; name the folder of an inference model",
+        str(tmp_path): "is a folder without program.json, so it is no inference model",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            serving.export(model, tmp_path / "no", "onnx")
     assert not (tmp_path / "no").exists()
     used = {record.op.saved[0] for record in ancestors(list(outputs.values())) if record.op.saved}
     refused = {what.partition(" ")[0] for what in REFUSED}

@@ -211,7 +211,7 @@ def test_what_is_asked_for_wrongly(command: Command, tmp_path: Path) -> None:
     """One sentence each, and no predictions."""
     made, folder = "predicted_program:chance", str(command.trained / "program")
     for model, options, sentence in (
-        (made, [], "needs --checkpoint for its weights"),
+        (made, [], "which has no weights; name the checkpoint that has them"),
         (made, ["--checkpoint", str(tmp_path)], "has no manifest.json; name a folder"),
         (folder, ["--column", "nothing"], "has no column 'nothing'; it has user"),
     ):

@@ -58,6 +58,12 @@ def line() -> nn.Module:
     return nn.Linear(2, 2)
 
 
+def stacked() -> tuple[nn.Module, pst.DistributedOptimizer]:
+    """A model of one layer that is converted."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    return pst.convert(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
 def convert(model: Any, kind: Any = torch.optim.SGD, servers: Any = None, **options: Any) -> None:
     """Convert a model; nothing may be changed when that is refused."""
     before, own = dict(model.named_modules()), kind(model.parameters(), **options)
@@ -96,6 +102,10 @@ pst.convert(line(), None)  # train no parameter
 pst.convert(line(), [])  # train no parameter
 pst.convert(line(), "sgd")  # it must be an Optimizer of torch
 pst.convert(line(), optimizer.Ftrl(0.1))  # it must be an Optimizer of torch
+pst.convert(*converted)  # UsageError: '0.weight' of the model has an optimizer already: the model was converted before
+pst.convert(converted[0], SGD(converted[0].parameters(), 0.1))  # UsageError: '0.weight' of the model has an optimizer already
+pst.DistributedOptimizer(*converted)  # UsageError: '0.weight' of the model has an optimizer already
+halved(torch.ones(1, 2))  # UsageError: parameter '0.weight~2' has become torch.float16, and servers hold torch.float32; leave out .half()
 pst.convert(None, SGD(line().parameters()))  # model is None, it must be a Module of torch
 """
 EMBEDDINGS = """
@@ -144,8 +154,10 @@ NAMES = {
 
 def test_conversions(fleet: EmbeddedRuntime) -> None:
     """What has no exact counterpart is refused with its name and value, and no table is made."""
-    check_refusals(CONVERSIONS, NAMES | {"one": nn.Linear(2, 1)})
-    assert fleet.specs() == {}
+    models_before = {"converted": stacked(), "halved": stacked()[0].half()}
+    tables = list(fleet.specs())
+    check_refusals(CONVERSIONS, NAMES | {"one": nn.Linear(2, 1), **models_before})
+    assert list(fleet.specs()) == tables
 
 
 def test_embeddings() -> None:

@@ -43,6 +43,7 @@ from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name, needed
 from psfleet_launch.job.job_request import JobRequest, Launch
+from psfleet_launch.job.start_checks import check_this_machine, check_variables
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_figures import FigureEvents, logged_in
@@ -130,6 +131,7 @@ def launch(
     exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
     has used the fleet, or 2 for bad usage.
     """
+    check_variables()
     groups = (JobRequest, Launch, EngineSettings)
     file_values, parts = load_job_file(config, *groups) if config else ({}, {})
     values = file_values | given(context, launch.settings)
@@ -163,6 +165,8 @@ def launch(
         return code
     if run.dry_run:
         return _show_placement(request, name, run)
+    if not engine.spans_machines:
+        check_this_machine(request)
     if engine.is_requeued():
         request = _resumed(request, name, run.log_dir / name)
     if run.chaos is not None:

@@ -14,6 +14,7 @@ from psfleet.core.base.files import read_toml
 from psfleet.core.base.settings.declaration import Setting, from_tables, settings_of
 from psfleet.core.runtime.strategy import Settings, load_strategy_file, overridden
 from psfleet.core.runtime.strategy.distributed_strategy import PARTS
+from psfleet.core.runtime.strategy.strategy_parts import ConsistencySettings, modes_with
 
 Command = Callable[..., Any]
 
@@ -110,13 +111,25 @@ def mode_of(context: click.Context) -> str | None:
 def merged(
     *sources: Mapping[str, Mapping[str, Any]], file: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The strategy of a job file, over it that of a strategy file, over it that of the flags."""
+    """The strategy of a job file, over it that of a strategy file, over it that of the flags.
+
+    Raises:
+        ConfigError: The parts contradict each other, or there are settings of a mode that none of them names.
+    """
     *first, flags = sources
     parts: dict[str, dict[str, Any]] = {}
     for source in (*first, load_strategy_file(file) if file else {}, flags):
         parts = overridden(parts, source)
-    if "mode" in parts.get("consistency", {}):  # else the script names the mode of the rest
-        Settings.from_parts({"consistency": parts["consistency"]})
+    consistency = parts.get("consistency", {})
+    if consistency and "mode" not in consistency:
+        name = next(iter(consistency))
+        flag = next(one.flag for one in ConsistencySettings.settings() if one.name == name)
+        modes = modes_with(name)
+        raise ConfigError(
+            f"{flag or name} is {consistency[name]!r}, a setting of the consistency mode "
+            f"{' or '.join(modes)}; name the mode too, as in --mode {modes[0]}"
+        )
+    Settings.from_parts(parts)
     return parts
 
 

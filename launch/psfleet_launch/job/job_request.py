@@ -21,6 +21,7 @@ from psfleet.core.base.settings.kinds import (
     SERVERS,
     ServerCount,
 )
+from psfleet_launch.job.start_checks import check_source
 
 _ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
 
@@ -221,6 +222,7 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
         if not Path(self.script).is_file():
             what = "is a folder" if Path(self.script).is_dir() else "does not exist"
             raise ConfigError(f"script {self.script!r} {what}; name a Python file")
+        check_source(Path(self.script), f"script {self.script!r}")
         self._check_rules()
         if self.port is not None and self.port + self.servers > 65536:
             raise ConfigError(
@@ -233,11 +235,14 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ConfigError(f"--rules is {module!r}; name a module, as in my_rules")
             places = [str(self.script_folder), *sys.path]
-            if PathFinder.find_spec(module.partition(".")[0], places) is None:
+            spec = PathFinder.find_spec(module.partition(".")[0], places)
+            if spec is None:
                 raise ConfigError(
                     f"--rules is {module!r}, a module that is neither beside the script (in "
                     f"{str(self.script_folder)!r}) nor on the Python path; put it there"
                 )
+            if spec.origin is not None and spec.origin.endswith(".py"):
+                check_source(Path(spec.origin), f"--rules is {module!r}, and {spec.origin!r}")
 
     def _check_deaths(self) -> None:
         if self.hung_after and not 1 <= self.hung_after <= _HUNG_AT_LAST:

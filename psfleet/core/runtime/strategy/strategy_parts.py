@@ -84,7 +84,8 @@ def settings_of_mode(mode: str | None) -> tuple[str, ...]:
     return () if declaration is None else tuple(one.name for one in fields(declaration))
 
 
-def _modes_with(setting: str) -> list[str]:
+def modes_with(setting: str) -> list[str]:
+    """The names of the modes that have this setting."""
     return [mode for mode in MODES if setting in settings_of_mode(mode)]
 
 
@@ -95,7 +96,7 @@ def _and(names: list[str]) -> str:
 def _contradiction(name: str, value: Any, mode: str) -> ConfigError:
     return ConfigError(
         f"consistency {name} = {value} and mode = {mode!r} contradict each other: it is a setting of "
-        f"{', '.join(_modes_with(name))}; leave one out"
+        f"{', '.join(modes_with(name))}; leave one out"
     )
 
 
