@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def write_onnx(
         where: The file.
         model: The module.
         runtime: Has the values of its tables.
-        features: Its inputs, of which examples are made.
+        features: Its inputs, of which examples are made. The graph takes what their transforms make.
         example: An example of its inputs in place of that.
 
     Raises:
@@ -145,7 +146,16 @@ def write_onnx(
     """
     batches = [example, tree_map(_reversed, example)]
     if example is None:
-        batches = [_batch(features, n) for n in (2, 3)]
+        if features is None:
+            raise ConfigError(
+                "an ONNX file of a module needs what it is called with; name its --features, or call "
+                "psfleet.serving.export(..., example=...)"
+            )
+        # The look-ups become inputs of the graph, so what transforms do before them is left out.
+        batches = [_batch(_behind_transforms(features), n) for n in (2, 3)]
+        for module in model.modules():
+            if isinstance(module, FeatureEmbedding):
+                module.features = _behind_transforms(module.features)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         graph = _Graph(model, runtime).eval()
@@ -212,13 +222,13 @@ def _reversed(leaf: Any) -> Any:
     return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.ndim else leaf
 
 
-def _batch(features: FeatureSet | None, samples: int) -> dict[str, Any]:
+def _behind_transforms(features: FeatureSet) -> FeatureSet:
+    """The set whose values are ids and numbers as the transforms of this one make them."""
+    return FeatureSet(replace(each, transform=(), inputs=(), dtype=None) for each in features)
+
+
+def _batch(features: FeatureSet, samples: int) -> dict[str, Any]:
     """So many samples with some ids and numbers."""
-    if features is None or features.transformed or features.given.keys() - features.features.keys():
-        raise ConfigError(
-            "an ONNX file of a module needs what it is called with; name its --features, without transforms "
-            "and Inputs, or call psfleet.serving.export(..., example=...)"
-        )
     batch: dict[str, Any] = {}
     for each in features:
         if not isinstance(each, Feature):

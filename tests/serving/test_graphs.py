@@ -11,8 +11,9 @@ import psfleet as ps
 from psfleet import fleet, layers, serving
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.graph.program.operation import _kinds, ancestors
-from psfleet.features import Feature, FeatureSet, Table, feed
+from psfleet.features import Feature, FeatureLookup, FeatureSet, Table, feed
 from psfleet.serving.onnx_programs import OnnxGraph
+from psfleet_launch.commands.psfleet_cli import main as psfleet_command
 
 
 def saved(folder: Path, feeds: list[str], target: Any) -> str:
@@ -188,6 +189,36 @@ def test_faiss(tmp_path: Path) -> None:
     exact = queries @ vectors.T
     assert (actual == ids[np.argsort(-exact, axis=1)]).all()
     assert np.allclose(scores, -np.sort(-exact, axis=1), atol=1e-6)
+    ps.reset()
+
+
+def test_onnx_of_a_module_behind_its_transforms(tmp_path: Path) -> None:
+    """`psfleet export --format onnx` of a model whose features have transforms writes the part behind them:
+    with the rows and numbers that the features' look-up makes of raw values, onnxruntime computes what
+    psfleet predicts for these raw values, to 1e-5."""
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from tests.serving import torch_modules as modules
+
+    snapshot, out = tmp_path / "snapshot", tmp_path / "out"
+    modules.train(snapshot)
+    name, features = "tests.serving.torch_modules:Transformed", modules.TRANSFORMED
+    features.save(tmp_path / "features.json")
+    words = ["export", name, str(out), "--format", "onnx", "--checkpoint", str(snapshot)]
+    assert psfleet_command([*words, "--features", str(tmp_path / "features.json")]) == 0
+    session = runtime.InferenceSession(str(out / "model.onnx"))
+    tables = {"age_group": "ages", "place": "places", "tags": "tags"}
+    assert session.get_modelmeta().custom_metadata_map == {
+        f"rows of {feature}": table for feature, table in tables.items()
+    }
+    model = serving.load(name, features, snapshot)
+    lookup = FeatureLookup(features, modules.RAW_BATCH, {table: table for table in features.tables})
+    rows = {table: model.look_up(table, ids) for table, ids in lookup.ids.items()}
+    assert all((each != 0).any() for each in rows.values())
+    [outputs] = session.run(None, lookup.pool(rows))
+    assert np.abs(outputs - model(modules.RAW_BATCH)).max() <= 1e-5
+    assert np.ptp(outputs) > 0.1
     ps.reset()
 
 
