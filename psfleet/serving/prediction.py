@@ -121,8 +121,8 @@ def check_model(model: str, *, has_weights: bool) -> None:
         )
     if not has_weights:
         raise ConfigError(
-            f"the model {model!r} is a function, which has no weights; name the checkpoint that has them,
-            with " "--checkpoint or checkpoint="
+            f"the model {model!r} is a function, which has no weights; name the checkpoint that has them, "
+            "with --checkpoint or checkpoint="
         )
 
 

@@ -30,8 +30,8 @@ from psfleet.core.base.threads import handled, stops_on_signals
     type=click.Choice(get_args(ExportFormat)),
     default="safetensors",
     show_default=True,
-    help="Kind of the file of arrays. With onnx and faiss it is safetensors, and there is a graph or an index
-    " "beside it; the graph takes rows and numbers as look-ups and transforms make them.",
+    help="Kind of the file of arrays. With onnx and faiss it is safetensors, with a graph or an index beside "
+    "it; the graph takes rows and numbers as look-ups and transforms make them.",
 )
 @click.option(
     "--rows",
