@@ -184,10 +184,20 @@ def test_a_log_folder_that_cannot_be_made(
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says what the exit code means, and has every option under the heading where it belongs."""
+    """--help says what the exit code means and has twenty options in less than 100 lines; --help-all has
+    every option under the heading where it belongs."""
     assert main(["--help"]) == 0
+    usual = capsys.readouterr().out
+    assert "exit code" in usual
+    assert len(usual.splitlines()) < 100
+    assert main(["--help-all"]) == 0
     output = capsys.readouterr().out
-    assert "exit code" in output
+    shown = {*re.findall(r"^  (--[\w-]+)", usual, re.MULTILINE)}
+    assert len(shown - {"--version", "--help-all"}) == 20
+    assert shown < {*re.findall(r"^  (--[\w-]+)", output, re.MULTILINE)}
+    for heading in ("Servers", "Workers", "The job", "Machines", "Strategy", "Examples"):
+        assert f"\n{heading}:\n" in usual
+    assert "Chaos" not in usual
     sections = dict(re.findall(r"^(\w[\w ]+):\n((?:  .*\n|\n)+)", output, re.MULTILINE))
     for heading, option in (
         ("Servers", "--replicas"),
@@ -207,6 +217,21 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(
         len(re.findall(rf"^  {option}(?![\w-])", output, re.MULTILINE)) == 1 for option in options
     )
+
+
+def test_help_of_the_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    """`psfleet --help` has every command under a heading, and of each the whole first sentence; so have the
+    commands below `ckpt` and `log`."""
+    groups = {"": psfleet_cli.psfleet, "ckpt": psfleet_cli.ckpt, "log": psfleet_cli.log}
+    for name, group in groups.items():
+        assert psfleet_cli.main([*filter(None, [name]), "--help"]) == 0
+        output = capsys.readouterr().out
+        assert "..." not in output.partition("\n\n")[2]
+        assert ("\nCommands:\n" in output) == bool(name)
+        lines = " ".join(output.split())
+        for word, command in group.commands.items():
+            sentence = (command.help or "").split("\n\n")[0].split(". ")[0]
+            assert f" {word} {' '.join(sentence.split()).rstrip('.')}." in lines, word
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_an_engine_is_one_file(tmp_path: Path) -> None:
     (tmp_path / "moon.toml").write_text("[engine.orbit]\nmoon = 1\n")
     job = ["--engine", "orbit", "--dry-run", "train.py"]
     lines = [
-        *(["--help"], job, ["--config", "mars.toml", *job]),
+        *(["--help-all"], job, ["--config", "mars.toml", *job]),
         ["--planet", "venus", "--config", "mars.toml", *job],
         ["--config", "moon.toml", *job],
         ["--engine", "orbit", "--plane", "venus", "train.py"],

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import click
 
+from psfleet_launch.commands.options import CommandGroup
 
-@click.group()
+
+@click.group(cls=CommandGroup)
 def ckpt() -> None:
-    """Snapshots: list, verify, compare, deal to other numbers of servers, migrate, export, import."""
+    """List, verify, compare, migrate, export and import snapshots, or split them for other servers."""
 
 
 @ckpt.command("ls")
@@ -255,9 +257,9 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, shape.split("x")))
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def log() -> None:
-    """Logs of servers: verify, replay."""
+    """Verify and replay the logs of servers."""
 
 
 @log.command("verify")

@@ -78,6 +78,12 @@ _EXAMPLES = (
         "With a dashboard; --epochs is the script's.",
     ),
 )
+_USUAL = (
+    *("--servers", "--replicas", "--server-memory", "--workers", "--restart-workers"),
+    *("--durability", "--snapshot-every", "--resume", "--tensorboard", "--on-nan", "--engine"),
+    *("--log-dir", "--job", "--watch", "--hosts", "--sync", "--async", "--mode", "--config"),
+    "--dry-run",
+)
 
 
 @click.command(
@@ -86,6 +92,7 @@ _EXAMPLES = (
     more=EngineSettings.settings,  # which load all engines
     tables={"--tcp": "network", "--render": "engine", **dict.fromkeys(_STRATEGY, "strategy")},
     examples=_EXAMPLES,
+    usual=_USUAL,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option(

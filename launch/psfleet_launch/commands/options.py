@@ -193,12 +193,25 @@ def _explained(
     return click.UsageError(sentence, context)
 
 
+_ALL = "psfleet.help_all"
+
+
+def _help_all(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
 class GroupedCommand(click.Command):
-    """A command with many options; its help has them under headings, followed by examples.
+    """A command with many options; its help has the usual ones under headings, followed by examples.
+
+    `--help-all` shows all options.
 
     Args:
         settings: Those of its options, whose keys in job files say where they belong.
         more: Returns further settings, which become options where a command line may mean one of them.
+        usual: Flags that `--help` shows, besides those that only show something.
     """
 
     def __init__(
@@ -208,9 +221,21 @@ class GroupedCommand(click.Command):
         more: Callable[[], Iterable[Setting]],
         tables: Mapping[str, str],
         examples: Iterable[tuple[str, str]],
+        usual: Iterable[str],
         **rest: Any,
     ) -> None:
         super().__init__(*arguments, **rest)
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_help_all,
+                help="Show all options and exit.",
+            )
+        )
+        self._usual = {*usual, "--version", "--help-all", "-h"}
         self.settings = list(settings)
         self._more: Callable[[], Iterable[Setting]] | None = more
         self._tables = tables
@@ -249,13 +274,38 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {table: [] for table in _HEADINGS}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None
-            if record is not None:
+            if record is not None and (_ALL in ctx.meta or option.opts[0] in self._usual):
                 groups[tables.get(option.opts[0], "")].append(record)
         for table, records in groups.items():
-            with formatter.section(_HEADINGS[table]):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(_HEADINGS[table]):
+                    formatter.write_dl(records)
         with formatter.section("Examples"):
             formatter.write_dl(self._examples)
+
+
+class CommandGroup(click.Group):
+    """A group whose help has the first sentence of each command, whole and under headings.
+
+    Args:
+        headings: Names of its commands by heading; one that is under none is under "Commands".
+    """
+
+    def __init__(
+        self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **rest: Any
+    ) -> None:
+        super().__init__(*arguments, **rest)
+        self._headings = headings or {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by heading."""
+        named = {name for names in self._headings.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in named]
+        for heading, names in {**self._headings, "Commands": others}.items():
+            rows = [(name, self.commands[name].get_short_help_str(sys.maxsize)) for name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 USAGE_EXIT = 2  # bad usage, which no second attempt mends

@@ -18,14 +18,35 @@ from psfleet_launch.commands.checkpoint_commands import ckpt, log
 from psfleet_launch.commands.job_commands import jobs, logs, mode, report, scale, stop, top
 from psfleet_launch.commands.machine_commands import agent, certs, doctor
 from psfleet_launch.commands.model_commands import export, models, predict, serve
-from psfleet_launch.commands.options import merged, requested, run_command, strategy_options
+from psfleet_launch.commands.options import (
+    CommandGroup,
+    merged,
+    requested,
+    run_command,
+    strategy_options,
+)
+
+_HEADINGS = {
+    "Jobs": ("jobs", "top", "logs", "report", "mode", "scale", "stop", "plan"),
+    "Models": ("export", "predict", "serve", "models"),
+    "Snapshots and logs": ("ckpt", "log"),
+    "Machines": ("doctor", "certs", "agent"),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(
+    cls=CommandGroup,
+    headings=_HEADINGS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(package_name="psfleet", prog_name="psfleet")
 @click.pass_context
 def psfleet(context: click.Context) -> None:
-    """Tools around psfleet-launch."""
+    """Watch, change and inspect jobs, use what they have trained, and prepare machines for them.
+
+    psfleet-launch starts a job. `psfleet COMMAND --help` describes a command.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
     import_rules(read_environment().rules)  # snapshots and logs refer to them

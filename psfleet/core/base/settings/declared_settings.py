@@ -221,7 +221,7 @@ class JobSettings:
     )
     replicas: int = setting(
         0,
-        "1: every server has a standby, which takes over at once if the server dies",
+        "Standbys of each server, 0 or 1; a standby takes over at once if its server dies",
         names="--replicas PSFLEET_REPLICAS servers.replicas",
         least=0,
         most=1,
