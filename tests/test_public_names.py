@@ -27,7 +27,11 @@ FACES = (
         "psfleet/initializer.py",
         "psfleet/regularizer.py",
     ),
-    *("psfleet/fleet/fleet.py", "psfleet/fleet/testing/local_fleet.py"),
+    *(
+        "psfleet/fleet/callbacks.py",
+        "psfleet/fleet/fleet.py",
+        "psfleet/fleet/testing/local_fleet.py",
+    ),
     *("psfleet/optimizer/rule_optimizers.py", "psfleet/optimizer/dygraph.py"),
     # These hand on a name that they import.
     *("psfleet/data/parquet.py", "psfleet/core/base/arrow.py"),

@@ -1,5 +1,7 @@
 """Write the API reference as Markdown, from annotations and docstrings; tools/build_site.py calls it."""
 
+import importlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,29 +9,43 @@ from typing import Any
 import griffe
 
 PAGES = {
-    "psfleet": "psfleet",
-    "fleet": "psfleet.fleet.fleet",
-    "layers": "psfleet.layers",
-    "optimizer": "psfleet.optimizer",
-    "lr": "psfleet.optimizer.lr",
-    "torch": "psfleet.torch",
-    "metrics": "psfleet.metrics",
-    "entry": "psfleet.core.engine.schema.entry",
-    "initializer": "psfleet.initializer",
-    "regularizer": "psfleet.regularizer",
-    "clip": "psfleet.clip",
-    "testing": "psfleet.fleet.testing.local_fleet",
-    "features": "psfleet.features",
-    "datasets": "psfleet.data",
-    "fluid": "psfleet.fluid",
-    "consistency": "psfleet.core.engine.consistency",
-    "errors": "psfleet.core.base.errors",
+    "psfleet": ("psfleet", "psfleet.core.client"),
+    "fleet": ("psfleet.fleet",),
+    "callbacks": ("psfleet.fleet.callbacks",),
+    "strategy": ("psfleet.core.runtime.strategy",),
+    "layers": ("psfleet.layers",),
+    "optimizer": ("psfleet.optimizer",),
+    "lr": ("psfleet.optimizer.lr",),
+    "torch": ("psfleet.torch",),
+    "metrics": ("psfleet.metrics",),
+    "serving": ("psfleet.serving",),
+    "checkpoint": ("psfleet.checkpoint",),
+    "entry": ("psfleet.core.engine.schema.entry",),
+    "initializer": ("psfleet.initializer",),
+    "regularizer": ("psfleet.regularizer",),
+    "clip": ("psfleet.clip",),
+    "testing": ("psfleet.fleet.testing.local_fleet",),
+    "features": ("psfleet.features",),
+    "datasets": ("psfleet.data",),
+    "consistency": ("psfleet.core.engine.consistency",),
+    "errors": ("psfleet.core.base.errors",),
+    "fluid": (
+        "psfleet.fluid",
+        "psfleet.fluid.dygraph",
+        "psfleet.fluid.io",
+        "psfleet.fluid.layers",
+        "psfleet.fluid.learning_rate_scheduler",
+        "psfleet.fluid.metrics",
+        "psfleet.fluid.nn",
+        "psfleet.fluid.static",
+        "psfleet.fluid.static.nn",
+    ),
 }
-"""By name of the page the module whose public names it has."""
+"""By name of the page the modules whose public names it has. What an earlier page has is linked to it."""
 
 
 def write(root: Path, to: Path) -> None:
-    """Write a page for each public module below `to`."""
+    """Write a page for each of `PAGES` below `to`."""
     to.mkdir(parents=True)
     package: Any = griffe.load(
         "psfleet",
@@ -38,35 +54,78 @@ def write(root: Path, to: Path) -> None:
         docstring_options={"warnings": False},
         resolve_aliases=True,
     )
-    for page, path in PAGES.items():
-        module = package if path == "psfleet" else package[path.removeprefix("psfleet.")]
-        (to / f"{page}.md").write_text("\n".join(_page(module)) + "\n")
+    places: dict[str, str] = {}
+    things: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
+    for page, paths in PAGES.items():
+        things[page] = []
+        for path in paths:
+            module = package[path.removeprefix("psfleet.")] if path != "psfleet" else package
+            things[page].append((module, _public(module)))
+            for thing in things[page][-1][1].values():
+                places.setdefault(thing.path, page)
+    for page, modules in things.items():
+        (to / f"{page}.md").write_text("\n".join(_page(page, modules, places)) + "\n")
 
 
-def _page(module: Any) -> Iterator[str]:
-    yield f"# {module.path}\n"
-    yield from _docstring(module)
-    for name in module.exports or []:
-        found = module.members.get(str(name))
-        if found is None:
-            continue
-        if found.is_alias:
-            found = found.final_target
-        if not found.is_module:
-            yield from _thing(found, 2)
+def _public(module: Any) -> dict[str, Any]:
+    """The public names of a module with what they name, which is not a module."""
+    exports = [str(name) for name in module.exports or ()]
+    names = exports or [n for n, one in module.members.items() if n[0] != "_" and not one.is_alias]
+    found = {name: _member(module, name) for name in names}
+    return {name: thing for name, thing in found.items() if not thing.is_module}
 
 
-def _thing(thing: Any, level: int) -> Iterator[str]:
+def _member(module: Any, name: str) -> Any:
+    """What the name stands for in the module, which may have it from a stub that a submodule has."""
+    own = [module, *(one for one in module.modules.values() if name in (one.exports or ()))]
+    thing = next(one.members[name] for one in own if name in one.members)
+    return thing.final_target if thing.is_alias else thing
+
+
+def _page(
+    page: str, modules: list[tuple[Any, dict[str, Any]]], places: dict[str, str]
+) -> Iterator[str]:
+    written: set[str] = set()
+    for level, (module, things) in enumerate(modules, 1):
+        yield f"{'#' * min(level, 2)} {module.path}\n"
+        yield from _docstring(module)
+        for name, thing in things.items():
+            if thing.path in written or (
+                str(getattr(thing, "value", "")) == f"_fleet.{name}" and not thing.docstring
+            ):
+                continue  # the latter are methods of Fleet, on the same page
+            written.add(thing.path)
+            if places[thing.path] == page:
+                yield from _thing(thing, name, min(level, 2) + 1, places)
+            else:
+                other = places[thing.path]
+                yield f"\n{'#' * (min(level, 2) + 1)} {name}\n"
+                yield f"Described under [{PAGES[other][0]}]({other}.md).\n"
+
+
+def _thing(thing: Any, name: str, level: int, places: dict[str, str]) -> Iterator[str]:
     """A class, function or value."""
-    yield f"\n{'#' * level} {thing.name}\n"
+    yield f"\n{'#' * level} {name}\n"
     if thing.is_function or thing.is_class:
         yield from ("```python", _signature(thing), "```\n")
+    elif not thing.docstring:
+        yield f"`{name} = {thing.value}`\n"
     yield from _docstring(thing)
     if not thing.is_class:
         return
-    for member in thing.members.values():
-        if not member.is_alias and not member.name.startswith("_") and member.docstring:
-            yield from _thing(member, level + 1)
+    for word, member in thing.all_members.items():
+        target = member.final_target if member.is_alias else member
+        if not target.docstring:  # it overrides one that has a text
+            bases = (base.members.get(word) for base in thing.mro())
+            target = next((one for one in bases if one is not None and one.docstring), target)
+        # What a class has from one that the pages describe is described there.
+        is_own = target.parent.path == thing.path or not any(
+            word in base.all_members for base in thing.mro() if base.path in places
+        )
+        other = str(getattr(target, "value", ""))  # another name of a method
+        is_shown = target.docstring or (other in thing.all_members and other != word)
+        if is_own and is_shown and not word.startswith("_"):
+            yield from _thing(target, word, level + 1, places)
 
 
 def _signature(thing: Any) -> str:
@@ -106,7 +165,13 @@ def _parameter(one: Any) -> str:
 
 def _docstring(thing: Any) -> Iterator[str]:
     """The text, then arguments, results and errors as lists."""
-    for section in thing.docstring.parsed if thing.docstring else ():
+    docstring = thing.docstring
+    if (
+        docstring is None and thing.is_class
+    ):  # one of a stub, whose text is made when it is imported
+        kind = getattr(importlib.import_module(thing.parent.path), thing.name)
+        docstring = griffe.Docstring(inspect.getdoc(kind) or "", parent=thing, parser="google")
+    for section in docstring.parsed if docstring else ():
         if section.kind.value == "text":
             yield f"{_fenced(section.value)}\n"
             continue

@@ -74,6 +74,7 @@ __all__ = [
 
 _fleet = process_fleet
 util = _fleet.util
+"""The all-reduces and file lists of this process's fleet, a `Util`."""
 init = _fleet.init
 is_server = _fleet.is_server
 is_worker = _fleet.is_worker

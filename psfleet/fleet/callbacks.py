@@ -30,6 +30,8 @@ from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.settings.kinds import shown_url
 from psfleet.core.base.validation.annotations import FilePath, PositiveInt, checked
 
+__all__ = ["BestValue", "Callback", "EarlyStopping", "KeepBest", "MlflowLogger", "WandbLogger"]
+
 
 class Callback:
     """Actions at points of the training loop; derive from it, and override what you need.

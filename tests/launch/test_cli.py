@@ -11,6 +11,7 @@ import click
 import pytest
 
 from psfleet_launch.commands import psfleet_cli
+from psfleet_launch.commands.checkpoint_commands import ckpt, log
 from psfleet_launch.commands.launch_command import launch, main
 from tests.launch.conftest import ROOT
 from tests.refusals import cases
@@ -222,7 +223,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_the_tools(capsys: pytest.CaptureFixture[str]) -> None:
     """`psfleet --help` has every command under a heading, and of each the whole first sentence; so have the
     commands below `ckpt` and `log`."""
-    groups = {"": psfleet_cli.psfleet, "ckpt": psfleet_cli.ckpt, "log": psfleet_cli.log}
+    groups = {"": psfleet_cli.psfleet, "ckpt": ckpt, "log": log}
     for name, group in groups.items():
         assert psfleet_cli.main([*filter(None, [name]), "--help"]) == 0
         output = capsys.readouterr().out
