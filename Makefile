@@ -12,7 +12,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help train serve test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-gpu test-engines test-slurm test-ray test-hosts test-packages test-docs docs goldens clean
+.PHONY: help train serve test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-gpu test-engines test-slurm test-ray test-hosts test-packages test-docs docs site goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
@@ -31,8 +31,9 @@ help:
 	@echo "make test-device    tests of tables, shards, snapshots and recovery with all tables on a simulated GPU, and on disk"
 	@echo "make test-gpu       the same tests and each kernel on a real GPU"
 	@echo "make test-packages  wheel and sdist, each installed into a fresh environment that runs a script"
+	@echo "make site           build the site of all documents, strictly, in build/site/html"
 	@echo "make docs           run what the pages print, examples and benchmarks (make test-docs), draw the diagrams, list settings and panels;"
-	@echo "                    build the site, strictly, in build/site/html"
+	@echo "                    build the site"
 	@echo "make goldens        write golden files of a new format version; refuses to replace any (docs/formats.md)"
 
 train: $(VENV)/.has-examples
@@ -171,7 +172,7 @@ test-packages: $(VENV)/.has-test
 
 # What the pages print is run here and not by `make test`: their scripts, completions and notebooks, and each
 # benchmark once.
-test-docs: $(VENV)/.has-test $(VENV)/.has-torch
+test-docs: $(VENV)/.has-test $(VENV)/.has-torch $(VENV)/.has-serve $(VENV)/.has-parquet
 	PSFLEET_TEST_DOCS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist worksteal \
 	    tests/docs tests/notebooks tests/benchmarks tests/examples tests/torch/test_examples.py $(ARGS)
 
@@ -180,6 +181,10 @@ docs: $(VENV)/.has-docs test-docs
 	$(VENV)/bin/python tools/generate_settings.py
 	$(VENV)/bin/python tools/generate_panels.py
 	$(VENV)/bin/python tools/check_docs.py
+	$(VENV)/bin/python tools/build_site.py
+
+# An environment that only needs the extra docs builds it; nothing is run that the pages print.
+site: $(VENV)/.has-docs
 	$(VENV)/bin/python tools/build_site.py
 
 clean:
