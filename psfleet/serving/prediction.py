@@ -97,29 +97,21 @@ def is_folder(model: str) -> bool:
 
 
 def check_model(model: str, *, has_weights: bool) -> None:
-    """Refuse a model that is neither an inference model nor a function whose weights are given.
-
-    Args:
-        model: As for `find_predictor`.
-        has_weights: Whether there is a checkpoint, or another source of weights, beside the model.
+    """Refuse what is neither an inference model nor MODULE:NAME of a function whose weights are given.
 
     Raises:
         ConfigError: There is no such model, or it has no weights.
     """
-    if is_folder(model):
-        return
     path = Path(model)
-    if path.exists() or ":" not in model:
-        what = (
-            f"is a folder without {PROGRAM}, so it is no inference model"
-            if path.is_dir()
-            else ("is a file" if path.exists() else "does not exist")
-        )
+    if not is_folder(model) and (path.exists() or ":" not in model):
+        what = "is a file" if path.exists() else "does not exist"
+        if path.is_dir():
+            what = f"is a folder without {PROGRAM}, so it is no inference model"
         raise ConfigError(
             f"the model {model!r} {what}; name the folder of an inference model, or MODULE:NAME of a "
             "function that makes the model"
         )
-    if not has_weights:
+    if not (has_weights or is_folder(model)):
         raise ConfigError(
             f"the model {model!r} is a function, which has no weights; name the checkpoint that has them, "
             "with --checkpoint or checkpoint="

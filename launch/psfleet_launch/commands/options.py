@@ -225,16 +225,13 @@ class GroupedCommand(click.Command):
         **rest: Any,
     ) -> None:
         super().__init__(*arguments, **rest)
-        self.params.append(
-            click.Option(
-                ["--help-all"],
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_help_all,
-                help="Show all options and exit.",
-            )
-        )
+        flag: dict[str, Any] = {
+            "is_flag": True,
+            "is_eager": True,
+            "expose_value": False,
+            "callback": _help_all,
+        }
+        self.params.append(click.Option(["--help-all"], **flag, help="Show all options and exit."))
         self._usual = {*usual, "--version", "--help-all", "-h"}
         self.settings = list(settings)
         self._more: Callable[[], Iterable[Setting]] | None = more
@@ -285,10 +282,9 @@ class GroupedCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group whose help has the first sentence of each command, whole and under headings.
+    """A group whose help has the whole first sentence of each command.
 
-    Args:
-        headings: Names of its commands by heading; one that is under none is under "Commands".
+    `headings` are the names of commands by heading; the other ones are under "Commands".
     """
 
     def __init__(

@@ -364,15 +364,8 @@ class Launch:
 
 
 def check_source(path: Path, what: str) -> None:
-    """Refuse a Python file that no interpreter can compile.
-
-    Args:
-        path: The file. Archives and compiled files, which Python runs too, are not read.
-        what: Name of the file for the message, such as "script 'train.py'".
-
-    Raises:
-        ConfigError: It cannot be compiled, or cannot be read.
-    """
+    """Refuse a Python file that cannot be compiled; `what` names it, as in "script 'train.py'"."""
+    # Archives and compiled files, which Python runs too, are not read.
     if path.suffix == ".pyc" or zipfile.is_zipfile(path):
         return
     try:
@@ -387,20 +380,12 @@ def check_source(path: Path, what: str) -> None:
 
 
 def check_variables(variables: Mapping[str, str] = os.environ) -> None:
-    """Refuse a value of the launcher's own environment that it would pass on, and each process refuse.
-
-    Raises:
-        ConfigError: A variable is wrong; the error names it.
-    """
+    """Refuse a value of the launcher's own environment that it would pass on, and each process refuse."""
     resolve(None, from_variables(UserSettings, variables).get("strategy", ""))
 
 
 def check_this_machine(settings: JobSettings) -> None:
-    """Refuse memory for tables that this machine, on which the job's servers run, does not have.
-
-    Raises:
-        ConfigError: There is no GPU for `--device cuda`, or no folder for rows on disk.
-    """
+    """Refuse a GPU or folder for tables that this machine, on which the servers run, does not have."""
     if settings.device == "disk" and not settings.disk:
         raise ConfigError("--device is 'disk', which needs a folder; name it with --server-disk")
     if settings.disk:
@@ -412,14 +397,13 @@ def check_this_machine(settings: JobSettings) -> None:
                 f"--server-disk is {settings.disk!r}, where no file can be made ({error.strerror}); name "
                 "another folder"
             ) from None
-    # A process of its own, because one that has looked keeps memory of the GPU until it ends.
-    look = "from psfleet.core.engine.tables.memory_choice import why_no_gpu; print(why_no_gpu())"
-    if settings.device == "cuda" and (why := _said_by(look)):
-        raise ConfigError(
-            f"--device is 'cuda', but {why}; use --device auto or cpu to hold tables in host memory"
+    if settings.device == "cuda":
+        # A process of its own, because one that has looked keeps memory of the GPU until it ends.
+        look = (
+            "from psfleet.core.engine.tables.memory_choice import why_no_gpu; print(why_no_gpu())"
         )
-
-
-def _said_by(program: str) -> str:
-    command = [sys.executable, "-P", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        command = [sys.executable, "-P", "-c", look]
+        if why := subprocess.run(command, capture_output=True, text=True).stdout.strip():
+            raise ConfigError(
+                f"--device is 'cuda', but {why}; use --device auto or cpu to hold tables in host memory"
+            )
