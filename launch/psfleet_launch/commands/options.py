@@ -225,13 +225,9 @@ class GroupedCommand(click.Command):
         **rest: Any,
     ) -> None:
         super().__init__(*arguments, **rest)
-        flag: dict[str, Any] = {
-            "is_flag": True,
-            "is_eager": True,
-            "expose_value": False,
-            "callback": _help_all,
-        }
-        self.params.append(click.Option(["--help-all"], **flag, help="Show all options and exit."))
+        options: dict[str, Any] = {"is_flag": True, "is_eager": True, "callback": _help_all}
+        options |= {"expose_value": False, "help": "Show all options and exit."}
+        self.params.append(click.Option(["--help-all"], **options))
         self._usual = {*usual, "--version", "--help-all", "-h"}
         self.settings = list(settings)
         self._more: Callable[[], Iterable[Setting]] | None = more
