@@ -255,8 +255,10 @@ def read_manifest(path: str | Path) -> Manifest:
         put_back(place_of(folder))
         content = read_small(where, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
-        what = f"holds no {MANIFEST}; it" if folder.is_dir() else "is no folder that exists, so it"
-        raise CheckpointError(f"{str(path)!r} {what} is not a complete checkpoint") from None
+        missing = "" if folder.exists() else "does not exist, so it "
+        raise CheckpointError(
+            f"{str(path)!r} {missing}holds no {MANIFEST}; it is not a complete checkpoint"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     with reading(where):

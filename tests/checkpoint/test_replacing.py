@@ -195,8 +195,11 @@ def test_other_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     """No folder, no manifest, no shard file: each is one sentence."""
-    with pytest.raises(CheckpointError, match="manifest"):
+    with pytest.raises(CheckpointError, match="nowhere' does not exist, so it holds no manifest"):
         load_shard(str(tmp_path / "nowhere"), Shard())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="empty' holds no manifest.json; it is not"):
+        load_shard(str(tmp_path / "empty"), Shard())
     save_fleet(str(tmp_path / "model"), trained(1))
     (tmp_path / "model" / "shard-0-of-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match="missing"):

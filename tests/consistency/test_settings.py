@@ -67,7 +67,7 @@ def test_what_is_refused() -> None:
 
 def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
     """Flags go before the file and that before the script; who replaces a mode replaces its settings,
-    who names a setting only changes that."""
+    who names a setting only changes that. Flags for a setting need a mode that a flag or file names."""
     script = DistributedStrategy(a_sync=True, a_sync_configs={"k_steps": 7})
     assert resolve(script, json.dumps({"consistency": {"mode": "sync"}})).consistency.mode == "sync"
     file = tmp_path / "strategy.toml"
@@ -83,8 +83,8 @@ def test_a_mode_takes_its_settings_with_it(tmp_path: Path) -> None:
         assert resolve(script, launcher).consistency == expected
     assert resolve(script, '{"consistency": {"k_steps": 9}}').consistency.k_steps == 9
     (tmp_path / "other.toml").write_text("[lamb]\n")
-    message = merged({"consistency": {"k_steps": 9}}, file=str(tmp_path / "other.toml"))
-    assert resolve(script, json.dumps(message)).consistency.k_steps == 9
+    with pytest.raises(ConfigError, match="--k-steps is 9, a setting of the consistency mode geo"):
+        merged({"consistency": {"k_steps": 9}}, file=str(tmp_path / "other.toml"))
     for named in (None, str(file)):
         with pytest.raises(ConfigError, match="k_steps = 3 and mode = 'ssp' contradict"):
             merged({"consistency": {"mode": "ssp", "k_steps": 3}}, file=named)

@@ -287,7 +287,7 @@ call("Coordinator/Barrier", co.BarrierRequest(incarnation=1, number=5))  # colle
 call("Coordinator/AllReduce", reduce(dtype="object"))  # 'object'
 call("Coordinator/AllReduce", reduce(dtype="int32", shape=[2**40, 2**20]))  # 4611686018427387904 bytes and
 call("Shard/ReadState", sh.StateRequest(table=3))  # table 0x3 is unknown
-call("Shard/Load", sh.LoadRequest(path=f"{tmp_path}/none"))  # is no folder that exists""",
+call("Shard/Load", sh.LoadRequest(path=f"{tmp_path}/none"))  # does not exist, so it holds no manifest""",
         sh=shard_pb2,
         co=coordinator_pb2,
         reduce=lambda **fields: coordinator_pb2.AllReduceRequest(incarnation=1, number=1, **fields),

@@ -114,7 +114,7 @@ WRONG = f"""
 --servers unix:/tmp/x --workers 1 --index 1  # PSFLEET_RANK is 1
 --servers unix:/nowhere/x --workers 1  # its folder does not exist
 --servers unix:/tmp/{"x" * 120} --workers 1  # the limit is 107
---servers unix:HERE/s --workers 1 --load /nowhere  # is no folder that exists"""
+--servers unix:HERE/s --workers 1 --load /nowhere  # does not exist, so it holds no manifest"""
 
 
 @pytest.mark.parametrize(("line", "sentence"), cases(WRONG))
