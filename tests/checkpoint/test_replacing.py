@@ -198,7 +198,7 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere' does not exist, so it holds no manifest"):
         load_shard(str(tmp_path / "nowhere"), Shard())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="empty' holds no manifest.json; it is not"):
+    with pytest.raises(CheckpointError, match=r"empty' holds no manifest\.json; it is not"):
         load_shard(str(tmp_path / "empty"), Shard())
     save_fleet(str(tmp_path / "model"), trained(1))
     (tmp_path / "model" / "shard-0-of-1.safetensors").unlink()
