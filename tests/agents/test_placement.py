@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from psfleet.core.base.errors import ConfigError
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement, ServerLocations
 from psfleet_launch.job.job_plan import Job, Member, needed
-from psfleet_launch.job.job_request import JobRequest, Resources
+from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.job.resources import Resources
 from psfleet_launch.supervision.job_events import ServerReady
 
 

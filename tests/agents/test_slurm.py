@@ -11,7 +11,8 @@ import pytest
 from psfleet.checkpoint import compare
 from psfleet_launch.engines.remote.batch_job import BatchJob, BatchQueue, BatchSettings, BatchState
 from psfleet_launch.engines.slurm import SlurmQueue, fields_of
-from psfleet_launch.job.job_request import Launch, Resources
+from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
 from tests.agents.conftest import TRAINER, TWO, Site
 from tests.agents.machines import Lab
 from tests.agents.slurm_cluster import ask

@@ -42,7 +42,8 @@ from psfleet_launch.engines.launch_engine import Engine, EngineSettings, load_en
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_folder import claimed, private_folder
 from psfleet_launch.job.job_plan import Job, job_name, needed
-from psfleet_launch.job.job_request import JobRequest, Launch, check_this_machine, check_variables
+from psfleet_launch.job.job_request import JobRequest, Launch
+from psfleet_launch.job.start_checks import check_this_machine, check_variables
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_figures import FigureEvents, logged_in

@@ -18,7 +18,8 @@ from psfleet.core.base.memory import memory_kills
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed
-from psfleet_launch.job.job_request import Launch, Resources
+from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.spawn import MemberLogs, dismiss_guard, send, spawn, start_guard
 from psfleet_launch.supervision.job_events import (
     Event,

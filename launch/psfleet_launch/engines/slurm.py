@@ -32,7 +32,8 @@ from psfleet_launch.engines.remote.machine import address_towards
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 from psfleet_launch.job.job_plan import Job
-from psfleet_launch.job.job_request import JobRequest, Launch, Resources
+from psfleet_launch.job.job_request import JobRequest, Launch
+from psfleet_launch.job.resources import Resources
 
 _OVER = (
     "BOOT_FAIL",

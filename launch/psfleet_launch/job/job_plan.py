@@ -26,7 +26,8 @@ from psfleet.core.base.settings.declared_settings import (
 from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.guard import MARKER
-from psfleet_launch.job.job_request import JobRequest, Resources
+from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.job.resources import Resources
 
 Role = Literal["server", "worker"]
 

@@ -1,28 +1,17 @@
 """Resources of its machine that each server and each worker may use, as the user asks for them."""
 
 import dataclasses
-import os
-import subprocess
 import sys
-import tempfile
-import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
-from importlib.util import decode_source
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.settings.declaration import check, from_variables, setting
-from psfleet.core.base.settings.declared_settings import (
-    JobSettings,
-    LogSettings,
-    NumberSettings,
-    UserSettings,
-)
+from psfleet.core.base.settings.declaration import check, setting
+from psfleet.core.base.settings.declared_settings import JobSettings, LogSettings, NumberSettings
 from psfleet.core.base.settings.kinds import (
     BYTES,
     MOST_SERVERS,
@@ -31,10 +20,8 @@ from psfleet.core.base.settings.kinds import (
     SERVERS,
     ServerCount,
 )
-from psfleet.core.runtime.strategy import resolve
+from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.start_checks import check_source
-
-_ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
 
 
 @dataclass(frozen=True)
@@ -68,50 +55,6 @@ class RoleSettings:
         names="--restart-servers servers.restarts",
         least=0,
     )
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Cores, and memory in bytes."""
-
-    cores: int = 0
-    memory: int = 0
-
-    @classmethod
-    def of_this_machine(cls) -> "Resources":
-        """Return the resources that processes may use here; other processes may be using some of them."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return cls(len(os.sched_getaffinity(0)), memory)
-
-    def __add__(self, other: "Resources") -> "Resources":
-        return Resources(self.cores + other.cores, self.memory + other.memory)
-
-    def __sub__(self, other: "Resources") -> "Resources":
-        return Resources(self.cores - other.cores, self.memory - other.memory)
-
-    def __le__(self, other: "Resources") -> bool:
-        return self.cores <= other.cores and self.memory <= other.memory
-
-    @property
-    def with_headroom(self) -> "Resources":
-        """Return these, with memory that suffices where a process that takes more is killed."""
-        return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
-
-    def said(self, request: "Resources") -> str:
-        """Return, for people, those of them that the request has."""
-        cores = _cores(self.cores) if request.cores else ""
-        memory = f"{self.memory / 2**30:.1f} GiB" if request.memory else ""
-        return " and ".join(filter(None, (cores, memory)))
-
-    def __str__(self) -> str:
-        return self.said(self)
-
-
-BOUNDLESS = Resources(sys.maxsize, sys.maxsize)
-
-
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
 
 
 T = TypeVar("T")
@@ -357,53 +300,3 @@ class Launch:
     def of(self, settings: type[T]) -> T:
         """Return the settings of the engine that declares them; the defaults if none were given."""
         return self.of_engine if isinstance(self.of_engine, settings) else settings()
-
-
-# Checks before anything starts, so that one line says at once what a process would refuse. A server refuses a
-# wrong device or variable only after it has loaded, and a worker a wrong script after all servers are ready.
-
-
-def check_source(path: Path, what: str) -> None:
-    """Refuse a Python file that cannot be compiled; `what` names it, as in "script 'train.py'"."""
-    # Archives and compiled files, which Python runs too, are not read.
-    if path.suffix == ".pyc" or zipfile.is_zipfile(path):
-        return
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the process that runs the file shows its warnings
-            compile(decode_source(path.read_bytes()), path, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        where = f" in line {error.lineno}" if error.lineno else ""
-        raise ConfigError(f"{what} has a syntax error{where}: {error.msg}; correct it") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte, up to Python 3.11
-        raise ConfigError(f"{what} cannot be read: {error}; correct it") from None
-
-
-def check_variables(variables: Mapping[str, str] = os.environ) -> None:
-    """Refuse a value of the launcher's own environment that it would pass on, and each process refuse."""
-    resolve(None, from_variables(UserSettings, variables).get("strategy", ""))
-
-
-def check_this_machine(settings: JobSettings) -> None:
-    """Refuse a GPU or folder for tables that this machine, on which the servers run, does not have."""
-    if settings.device == "disk" and not settings.disk:
-        raise ConfigError("--device is 'disk', which needs a folder; name it with --server-disk")
-    if settings.disk:
-        try:
-            os.makedirs(settings.disk, exist_ok=True)
-            tempfile.TemporaryFile(dir=settings.disk).close()
-        except OSError as error:
-            raise ConfigError(
-                f"--server-disk is {settings.disk!r}, where no file can be made ({error.strerror}); name "
-                "another folder"
-            ) from None
-    if settings.device == "cuda":
-        # A process of its own, because one that has looked keeps memory of the GPU until it ends.
-        look = (
-            "from psfleet.core.engine.tables.memory_choice import why_no_gpu; print(why_no_gpu())"
-        )
-        command = [sys.executable, "-P", "-c", look]
-        if why := subprocess.run(command, capture_output=True, text=True).stdout.strip():
-            raise ConfigError(
-                f"--device is 'cuda', but {why}; use --device auto or cpu to hold tables in host memory"
-            )

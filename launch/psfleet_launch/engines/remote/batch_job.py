@@ -17,7 +17,8 @@ from psfleet.core.base.settings.declaration import setting
 from psfleet.core.base.settings.kinds import SECONDS
 from psfleet.core.base.threads import handled
 from psfleet_launch.job.job_folder import is_claimed
-from psfleet_launch.job.job_request import Launch, Resources
+from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
 
 _LOOK = 0.2  # seconds between looks at the output
 _FIRST, _LAST = 0.5, 10.0  # seconds between questions to the queue: first few, then many

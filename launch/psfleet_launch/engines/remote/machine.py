@@ -10,7 +10,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet.core.net.v1.agent_pb2 import Hello
 from psfleet_launch.engines.remote.agent_messages import versions
-from psfleet_launch.job.job_request import Resources
+from psfleet_launch.job.resources import Resources
 
 _CONNECT = 5.0  # seconds; the kernel asks again after 1 and 3
 

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job.job_plan import Job, Member, needed
-from psfleet_launch.job.job_request import BOUNDLESS, Resources
+from psfleet_launch.job.resources import BOUNDLESS, Resources
 from psfleet_launch.supervision.job_events import ServerReady
 
 

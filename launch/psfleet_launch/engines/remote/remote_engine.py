@@ -37,7 +37,8 @@ from psfleet_launch.engines.remote.machine_placement import (
     ServerLocations,
 )
 from psfleet_launch.job.job_plan import Job, Member, Told
-from psfleet_launch.job.job_request import Launch, Resources
+from psfleet_launch.job.job_request import Launch
+from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.spawn import MemberLogs, dismiss_guard, start_guard
 from psfleet_launch.supervision.job_events import (
     Event,
