@@ -1,4 +1,4 @@
-"""Resources of its machine that each server and each worker may use, as the user asks for them."""
+"""Settings of a job and of its launch, as flags, job files and a script give them."""
 
 import dataclasses
 import sys
