@@ -40,7 +40,7 @@ from tests.consistency.workers import step, taken, together
 SOURCE = '''
 """quorum: a pull waits while too many workers are too far behind. patient: it waits for a while at most."""
 from dataclasses import dataclass
-from psfleet.core.engine.consistency import LatePushMode, at_least_0, register
+from psfleet.core.engine.consistency import ConsistencyMode, at_least_0, register
 from psfleet.core.engine.shard.shard_state import PullGate
 
 @dataclass
@@ -51,7 +51,7 @@ class QuorumGate(PullGate):
 
 @register
 @dataclass(frozen=True)
-class QuorumMode(LatePushMode):
+class QuorumMode(ConsistencyMode):
     """As async, but a pull waits while too many workers are too far behind."""
     lag: int = at_least_0(0, "pushes a worker may be behind another")
     stragglers: int = at_least_0(0, "workers that may be further behind")
@@ -166,7 +166,7 @@ def test_all_must_agree_on_every_setting() -> None:
 
 def test_it_travels_and_is_stored() -> None:
     """Messages and the state of a server hold every setting of servers, and no other."""
-    mode = declared("patient", lag=3, stragglers=0, patience=5, staleness_damping=0.5)
+    mode = declared("patient", lag=3, stragglers=0, patience=5)
     fields = mode_fields(mode)
     assert fields == {"mode": 1002, "staleness": 3, "mode_settings": [0, 5]}
     assert read_mode_fields(shard_pb2.JoinRequest(**fields)) == mode.agreed()

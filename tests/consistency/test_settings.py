@@ -39,6 +39,7 @@ def test_the_references_settings(
 
 REFUSED = """
 script(speed=3)  # ConfigError: ...no setting 'speed'
+script(delay_compensation=1.0)  # ConfigError: ...no setting 'delay_compensation'
 script(thread_pool_size=2)  # ConfigError: ...thread_pool_size has no meaning here
 script(k_steps=2.5)  # ConfigError: ...2.5; it must be a whole number
 script(k_steps=-2)  # ConfigError: ...k_steps is -2
@@ -49,6 +50,7 @@ script(False, k_steps=5)  # ConfigError: ...k_steps = 5 asks for a mode that is 
 script(staleness=-1)  # ConfigError: ...staleness is -1; it must be at least 0
 file(mode="often")  # ConfigError: ...'often'; it must be sync, async, ssp, geo or half-async
 file(mode="async", staleness=3)  # ConfigError: ...staleness = 3 and mode = 'async' contradict
+file(mode="async", staleness_damping=0.5)  # ConfigError: ...no setting 'staleness_damping'
 file(mode="geo", max_merge=3)  # ConfigError: ...it is a setting of half-async
 file(mode="geo", k_steps=0)  # ConfigError: ...k_steps is 0; it must be at least 1"""
 

@@ -95,7 +95,7 @@ _ROWS: NDArray[np.float32] = np.arange(6, dtype=np.float32).reshape(3, 2)
 def _push(worker: int, number: int) -> Push:
     elements = Gradient(DENSE.key, np.array([0.5, -0.25], np.float32), np.array([1, 4]), 0.1)
     rows = Gradient(SPARSE.key, _ROWS, _IDS, 0.01)
-    return Push(worker, 11 + worker, number, (elements, rows), 32, 0.75, 3, None, (2, 5), None, "p")
+    return Push(worker, 11 + worker, number, (elements, rows), 32, 0.75, 3, None, (2, 5), "p")
 
 
 def records() -> list[Record]:

@@ -272,8 +272,7 @@ class Program:
             name, value = dice.choice(
                 [
                     ("incarnation", 0), ("incarnation", 9), ("sequence", header.sequence + 3),
-                    ("sequence", 0), ("skipped", 1), ("cut", 2**64 - 1), ("staleness_damping", 1.0),
-                    ("staleness_damping", -1.0), ("delay_compensation", 0.5), ("withdrawn", True),
+                    ("sequence", 0), ("skipped", 1), ("cut", 2**64 - 1), ("withdrawn", True),
                     ("commit", 1), ("seatless", True), ("traceparent", "00-1"), ("worker", 7),
                     ("clock", 50), ("outcome", 1), ("incarnation", 2**64 - 1),
                 ]

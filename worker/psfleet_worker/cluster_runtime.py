@@ -25,7 +25,6 @@ from psfleet.core.engine.interface import (
 from psfleet.core.engine.round_plan import Range, SourceParts
 from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.shard.events import Correction
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.engine.worker_state import ScriptProgress
 from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
@@ -190,10 +189,6 @@ class ClusterRuntime:
         """The mode in which the fleet runs, with the settings that servers know: another one than was asked
         for, if the mode has been changed before this incarnation began."""
         return self._session.declared
-
-    def correct(self, correction: Correction) -> None:
-        """Let the servers correct the pushes to come if they are late."""
-        self._fleet.correction = correction
 
     # -- training ------------------------------------------------------------------------------
 

@@ -119,11 +119,6 @@ class ConsistencyMode:
         return type(self)(**(own | dict(zip(own, values, strict=False))))
 
     @cached_property
-    def corrects_late(self) -> bool:
-        """True if servers correct stale gradients, see psfleet.core.engine.shard.updates."""
-        return not self.has_rounds and not self.adds_deltas
-
-    @cached_property
     def reads_ahead(self) -> bool:
         """True if a worker's pull may overtake its push."""
         return not self.pulls_wait and not self.runtime
@@ -206,25 +201,9 @@ def _place(mode: type[ConsistencyMode]) -> str:
     return f"{mode.__module__}.{mode.__qualname__}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatePushMode(ConsistencyMode):
-    """A mode in which gradients may be stale when servers apply them."""
-
-    staleness_damping: float = at_least_0(
-        0.0,
-        "p of the learning rate / (1 + staleness)^p at which a server applies a push; staleness counts "
-        "the others' pushes since the worker's last pull",
-    )
-    delay_compensation: float = at_least_0(
-        0.0,
-        "c of g + c * g * g * (w - w0), by which a server corrects a gradient g that was taken at the "
-        "weights w0 and meets the weights w",
-    )
-
-
 @register
 @dataclass(frozen=True)
-class AsyncMode(LatePushMode):
+class AsyncMode(ConsistencyMode):
     """Each push is applied when it arrives."""
 
     name = "async"
@@ -255,7 +234,7 @@ class SyncMode(ConsistencyMode):
 
 @register
 @dataclass(frozen=True)
-class SspMode(LatePushMode):
+class SspMode(ConsistencyMode):
     """Async, but a pull waits while its worker is too far ahead of another."""
 
     staleness: int = at_least_0(2, "pushes a worker may be ahead of another", names="--staleness")
@@ -304,7 +283,7 @@ class GeoMode(ConsistencyMode):
 
 @register
 @dataclass(frozen=True)
-class HalfAsyncMode(LatePushMode):
+class HalfAsyncMode(ConsistencyMode):
     """Async, but workers merge gradients before they push."""
 
     max_merge: int = at_least_1(8, "gradients that are summed to one push, at most")

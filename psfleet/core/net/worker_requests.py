@@ -1,10 +1,8 @@
 """Between what workers ask of a shard and its messages: in calls, and in records of a log."""
 
-import math
-
 from psfleet.core.base.errors import FrameError
 from psfleet.core.engine.interface import Gradient
-from psfleet.core.engine.shard.events import Correction, Join, Leave, Push, Shrink
+from psfleet.core.engine.shard.events import Join, Leave, Push, Shrink
 from psfleet.core.net.frame import encode, read_header, split
 from psfleet.core.net.membership_messages import MODE
 from psfleet.core.net.message_converter import Converter
@@ -64,25 +62,11 @@ def read_push(
         header.clock,
         cut,
         (header.leases, header.lease_samples) if header.leases or header.lease_samples else None,
-        _read_correction(header) if header.staleness_damping or header.delay_compensation else None,
         header.progress,
         header.skipped,
         tuple(header.addressed),
         header.withdrawn,
     )
-
-
-def _read_correction(header: Header) -> Correction:
-    """Read the correction that a call wants for its push; one that was accepted has been corrected.
-
-    Raises:
-        FrameError: By no number, or one below 0.
-    """
-    damping, compensation = header.staleness_damping, header.delay_compensation
-    for name, value in ("staleness_damping", damping), ("delay_compensation", compensation):
-        if not 0 <= value < math.inf:
-            raise FrameError(f"the header says {name} = {value}; it must be a number from 0 on")
-    return Correction(damping, compensation)
 
 
 JOIN = Converter(Join, shard_pb2.JoinRequest, MODE)

@@ -278,8 +278,6 @@ class ShardHost:
             header = Header(outcome=reply.outcome, view=view)
             response = lay_out(header, serve.reads, tables.shape_of)
         tables.read_into(serve.reads, response.values)
-        if serve.puller is not None:
-            self.shard.stale_gradients.keep(serve.puller, serve.reads, response.values)
         return self._finish(response, reply.outcome, view)
 
     def _finish(self, response: PullResponse, outcome: frame_pb2.Outcome, view: int) -> bytes:

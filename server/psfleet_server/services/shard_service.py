@@ -123,9 +123,18 @@ class PlainCalls:
                 except UnicodeDecodeError:
                     return None
                 marked = (cut, cut_after) if cut else None
-                told = samples, loss, clock, marked, position
                 push = Push(
-                    worker, incarnation, sequence, (), *told, progress=text, skipped=skipped
+                    worker,
+                    incarnation,
+                    sequence,
+                    (),
+                    samples=samples,
+                    loss=loss,
+                    clock=clock,
+                    marked=marked,
+                    position=position,
+                    progress=text,
+                    skipped=skipped,
                 )
             if pulls:
                 pull = Pull(worker, incarnation, (), 0, clock)
@@ -409,14 +418,12 @@ class ShardService:
 
 
 def _pull(header: Header, tensors: TensorRequest) -> Pull:
-    keeps = header.delay_compensation > 0
     return Pull(
         header.worker,
         header.incarnation,
         tuple(tensors.reads),
         header.commit,
         header.clock,
-        keeps,
         header.progress,
     )
 

@@ -25,7 +25,7 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.consistency import NO_MODE, ConsistencyMode
-from psfleet.core.engine.shard.events import Correction, Join, Leave
+from psfleet.core.engine.shard.events import Join, Leave
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.membership_messages import read_mode_fields
 from psfleet.core.net.shared_memory import MemoryHandle
@@ -125,7 +125,6 @@ class FleetConnection:
     """Calls to the servers of a fleet, as one worker's machines ask for them.
 
     Attributes:
-        correction: Correction of pushes that arrive late, by the servers.
         heartbeats: Liveness signals, from `start` to `close`.
         lane_memory: Bytes of pushes under way at most, unless there is only one.
         lock: Held while a state machine takes a step.
@@ -147,7 +146,6 @@ class FleetConnection:
         self.workers = environment.workers
         self.session = Session(self.worker, mode, patience.start)
         self.stream = Stream(self.session)
-        self.correction = Correction()
         self.patience = patience
         condition = threading.Condition()
         self.access = Access.of(environment)

@@ -294,10 +294,6 @@ class Transfers:
     def _empty(self, **fields: Any) -> Sequence[ServerRequest]:
         """Return an empty request for each server, with a header of these fields."""
         fleet, requests = self._fleet, []
-        correction = fleet.correction
-        if correction.damping or correction.compensation:
-            fields["staleness_damping"] = correction.damping
-            fields["delay_compensation"] = correction.compensation
         for lane in fleet.lanes:
             header = Header(worker=fleet.worker, incarnation=fleet.session.incarnation, **fields)
             requests.append(ServerRequest(header, lane.held(), self._form))

@@ -175,11 +175,6 @@ class StalenessHistogram:
         """The worker is given values."""
         self._seen[worker] = self._applied - self._own.get(worker, 0)
 
-    def age(self, worker: int) -> int:
-        """Return the staleness of the worker's next push if it is applied now."""
-        others = self._applied - self._own.get(worker, 0)
-        return others - self._seen.setdefault(worker, others)
-
     def pushed(self, worker: int) -> None:
         """A new push of the worker is applied."""
         own = self._own.get(worker, 0)

@@ -53,7 +53,7 @@ def is_plain(
     """
     try:
         if push is not None:
-            if push.correction is not None or push.withdrawn:  # of no cut: the shard is quiet
+            if push.withdrawn:  # of no cut: the shard is quiet
                 return False
             shard.workers.admit(push.worker, push.incarnation)
             if not shard.workers.is_new_push(push) or not updates.fit(base):
@@ -62,7 +62,7 @@ def is_plain(
             return True
         if push is None:
             shard.workers.admit(pull.worker, pull.incarnation)
-        return not pull.commit and not pull.keeps and shard.consistency.is_ready(pull)
+        return not pull.commit and shard.consistency.is_ready(pull)
     except PsfleetError:
         return False
 

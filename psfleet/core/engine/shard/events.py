@@ -94,14 +94,6 @@ class Leave:
 
 
 @value_class
-class Correction:
-    """Correction of stale pushes, see psfleet.core.engine.shard.updates; 0: none."""
-
-    damping: float = 0.0
-    compensation: float = 0.0
-
-
-@value_class
 class Push:
     """A worker's gradients for this shard: of its `sequence`-th push, or of round `sequence`.
 
@@ -113,7 +105,6 @@ class Push:
         clock: Ssp mode: the worker's pushes since the last collective.
         cut: The last snapshot that the worker has marked, and its last push in it.
         position: Every mode but sync: the worker's position in its leases after this push.
-        correction: Correction of a stale push; None: none.
         progress: Every mode but sync: the loop position of its script; empty: unknown.
         skipped: Number of pushes just before this one that were not sent to this server.
         addressed: Server 0: by server the last push that was sent to it; empty: this one, to all.
@@ -129,7 +120,6 @@ class Push:
     clock: int = 0
     cut: tuple[int, int] | None = None
     position: Position | None = None
-    correction: Correction | None = None
     progress: str = ""
     skipped: int = 0
     addressed: tuple[int, ...] = ()
@@ -147,7 +137,6 @@ class Pull:
 
     `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
     `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
-    `keeps`: The server remembers the values, to compensate the staleness of the push computed from them.
     `progress` (sync mode): with a commit, the loop position of the script, for later incarnations.
     """
 
@@ -156,7 +145,6 @@ class Pull:
     reads: tuple[Read, ...]
     commit: int = 0
     clock: int = 0
-    keeps: bool = False
     progress: str = ""
 
 
@@ -361,14 +349,10 @@ class SendOutcome:
 
 @value_class
 class SendValues:
-    """Read the tables for `call` (see Tables.read) and reply with the values.
-
-    `puller`: The worker whose values are remembered, see Pull.keeps; None: they are not.
-    """
+    """Read the tables for `call` (see Tables.read) and reply with the values."""
 
     call: Call
     reads: tuple[Read, ...]
-    puller: int | None = None
 
 
 @value_class

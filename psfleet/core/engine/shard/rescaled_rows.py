@@ -26,7 +26,6 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.shard_state import ShardState
 from psfleet.core.engine.shard.shard_tables import DeltaBases
 from psfleet.core.engine.shard.table_placement import dense_range, owners, servers_of
-from psfleet.core.engine.shard.updates import StaleGradients
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.row_data import (
     CANDIDATE_IDS,
@@ -207,7 +206,6 @@ class DealtShard:
         tables.budget.limit = self._limit
         shard.tables, shard.servers = tables, tables.servers
         shard.delta_bases, shard.last_cuts = DeltaBases(), DeltaBases(bounded=True)
-        shard.stale_gradients = StaleGradients()
         if shard.index:
             shard.become(self.state)
             shard.workers.view = shard.workers.promised = self.state.workers.view

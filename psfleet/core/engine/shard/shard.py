@@ -42,13 +42,7 @@ from psfleet.core.engine.shard.rounds import Rounds
 from psfleet.core.engine.shard.shard_state import ConsistencyState, ShardState
 from psfleet.core.engine.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
 from psfleet.core.engine.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.core.engine.shard.updates import (
-    StaleGradients,
-    check_push_room,
-    make_room,
-    take,
-    update,
-)
+from psfleet.core.engine.shard.updates import check_push_room, make_room, take, update
 from psfleet.core.engine.shard.workers import Workers
 from psfleet.core.engine.tables.assigned_weights import check_room, refill
 
@@ -81,7 +75,6 @@ class Shard:
         self.waits_for_room = False
         self.counters = ShardCounters()
         self.staleness = StalenessHistogram()
-        self.stale_gradients = StaleGradients()
         self.replaying = False
         self.moving = False
         self.recent = RecentEvents()
@@ -173,7 +166,6 @@ class Shard:
     def _begin(self, worker: int, incarnation: int) -> None:
         self.cuts.give_up()  # the snapshot does not know of this incarnation
         self.workers.begin(worker, incarnation)
-        self.stale_gradients.forget(worker)
         self.consistency.begin(worker)
 
     def _switch(self, event: Join) -> list[Instruction]:
@@ -199,7 +191,6 @@ class Shard:
                 self.consistency.leave(event.worker)
                 if not self.consistency.declared.has_rounds:
                     self.workers.ended_at(event.worker, event.last)
-                self.stale_gradients.forget(event.worker)
         elif self.rounds.is_new_rest(event.worker, event.rest):
             self._record(event)
             self.consistency.rest(event.worker, event.rest)
@@ -216,9 +207,6 @@ class Shard:
         if fresh:
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
-            if push.correction is not None and self.consistency.declared.corrects_late:
-                staleness = self.staleness.age(push.worker)
-                push = self.stale_gradients.correct(push, staleness, self.tables)
             make_room(self.tables, push, self.rounds.held if holds else None, self._record)
             self._record(push)
             if holds:
@@ -285,7 +273,7 @@ class Shard:
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
         self.serve(pull)
-        return SendValues(call, pull.reads, pull.worker if pull.keeps else None)
+        return SendValues(call, pull.reads)
 
     # -- tables --------------------------------------------------------------------------------
 

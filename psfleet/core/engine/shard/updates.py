@@ -1,22 +1,9 @@
-"""Pushes become updates of tables: whether there is room, what is corrected, and the updates.
+"""Pushes become updates of tables: whether there is room, and the updates.
 
 In sync mode the pushes that are held for a round update the tables together, so what is asked for
 with the next one is asked for beside them.
-
-A gradient is taken at the weights w0 that its worker pulled and applied to the weights w of now. Between
-them lie the pushes of other workers, whose number is the staleness. Two corrections, each off at 0:
-
-- damping p: the learning rate is divided by (1 + staleness)^p. p = 1 is about the staleness-aware rate of
-  Zhang et al. (2016), "Staleness-aware Async-SGD for Distributed Deep Learning", who divide by it.
-- compensation c: the gradient g becomes g + c * g * g * (w - w0), the first-order term of its change with
-  the diagonal of g * g for the Hessian. This is DC-ASGD-c of Zheng et al. (2017), "Asynchronous Stochastic
-  Gradient Descent with Delay Compensation". A server keeps the values of each worker's last pull for it.
-
-A push is corrected before it is recorded, so a replay or a standby needs neither staleness nor old values.
 """
 
-import dataclasses
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
@@ -24,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.interface import Gradient, Read
-from psfleet.core.engine.schema.table import OWN
-from psfleet.core.engine.shard.events import Correction, Evict, PartState, Push
+from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.shard.events import Evict, PartState, Push
 from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.assigned_weights import add_rows, add_values
 from psfleet.core.engine.tables.dense import DenseTable
@@ -207,89 +193,3 @@ def _wanted(
         table = tables[key]
         if isinstance(table, SparseTable):
             yield table, ids
-
-
-class StaleGradients:
-    """Corrections of stale gradients in one shard, and the values kept for them."""
-
-    def __init__(self) -> None:
-        self._pulled: dict[int, dict[int, tuple[Ids | None, Floats]]] = {}
-        self._lock = threading.Lock()
-
-    def keep(self, worker: int, reads: Sequence[Read], values: Sequence[Floats]) -> None:
-        """Remember what a worker is given; any thread may call."""
-        copies = {
-            read.table: (None, array.copy()) if read.ids is None else _by_id(read.ids, array)
-            for read, array in zip(reads, values, strict=True)
-        }
-        with self._lock:
-            self._pulled.setdefault(worker, {}).update(copies)
-
-    def forget(self, worker: int) -> None:
-        """The worker's incarnation is over, or a new one begins."""
-        with self._lock:
-            self._pulled.pop(worker, None)
-
-    def correct(self, push: Push, staleness: int, tables: ShardTables) -> Push:
-        """The push as it is to be applied; it itself if there is nothing to correct."""
-        correction = push.correction
-        if correction is None or not staleness:
-            return push
-        factor = float((1 + staleness) ** -correction.damping)
-        gradients = tuple(
-            gradient
-            if tables[gradient.table].spec.name.startswith(OWN)
-            else dataclasses.replace(
-                gradient,
-                values=self._compensated(push.worker, gradient, correction, tables),
-                learning_rate=gradient.learning_rate * factor,
-            )
-            for gradient in push.gradients
-        )
-        return dataclasses.replace(push, gradients=gradients)
-
-    def _compensated(
-        self, worker: int, gradient: Gradient, correction: Correction, tables: ShardTables
-    ) -> Floats:
-        with self._lock:
-            pull = self._pulled.get(worker, {}).get(gradient.table)
-        if not correction.compensation or pull is None:
-            return gradient.values
-        table = tables[gradient.table]
-        if isinstance(table, DenseTable):
-            change = np.empty(table.count, np.float32)
-            table.pull_into(change)
-            change -= pull[1]
-            return _with_delay(gradient.values, _at(change, gradient.ids), correction.compensation)
-        assert gradient.ids is not None
-        there, places = _found(gradient.ids, pull[0])
-        now = np.empty((len(gradient.ids), table.spec.dim), np.float32)
-        table.pull_into(gradient.ids, now)
-        change = np.where(there[:, None], now - pull[1][places], np.float32(0))
-        values = gradient.values.copy()  # shows and clicks behind the gradient stay
-        dim = table.spec.dim
-        values[:, :dim] = _with_delay(values[:, :dim], change, correction.compensation)
-        return values
-
-
-def _with_delay(gradient: Floats, change: Floats, compensation: float) -> Floats:
-    result: Floats = gradient + np.float32(compensation) * gradient * gradient * change
-    return result
-
-
-def _at(values: Floats, places: Ids | None) -> Floats:
-    return values if places is None else values[places]
-
-
-def _by_id(ids: Ids, rows: Floats) -> tuple[Ids, Floats]:
-    """Copies in ascending order of id."""
-    order = np.argsort(ids)
-    return ids[order], rows[order]
-
-
-def _found(ids: Ids, sorted_ids: Ids | None) -> tuple[NDArray[np.bool_], Ids]:
-    """Find ids among ascending ones: a mask and their positions, 0 for those missing."""
-    if sorted_ids is None or not len(sorted_ids):
-        return np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int64)
-    places = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
-    return sorted_ids[places] == ids, places

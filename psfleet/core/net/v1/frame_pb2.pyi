@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 35ad7d23486acca856c61d5679d6b79da1431db8a3997b6fa2dd2f3b90d66fb3
+# From protos/psfleet/v1/frame.proto, SHA-256 7fc8fb72fb1a8dfe9472044ca362b0f03a935e029688484f34cd6e423d4bde11
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., payload: _Optional[bytes] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "staleness_damping", "delay_compensation", "traceparent", "skipped", "addressed", "seatless", "round", "steps", "withdrawn", "servers")
+    __slots__ = ("worker", "incarnation", "sequence", "commit", "segments", "samples", "loss", "outcome", "lane", "clock", "cut", "cut_after", "view", "leases", "lease_samples", "progress", "traceparent", "skipped", "addressed", "seatless", "round", "steps", "withdrawn", "servers")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -74,8 +74,6 @@ class Header(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    STALENESS_DAMPING_FIELD_NUMBER: _ClassVar[int]
-    DELAY_COMPENSATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
@@ -100,8 +98,6 @@ class Header(_message.Message):
     leases: int
     lease_samples: int
     progress: str
-    staleness_damping: float
-    delay_compensation: float
     traceparent: str
     skipped: int
     addressed: _containers.RepeatedScalarFieldContainer[int]
@@ -110,7 +106,7 @@ class Header(_message.Message):
     steps: _containers.RepeatedScalarFieldContainer[int]
     withdrawn: bool
     servers: int
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., staleness_damping: _Optional[float] = ..., delay_compensation: _Optional[float] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ..., withdrawn: bool = ..., servers: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., commit: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., clock: _Optional[int] = ..., cut: _Optional[int] = ..., cut_after: _Optional[int] = ..., view: _Optional[int] = ..., leases: _Optional[int] = ..., lease_samples: _Optional[int] = ..., progress: _Optional[str] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[int] = ..., addressed: _Optional[_Iterable[int]] = ..., seatless: bool = ..., round: _Optional[int] = ..., steps: _Optional[_Iterable[int]] = ..., withdrawn: bool = ..., servers: _Optional[int] = ...) -> None: ...
 
 class Lane(_message.Message):
     __slots__ = ("generation", "turn")

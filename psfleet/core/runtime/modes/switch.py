@@ -13,7 +13,6 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import ConsistencyMode, find_part
 from psfleet.core.engine.interface import Runtime, load_runtime
-from psfleet.core.engine.shard.events import Correction
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
 from psfleet.core.runtime.strategy import ConsistencySettings, Settings, WireSettings
 
@@ -31,9 +30,6 @@ class ClusterLike(Runtime, Protocol):
 
     def set_mode(self, mode: ConsistencyMode) -> None:
         """Tell the servers, together with all workers."""
-
-    def correct(self, correction: Correction) -> None:
-        """Let the servers correct the pushes to come if they are late."""
 
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
         """Return the mode in which the last barrier lets all workers go on; None: unchanged."""
@@ -87,10 +83,7 @@ class ModeSwitchRuntime(ForwardingRuntime):
 
     def _enter(self) -> None:
         """Work as the mode says."""
-        consistency = self.consistency
-        correction = Correction(consistency.staleness_damping, consistency.delay_compensation)
-        self._cluster.correct(correction)
-        self._front = _front(self._cluster, consistency)
+        self._front = _front(self._cluster, self.consistency)
         self._fleet = self._cluster if self._front is None else self._front
 
     def set_mode(self, consistency: ConsistencySettings) -> None:

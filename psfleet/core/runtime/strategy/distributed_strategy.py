@@ -11,7 +11,7 @@ from typing import Any
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.files import read_toml
 from psfleet.core.base.settings.declaration import settings_of
-from psfleet.core.engine.consistency import MODES, ConsistencyMode, LatePushMode
+from psfleet.core.engine.consistency import MODES, ConsistencyMode
 from psfleet.core.runtime.strategy.strategy_parts import (
     AMPSettings,
     ConsistencySettings,
@@ -161,8 +161,7 @@ def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
     """
-    late = check_configs(configs)
-    shared = {name: value for name, value in configs.items() if name in late}
+    check_configs(configs)
     mode = _asked(configs)
     if not a_sync or configs.get("k_steps") == -1:
         if mode is not None:
@@ -171,35 +170,32 @@ def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
                 f"a_sync_configs {name} = {configs[name]} asks for a mode that is not sync, "
                 "but a_sync is False or k_steps -1; set a_sync or leave it out"
             )
-        return {"mode": "sync", **shared}
+        return {"mode": "sync"}
     if mode is None:
-        return {"mode": "async", **shared}
+        return {"mode": "async"}
     own = {mode.a_sync[name]: value for name, value in configs.items() if name in mode.a_sync}
-    return {"mode": mode.name, **own, **shared}
+    return {"mode": mode.name, **own}
 
 
-def check_configs(configs: Mapping[str, Any]) -> list[str]:
-    """Refuse names and types that no mode takes; the names that several modes share.
+def check_configs(configs: Mapping[str, Any]) -> None:
+    """Refuse names and types that no mode takes.
 
     Raises:
         ConfigError: A setting is unknown or of the wrong type.
     """
-    late = [one.name for one in settings_of(LatePushMode)]
-    names = sorted(name for mode in MODES.values() for name in mode.a_sync) + late
+    names = sorted(name for mode in MODES.values() for name in mode.a_sync)
     for name, value in configs.items():
         if name in _ELSEWHERE:
             raise ConfigError(f"a_sync_configs {name} has no meaning here: {_ELSEWHERE[name]}")
         if name not in names:
             raise ConfigError(f"a_sync_configs has no setting {name!r}; it has {', '.join(names)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float) if name in late else int):
-            type_name = "number" if name in late else "whole number"
-            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a {type_name}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"a_sync_configs {name} is {value!r}; it must be a whole number")
     if configs.get("k_steps", 0) < -1:
         raise ConfigError(
             f"a_sync_configs k_steps is {configs['k_steps']}; it must be 0 (async), above 0 (geo) or -1 "
             "(sync)"
         )
-    return late
 
 
 def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
@@ -242,8 +238,6 @@ class DistributedStrategy:
         {"k_steps": 100}                                geo
         {"max_merge_var_num": 8, "send_queue_size": 16} half-async
         {"staleness": 4}                                ssp, which the reference does not have
-        {"staleness_damping": 0.5}                      with any of these but geo: late gradients count less
-        {"delay_compensation": 1.0}                     likewise: they are corrected (DC-ASGD)
 
     `wire` is not a switch but a form, "bf16" or "int8", for pushes and pulls; `wire_configs` may name
     another one for either: {"pull": "bf16"}.
