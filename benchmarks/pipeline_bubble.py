@@ -23,12 +23,7 @@ from reporting import Report, arguments, finish
 from psfleet.core.graph.program.operation import Array, Context, Op, Spec
 from psfleet.core.graph.program.variable import Variable
 
-FORMULAS = {
-    "gpipe": lambda s, m: (s - 1) / (m + s - 1),
-    "1f1b": lambda s, m: (s - 1) / (m + s - 1),
-    "interleaved": lambda s, m: (s - 1) / (2 * m + s - 1),
-    "zero-bubble": lambda s, m: (s - 1) / (3 * m + s - 1),
-}
+SCHEDULES = ("gpipe", "1f1b")
 STEPS = 5
 naps: list[tuple[float, float]] = []
 
@@ -58,7 +53,7 @@ def nap(seconds: float) -> None:
     naps.append((begin, time.monotonic()))
 
 
-def work(kind: str, stages: int, micro: int, seconds: float, steps: int, out: Path) -> None:
+def work(stages: int, micro: int, seconds: float, steps: int, out: Path) -> None:
     """A stage's process: take steps, and write down the naps of each."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
@@ -68,9 +63,8 @@ def work(kind: str, stages: int, micro: int, seconds: float, steps: int, out: Pa
     fleet.init()
     value = layers.data("x", [None, 1000]) + layers.create_parameter([1000], name="start")
     cuts = []
-    for i in range(stages * (2 if kind == "interleaved" else 1)):
-        each = seconds / (2 if kind == "interleaved" else 1)
-        value = apply(Nap(each), value, layers.create_parameter([1000], name=f"w{i}"))
+    for i in range(stages):
+        value = apply(Nap(seconds), value, layers.create_parameter([1000], name=f"w{i}"))
         cuts.append([value])
     loss = layers.mean(value)
     chosen = optimizer.PipelineOptimizer(optimizer.SGD(0.01), [*cuts[:-1], [loss]])
@@ -89,7 +83,7 @@ def measure(kind: str, stages: int, micro: int, seconds: float, steps: int) -> l
     with tempfile.TemporaryDirectory() as folder:
         job = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", folder]
         job += ["--pipeline", kind, "--stages", str(stages), "--micro-batches", str(micro)]
-        own = ["--worker", kind, "--stages", str(stages), "--micro-batches", str(micro)]
+        own = ["--worker", "--stages", str(stages), "--micro-batches", str(micro)]
         own += ["--seconds", str(seconds), "--steps", str(steps), "--out", folder]
         subprocess.run([*job, __file__, *own], env=environment(), check=True)
         told = [json.loads(Path(folder, f"{s}.json").read_text()) for s in range(stages)]
@@ -104,7 +98,7 @@ def _bubble(spans: list[list[list[float]]]) -> float:
 
 def line(kind: str, stages: int, micro: int, bubbles: list[float]) -> dict[str, Any]:
     """A line of the report."""
-    theory, median = FORMULAS[kind](stages, micro), statistics.median(bubbles)
+    theory, median = (stages - 1) / (micro + stages - 1), statistics.median(bubbles)
     return {
         "schedule": f"{kind}, {stages} stages, {micro} micro-batches",
         "formula": round(theory, 4),
@@ -119,14 +113,14 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=0.05, help="of a forward piece's nap")
-    parser.add_argument("--schedules", nargs="*", choices=FORMULAS, default=list(FORMULAS))
-    parser.add_argument("--worker", choices=FORMULAS, help=argparse.SUPPRESS)
+    parser.add_argument("--schedules", nargs="*", choices=SCHEDULES, default=list(SCHEDULES))
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     steps = options.steps or (2 if options.short else STEPS)
     shape = options.stages, options.micro_batches
     if options.worker:
-        work(options.worker, *shape, options.seconds, steps, options.out)
+        work(*shape, options.seconds, steps, options.out)
         return
     report = Report(
         "pipeline_bubble",

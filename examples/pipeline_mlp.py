@@ -2,7 +2,6 @@
 
     python examples/pipeline_mlp.py
     psfleet-launch --pipeline 1f1b --stages 2 --micro-batches 8 examples/pipeline_mlp.py
-    psfleet plan --pipeline zero-bubble --stages 2 --micro-batches 8 examples/pipeline_mlp.py
 
 It learns which of 10 classes a point lies in: clusters of made-up points, no download.
 """

@@ -371,7 +371,6 @@ class PipelineOptimizer(WrappingOptimizer):
             settings.schedule,
             settings.stages,
             settings.micro_batches,
-            settings.per_stage,
             parts if self.cut_list else None,
             min(self.queue_size, settings.queue_size),
         )
@@ -384,7 +383,8 @@ class PipelineOptimizer(WrappingOptimizer):
         from psfleet.core.graph.program.pipeline.cutting import pin
 
         parts = len(self.cut_list)
-        own = range(place.stage, parts, place.stages)
+        each = max(parts // place.stages, 1)
+        own = range(place.stage * each, min((place.stage + 1) * each, parts))
         if self.place_list and not all(isinstance(self.place_list[i], CUDAPlace) for i in own):
             pin(place, self.start_cpu_core_id)
         sections = {i for part in own for i in (part, 2 * parts - 2 - part)}

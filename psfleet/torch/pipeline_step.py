@@ -1,4 +1,4 @@
-"""One step of a pipeline, as one stage takes it: messages, micro-batches through its chunks, and back."""
+"""One step of a pipeline, as one stage takes it: messages, micro-batches through its modules, and back."""
 
 import hashlib
 import json
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from psfleet.core.base.errors import ShapeError, UsageError
+from psfleet.core.base.settings.kinds import Schedule
 from psfleet.core.graph.program.operation import Array
 from psfleet.core.runtime import stages as ways
-from psfleet.core.runtime.stages import Action, PipelineEngine, Schedule, here
+from psfleet.core.runtime.stages import PipelineEngine, here
 from psfleet.torch.strategy_support import grouped
 
 _PLAIN = {torch.bfloat16: torch.int16}  # what NumPy has no name for travels as
@@ -35,11 +36,6 @@ def tensors_of(value: Any, maker: str) -> list[Tensor]:
                 "be a tensor or a tuple of tensors"
             )
     return parts
-
-
-def detached(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Leaves with the same values; they require gradients where the tensors do."""
-    return [None if t is None else t.detach().requires_grad_(t.requires_grad) for t in tensors]
 
 
 def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
@@ -106,41 +102,35 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 class StageModules:
-    """The model's chunks, and which of them this stage trains."""
+    """The model's modules by stage, and those that this stage trains.
+
+    Args:
+        places: Places of each stage's modules in the model.
+    """
 
     def __init__(
-        self,
-        model: nn.Sequential,
-        chunks: Sequence[range],
-        stages: int,
-        recomputes: bool,
-        queue_size: int,
+        self, model: nn.Sequential, places: Sequence[range], recomputes: bool, queue_size: int
     ) -> None:
-        self.chunks = chunks
+        self.places = places[here().stage]
         self.queue_size = queue_size
         self._model = model
-        self._stages = stages
         self._recomputes = recomputes
-        self.own = [model[i] for c in self._of(here().stage) for i in chunks[c]]
+        self.own = [model[i] for i in self.places]
         self._buffers = [
-            (chunk % stages, buffer)
-            for chunk, places in enumerate(chunks)
-            for i in places
+            (stage, buffer)
+            for stage, span in enumerate(places)
+            for i in span
             for buffer in _buffers(model[i])
         ]
         self._told: dict[int, Tensor] = {}
         self.changed()
 
-    def _of(self, stage: int) -> range:
-        return range(stage, len(self.chunks), self._stages)
-
-    def forward(self, chunk: int, value: Any, micro: int, seeds: "StepSeeds") -> Any:
-        """Return the output of a chunk for a micro-batch."""
-        places = self.chunks[chunk]
+    def forward(self, value: Any, micro: int, seeds: "StepSeeds") -> Any:
+        """Return the output of this stage's modules for a micro-batch."""
         if not (self._recomputes and torch.is_grad_enabled()):
-            return self._through(places, value, micro, seeds)
-        for span in grouped(len(places)):
-            part = places[span.start : span.stop]
+            return self._through(self.places, value, micro, seeds)
+        for span in grouped(len(self.places)):
+            part = self.places[span.start : span.stop]
             value = checkpoint(
                 self._through,
                 part,
@@ -233,14 +223,13 @@ Loss = Callable[[Any, Any], Tensor]
 class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
     """One step of this stage."""
 
-    _settled = staticmethod(detached)
     _pack = staticmethod(to_arrays)
     _unpack = staticmethod(from_arrays)
 
     def __init__(
         self,
         parts: StageModules,
-        schedule: Schedule,
+        kind: Schedule,
         sizes: Sequence[int],
         inputs: Any,
         targets: Any,
@@ -249,18 +238,18 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
     ) -> None:
         place = here()
         links = ways.links(parts.queue_size) if place.processes > 1 else None
-        super().__init__(schedule, sizes, place, links, ways.next_step())
+        super().__init__(kind, sizes, place, links, ways.next_step())
         self._parts = parts
         self._inputs = inputs
         self._targets = targets
         self._loss = loss
         self._seeds = seeds
-        # By chunk and micro-batch: the leaves that came in and what went out.
-        self._runs: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
+        # By micro-batch: the leaves that came in and what went out.
+        self._runs: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self._losses: dict[int, float] = {}
 
     def complete(self) -> float:
-        """Forward and back through this stage's chunks; the loss of the whole batch."""
+        """Forward and back through this stage's modules; the loss of the whole batch."""
         self._take_actions()
         self._share()
         return sum(self._fractions[micro] * loss for micro, loss in sorted(self._losses.items()))
@@ -271,23 +260,27 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
 
     # -- one action ----------------------------------------------------------------------------
 
-    def _forward(self, chunk: int, micro: int) -> None:
+    @property
+    def _is_last(self) -> bool:
+        return self._place.stage + 1 == self._place.stages
+
+    def _forward(self, micro: int) -> None:
         leaves: list[Tensor] = []
-        value = self._of_micro(self._inputs, micro)
-        if chunk:
-            message = self._take("forward", chunk, micro, chunk - 1)
+        stage, value = self._place.stage, self._of_micro(self._inputs, micro)
+        if stage:
+            message = self._receive("forward", stage - 1, micro)
             leaves = _all(message)
             # Copies are no leaves, so that a module may change its input in place.
             copies = tuple(leaf.clone() for leaf in leaves)
             value = copies if message[0] is None else copies[0]
-        value = self._parts.forward(chunk, value, micro, self._seeds)
-        if chunk + 1 == self._schedule.chunks:
+        value = self._parts.forward(value, micro, self._seeds)
+        if self._is_last:
             out = [self._loss_of(value, micro)]
         else:
-            out = tensors_of(value, f"module {self._parts.chunks[chunk][-1]}")
+            out = tensors_of(value, f"module {self._parts.places[-1]}")
             # A tuple differs from a tensor by an empty place in front.
-            self._give("forward", chunk + 1, micro, [None, *out] if type(value) is tuple else out)
-        self._runs[chunk, micro] = leaves, out
+            self._send("forward", stage + 1, micro, [None, *out] if type(value) is tuple else out)
+        self._runs[micro] = leaves, out
 
     def _loss_of(self, value: Any, micro: int) -> Tensor:
         loss = self._loss(value, self._of_micro(self._targets, micro))
@@ -300,18 +293,17 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         share = self._fractions[micro]
         return loss if share == 1 else loss * share
 
-    def _backward(self, action: Action) -> None:
-        chunk, micro = action.chunk, action.micro
-        leaves, out = self._runs.pop((chunk, micro))
+    def _backward(self, micro: int) -> None:
+        stage, (leaves, out) = self._place.stage, self._runs.pop(micro)
         grads: Sequence[Tensor | None] = [None] * len(out)
-        if chunk + 1 < self._schedule.chunks:
-            grads = self._take("back", chunk, micro, chunk + 1)
+        if not self._is_last:
+            grads = self._receive("back", stage + 1, micro)
             pairs = [(t, grad) for t, grad in zip(out, grads, strict=True) if grad is not None]
             out, grads = [t for t, _ in pairs], [grad for _, grad in pairs]
         if out:
             torch.autograd.backward(out, grads)
-        if chunk:
-            self._give("back", chunk - 1, micro, [contiguous(leaf.grad) for leaf in leaves])
+        if stage:
+            self._send("back", stage - 1, micro, [contiguous(leaf.grad) for leaf in leaves])
 
     def _share(self) -> None:
         """Tell the other stages the losses and the buffers that have changed; take in theirs."""

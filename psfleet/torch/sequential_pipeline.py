@@ -15,7 +15,7 @@ from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.interface import Runtime
 from psfleet.core.graph.program.pipeline.cutting import check_share
 from psfleet.core.graph.program.pipeline.estimates import balanced_edges
-from psfleet.core.runtime.stages import Schedule, even_sizes, here, make_schedule
+from psfleet.core.runtime.stages import even_sizes, here
 from psfleet.core.runtime.strategy import Settings
 from psfleet.torch.conversion import converted
 from psfleet.torch.optimizers import DistributedOptimizer
@@ -254,24 +254,23 @@ class Pipeline:
         if self._parts is None:
             self._parts = self._cut(micro_batch(inputs, 0, sizes[0]))
         self.optimizer.zero_grad()
-        schedule = self._schedule(self._parts, len(sizes))
         seeds = StepSeeds(self._seed, here().worker, self._steps)
-        run = PipelineStep(self._parts, schedule, sizes, inputs, targets, self._loss, seeds)
+        run = PipelineStep(
+            self._parts, self._asked.schedule, sizes, inputs, targets, self._loss, seeds
+        )
         loss = run.complete()
         self._steps += 1
         self.optimizer.step(samples=0 if here().process else samples, loss=loss)
         return torch.tensor(loss)
 
     def _cut(self, batch: Any) -> StageModules:
-        stages = max(self._asked.stages, here().stages)
-        chunks = chunks_of(self.model, self._cuts, stages * self._asked.per_stage, batch)
+        stages = here().stages
+        chunks = chunks_of(self.model, self._cuts, max(self._asked.stages, stages), batch)
         refuse_shared(self.model, chunks)
-        parts = StageModules(
-            self.model, chunks, here().stages, self._recomputes, self._asked.queue_size
-        )
+        check_share(len(chunks), stages)
+        last = len(chunks) // stages - 1
+        firsts = range(0, len(chunks), last + 1)
+        places = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]
+        parts = StageModules(self.model, places, self._recomputes, self._asked.queue_size)
         self.optimizer.narrow(parts.own)
         return parts
-
-    def _schedule(self, parts: StageModules, micro_batches: int) -> Schedule:
-        per_stage = len(parts.chunks) // here().stages
-        return make_schedule(self._asked.schedule, here().stages, micro_batches, per_stage)

@@ -14,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.base.settings.environment import plan_file
 from psfleet.core.runtime.stages import here
 from psfleet.core.runtime.strategy import PipelineSettings, RecomputeSettings, Settings
 
@@ -47,11 +46,6 @@ def check_strategy(settings: Settings, *, cut: bool) -> None:
             f"recompute memory_budget is {settings.recompute.memory_budget!r}, and psfleet.torch "
             "does not measure a torch model's activations; name modules in checkpoints, or neither"
         )
-    if plan_file():
-        raise UsageError(
-            "psfleet plan measures programs of psfleet, and this script trains a torch model; "
-            "run it with psfleet-launch"
-        )
     pipeline = settings.pipeline or PipelineSettings()
     if not cut and (here().processes > 1 or pipeline.micro_batches > 1):
         raise UsageError(
@@ -68,11 +62,6 @@ def pipeline_of(settings: Settings) -> PipelineSettings:
         ConfigError: psfleet.torch cannot run it.
     """
     pipeline = settings.pipeline or PipelineSettings()
-    if pipeline.schedule == "zero-bubble":
-        raise ConfigError(
-            "pipeline schedule zero-bubble splits each backward in two, which torch's autograd can "
-            "do only by computing parts of it twice; use 1f1b, gpipe or interleaved"
-        )
     if max(pipeline.copies, default=1) > 1:
         raise ConfigError(
             f"pipeline copies is {pipeline.copies}, and a stage of a torch model has one process; "

@@ -338,7 +338,7 @@ def test_the_versions_of_peers_are_settled() -> None:
 
 def test_pipeline_bubble(tmp_path: Path) -> None:
     """A bubble is a share; how close it is to the formula is for a quiet machine to show."""
-    options = ("--steps", "1", "--seconds", "0.01", "--schedules", "zero-bubble")
+    options = ("--steps", "1", "--seconds", "0.01", "--schedules", "1f1b")
     [row] = run("pipeline_bubble.py", *options, folder=tmp_path)["rows"]
     assert 0.03 < row["measured (median)"] < 1
 

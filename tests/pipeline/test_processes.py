@@ -15,7 +15,6 @@ import pytest
 
 from psfleet.core.graph.program.pipeline.cutting import cores_of
 from psfleet.core.runtime.stages import StagePosition
-from psfleet_launch.commands.psfleet_cli import main
 from tests.launch.conftest import Launch, launch
 from tests.pipeline.conftest import alone, finished, saved_bits
 
@@ -35,8 +34,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("wrapper", "options"),
     [
-        ("cut", "--pipeline zero-bubble --stages 3 --servers 2"),
-        ("plain", "--pipeline interleaved --stages 2 --recompute"),
+        ("cut", "--pipeline 1f1b --stages 3 --servers 2"),
+        ("plain", "--pipeline gpipe --stages 2 --recompute"),
         ("loss", "--pipeline 1f1b --stages 2"),  # the second stage reads no parameter
     ],
 )
@@ -198,17 +197,9 @@ EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "pipeline_mlp.p
 
 def test_the_example_learns_on_two_stages(launch: Launch) -> None:
     """50 steps on two stages bring the loss of 10 classes from 2.3 below 0.3."""
-    options = "--pipeline zero-bubble --stages 2 --micro-batches 8"
+    options = "--pipeline 1f1b --stages 2 --micro-batches 8"
     code, out, err = launch("--no-progress", *options.split(), EXAMPLE, "--steps", "50").ends()
     assert code == 0, err
     matches = re.findall(r"step 50: loss ([\d.]+)", out)
     assert len(matches) == 1
     assert float(matches[0]) < 0.3
-
-
-def test_the_example_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """On 4 stages the bubble of equal pieces is 3 / 11."""
-    assert main(["plan", "--stages", "4", "--micro-batches", "8", EXAMPLE]) == 0
-    output = capsys.readouterr().out
-    assert "8 micro-batches of 32 samples" in output
-    assert "27.3% if all pieces took equally long" in output

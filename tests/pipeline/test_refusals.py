@@ -7,7 +7,6 @@ from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.graph.program.backward import append_backward
 from psfleet.core.graph.program.pipeline.cutting import PipelineSpec, split
 from psfleet.core.graph.program.program import default_main_program
-from psfleet.core.runtime.stages import make_schedule
 from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer import SGD, PipelineOptimizer, RecomputeOptimizer
 from tests.pipeline.conftest import build_model, make_feed, run_stages
@@ -15,17 +14,13 @@ from tests.pipeline.test_strategy import cut
 from tests.refusals import check_refusals
 
 SETTINGS = """
-make_schedule("2f2b", 2, 2)  # ConfigError: ...schedule is '2f2b'; it must be one of gpipe
-make_schedule("1f1b", 0, 2)  # ConfigError: ...pipeline stages is 0
-make_schedule("1f1b", 2, 0)  # ConfigError: ...pipeline micro_batches is 0
-make_schedule("zero-bubble", 2, 2, 2)  # ConfigError: ...2 chunks per stage
 strategy(pipeline={"schedule": "2f2b"})  # schedule is '2f2b'
+strategy(pipeline={"schedule": "zero-bubble"})  # schedule is 'zero-bubble'; it must be gpipe or 1f1b
+strategy(pipeline={"chunks": 2})  # no setting 'chunks'
 strategy(pipeline={"stages": 0})  # pipeline stages is 0; it must be at least 1
 strategy(pipeline={"micro_batches": "4"})  # micro_batches is '4'; it must be a whole number
 strategy(pipeline={"stages": 2, "copies": [1, 2, 1]})  # copies is (1, 2, 1); it must name
 strategy(pipeline={"depth": 4})  # no setting 'depth'
-strategy(pipeline={"schedule": "zero-bubble", "chunks": 2})  # zero-bubble and chunks = 2 contradict
-strategy(pipeline={"schedule": "zero-bubble"}, recompute={})  # recompute and the pipeline schedule
 strategy(pipeline={"stages": 2}, localsgd={})  # localsgd and pipeline contradict
 strategy(pipeline={"stages": 2}, amp={"dtype": "float16"})  # amp with float16 and a pipeline
 process(STAGE="2", STAGES="2")  # PSFLEET_STAGE is 2, but the worker has stages 0
@@ -49,7 +44,6 @@ PipelineOptimizer(SGD(0.1), sync_steps=4)  # ConfigError: ...sync_steps is 4, bu
 """
 RUNS = """
 run(2)  # ConfigError: ...3 pieces, which 2 stages
-run(3, schedule="zero-bubble", checkpoints=True)  # ConfigError: ...zero-bubble and recompute contradict
 run(3, late=7)  # ShapeError: ...different numbers of samples
 run(1, stages=400)  # ConfigError: ...too few for 400 pieces
 run(1, losses=2)  # UsageError: ...has 2 losses
@@ -72,7 +66,6 @@ def test_settings() -> None:
     check_refusals(
         SETTINGS,
         {
-            "make_schedule": make_schedule,
             "strategy": strategy,
             "process": process,
             "PipelineOptimizer": PipelineOptimizer,
@@ -93,17 +86,9 @@ def test_runs() -> None:
     parts = [s.records for s in split(model.loss, model.cuts) if s.forward]
     program, feed = default_main_program(), make_feed()
 
-    def run(
-        count: int,
-        schedule: str = "1f1b",
-        checkpoints: bool = False,
-        late: int = 24,
-        stages: int = 0,
-        losses: int = 1,
-    ) -> None:
-        cut = PipelineSpec(schedule, micro_batches=4, parts=parts)
+    def run(count: int, late: int = 24, stages: int = 0, losses: int = 1) -> None:
+        cut = PipelineSpec(micro_batches=4, parts=parts)
         backward.pipeline = PipelineSpec(stages=stages) if stages else cut
-        backward.checkpoints = [model.cuts[0][0]] if checkpoints else None
         expected = gradients if losses == 1 else [gradients[0], append_backward(model.loss)[0][1]]
         run_stages(program, feed | {"late": feed["late"][:late]}, expected, count)
 

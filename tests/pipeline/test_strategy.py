@@ -28,9 +28,9 @@ def _backward(asked: dict[str, dict[str, Any]], cut: bool) -> Backward:
 def test_a_strategy_puts_a_pipeline_around_any_optimizer() -> None:
     """Without cuts of its own a program is cut where the work is balanced."""
     spec = _backward(
-        {"pipeline": {"schedule": "interleaved", "stages": 2, "micro_batches": 8}}, cut=False
+        {"pipeline": {"schedule": "gpipe", "stages": 2, "micro_batches": 8}}, cut=False
     ).pipeline
-    assert (spec.schedule, spec.stages, spec.micro_batches, spec.chunks) == ("interleaved", 2, 8, 2)
+    assert (spec.schedule, spec.stages, spec.micro_batches) == ("gpipe", 2, 8)
     assert spec.parts is None
 
 

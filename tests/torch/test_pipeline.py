@@ -24,8 +24,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 @pytest.mark.parametrize(
     ("cuts", "dtype", "options"),
-    [("", "bfloat16", ("1f1b", "--servers", "2")), ("2,4,9", "", ("interleaved",))],
-    ids=["1f1b, autocast", "interleaved"],
+    [("2,4,9", "bfloat16", ("1f1b", "--servers", "2")), ("9", "", ("gpipe",))],
+    ids=["1f1b, autocast", "gpipe"],
 )
 def test_stages_have_the_bits_of_one_process(
     launch: Launch,
@@ -38,8 +38,8 @@ def test_stages_have_the_bits_of_one_process(
     """Losses, weights, rows, statistics, outputs and tables are the same in both stages and alone.
 
     The model has dropout, running statistics, rows in two places, modules that pass on two tensors
-    and change their input in place, and micro-batches of unequal length. In the first case values travel
-    in bfloat16, in the second one the second stage has no parameters.
+    and change their input in place, and micro-batches of unequal length. In the first case a stage has two
+    pieces and values travel in bfloat16, in the second one the second stage has no parameters.
     """
     out = tmp_path / "out.npz"
     stages = ["--no-progress", "--micro-batches", "4", "--stages", "2", "--pipeline"]

@@ -182,7 +182,6 @@ begin(nn.Sequential(nn.Linear(3, 3)), cuts=[1])  # UsageError: ...cuts is [1]
 begin(looped(), {"stages": 2})  # UsageError: ...'0.weight' is used in 2 pieces
 begin(nn.Sequential(nn.Linear(3, 3)), {"stages": 2})  # ConfigError: ...has 1 modules, too few
 begin(nn.Sequential(nn.Linear(3, 3), Pair()))  # UsageError: ...module 1 gives a dict
-begin(nn.Sequential(nn.Linear(3, 3)), {"schedule": "zero-bubble"})  # ConfigError: ...use 1f1b
 begin(nn.Sequential(nn.Linear(3, 3)), {"copies": [2]})  # ConfigError: ...leave copies out
 begin(nn.Sequential(nn.Linear(3, 3)), rows=3)  # ShapeError: ...lengths [3, 4]
 begin(nn.Sequential(nn.Linear(3, 3)), loss=lambda out, y: out - y)  # ShapeError: ...the loss has the shape (4, 3)

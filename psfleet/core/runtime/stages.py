@@ -1,29 +1,24 @@
 """Stages of a pipeline: links between them, schedules, and one step as one process of a worker takes it.
 
-A step cuts its batch into micro-batches and its program into chunks; chunk c is run by stage c mod S.
-Pure: nothing is run here. Four kinds of schedule:
+A step cuts its batch into micro-batches and its program into pieces. Each stage runs as many pieces as the
+others, side by side, and takes every micro-batch through them, in one of two orders:
 
 - `gpipe`: all forwards, then all backwards (Huang et al. 2019).
 - `1f1b`: as soon as a stage can, it alternates one forward and one backward (Narayanan et al. 2021).
-- `interleaved`: 1f1b with several chunks per stage, which divides the bubble by their number.
-- `zero-bubble`: 1f1b with backwards split into the gradients by inputs, which the stage before waits
-  for, and those by weights, which fill what would be idle (ZB-H1 of Qi et al. 2023).
 
-The engine takes this process's part of the schedule in order, and brings values and gradients from
-chunk to chunk. A subclass says how a chunk runs forward and backward, and how a value travels."""
+The engine takes this process's work in order, and brings values and gradients from stage to stage. A
+subclass says how a micro-batch runs forward and backward, and how a value travels."""
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from itertools import pairwise, starmap
-from typing import Any, Generic, Protocol, TypeVar, get_args
+from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.settings.kinds import Schedule as Kind
+from psfleet.core.base.settings.kinds import Schedule
 
 Array = NDArray[Any]
 
@@ -157,62 +152,37 @@ def next_step() -> int:
     return next(_steps)
 
 
-__all__ = ["Action", "Kind", "Schedule", "Work", "check_kind", "even_sizes", "make_schedule"]
-
-
-class Work(Enum):
-    """Work of a stage with one chunk and one micro-batch. BACKWARD is INPUT and WEIGHT in one."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
-    INPUT = "I"
-    WEIGHT = "W"
-
-
 @dataclass(frozen=True)
 class Action:
-    """A piece of work of one stage."""
+    """Work of a stage: a micro-batch goes forward through its pieces, or back."""
 
-    work: Work
+    forward: bool
     micro: int
-    chunk: int
-
-    def __str__(self) -> str:
-        return f"{self.work.value}{self.micro}"
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The ordered work of each stage.
+def make_schedule(kind: Schedule, stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """The ordered work of a stage.
 
-    Attributes:
-        stages: For each stage its actions, in order. A chunk's micro-batches go forward in ascending
-            order, and back too, so that gradients are summed in one order in every schedule.
-        chunks: Number of chunks of the program: a multiple of the number of stages.
+    Micro-batches go forward in ascending order, and back too, so that gradients are summed in one order in
+    every schedule.
     """
+    ahead = _forwards_ahead(kind, stage, stages, micro_batches)
+    forward = [Action(True, micro) for micro in range(micro_batches)]
+    backward = [Action(False, micro) for micro in range(micro_batches)]
+    in_turn = forward[:ahead]
+    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
+        in_turn += [one_forward, one_backward]
+    return in_turn + backward[micro_batches - ahead :]
 
-    kind: Kind
-    stages: tuple[tuple[Action, ...], ...]
-    micro_batches: int
-    chunks: int
 
-    def stage_of(self, chunk: int) -> int:
-        """The stage that runs a chunk."""
-        return chunk % len(self.stages)
+def live_micro_batches(kind: Schedule, stage: int, stages: int, micro_batches: int) -> int:
+    """The most micro-batches whose activations a stage keeps at once."""
+    return min(_forwards_ahead(kind, stage, stages, micro_batches) + 1, micro_batches)
 
-    def needs(self, action: Action) -> Iterator[Action]:
-        """The actions that must be over before this one can begin."""
-        work, m, c = action.work, action.micro, action.chunk
-        back = Work.INPUT if self.kind == "zero-bubble" else Work.BACKWARD
-        if work is Work.FORWARD:
-            if c > 0:
-                yield Action(Work.FORWARD, m, c - 1)
-        elif work is Work.WEIGHT:
-            yield Action(Work.INPUT, m, c)
-        else:
-            yield Action(Work.FORWARD, m, c)
-            if c + 1 < self.chunks:
-                yield Action(back, m, c + 1)
+
+def _forwards_ahead(kind: Schedule, stage: int, stages: int, micro_batches: int) -> int:
+    """The forwards before those that alternate with backwards."""
+    return micro_batches if kind == "gpipe" else min(stages - 1 - stage, micro_batches)
 
 
 def even_sizes(samples: int, micro_batches: int) -> list[int]:
@@ -222,201 +192,76 @@ def even_sizes(samples: int, micro_batches: int) -> list[int]:
     return [least + (i < longer) for i in range(count)]
 
 
-def check_kind(kind: str) -> Kind:
-    """The name of a kind of schedule.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
-    names: tuple[Kind, ...] = get_args(Kind)
-    for name in names:
-        if kind == name:
-            return name
-    raise ConfigError(f"pipeline schedule is {kind!r}; it must be one of {', '.join(names)}")
-
-
-def make_schedule(kind: str, stages: int, micro_batches: int, per_stage: int = 1) -> Schedule:
-    """The schedule of a kind.
-
-    Args:
-        stages: Number of stages.
-        micro_batches: Number of micro-batches.
-        per_stage: Chunks of each stage.
-
-    Raises:
-        ConfigError: A number is below 1.
-    """
-    schedule_kind = check_kind(kind)
-    for name, number in (
-        ("stages", stages),
-        ("micro_batches", micro_batches),
-        ("chunks", per_stage),
-    ):
-        if number < 1:
-            raise ConfigError(f"pipeline {name} is {number}; it must be at least 1")
-    if schedule_kind == "zero-bubble" and per_stage > 1 and stages > 1:
-        raise ConfigError(
-            f"pipeline schedule zero-bubble has {per_stage} chunks per stage; "
-            "it works with 1, interleaved with several"
-        )
-    make = _zero_bubble if schedule_kind == "zero-bubble" and per_stage == 1 else _of_stage
-    lists = [
-        make(schedule_kind, stage, stages, micro_batches, per_stage) for stage in range(stages)
-    ]
-    return Schedule(schedule_kind, tuple(map(tuple, lists)), micro_batches, stages * per_stage)
-
-
-def _of_stage(
-    kind: Kind, stage: int, stages: int, micro_batches: int, per_stage: int
-) -> list[Action]:
-    groups = _groups(stages, micro_batches)
-    forward, backward = _groupings(stage, stages, groups, per_stage, kind == "zero-bubble")
-    if kind == "gpipe":
-        forward = sorted(forward, key=lambda group: group[0].chunk)
-        backward = sorted(backward, key=lambda group: -group[0].chunk)
-        return _flat(forward + backward)
-    if stages == 1:
-        return _flat(sorted(forward + backward, key=lambda group: group[0].micro))
-    ahead = stages - 1 - stage
-    if per_stage > 1:
-        ahead = 2 * ahead + (per_stage - 1) * len(groups[0])
-    ahead = len(forward) if per_stage > 1 and micro_batches < stages else min(ahead, len(forward))
-    in_turn = forward[:ahead]
-    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
-        in_turn += [one_forward, one_backward]
-    return _flat(in_turn + backward[len(forward) - ahead :])
-
-
-def _groups(stages: int, micro_batches: int) -> list[range]:
-    """The micro-batches by as many as there are stages; what is left over makes the first longer."""
-    first = min(micro_batches, stages + micro_batches % stages)
-    return list(starmap(range, pairwise([0, *range(first, micro_batches + 1, stages)])))
-
-
-def _groupings(
-    stage: int, stages: int, groups: list[range], per_stage: int, split: bool
-) -> tuple[list[list[Action]], list[list[Action]]]:
-    """Forwards and backwards: each group goes through one chunk after the other."""
-    forward, backward = [], []
-    for group in groups:
-        for i in range(per_stage):
-            forward += [[Action(Work.FORWARD, m, i * stages + stage)] for m in group]
-            chunk = (per_stage - 1 - i) * stages + stage
-            backward += [_back(m, chunk, split) for m in group]
-    return forward, backward
-
-
-def _back(micro: int, chunk: int, split: bool) -> list[Action]:
-    works = (Work.INPUT, Work.WEIGHT) if split else (Work.BACKWARD,)
-    return [Action(work, micro, chunk) for work in works]
-
-
-def _flat(groups: list[list[Action]]) -> list[Action]:
-    return [action for group in groups for action in group]
-
-
-def _zero_bubble(
-    kind: Kind, stage: int, stages: int, micro_batches: int, per_stage: int
-) -> list[Action]:
-    """1f1b in which stage s is s weight gradients behind: they are done where it would be idle.
-
-    No stage keeps more micro-batches alive than the first stage of 1f1b does.
-    """
-    ahead = min(stages - 1 - stage, micro_batches)
-    works = [(Work.FORWARD, m) for m in range(ahead)]
-    for m in range(micro_batches):
-        if ahead + m < micro_batches:
-            works.append((Work.FORWARD, ahead + m))
-        works.append((Work.INPUT, m))
-        if m >= stage:
-            works.append((Work.WEIGHT, m - stage))
-    works += [(Work.WEIGHT, m) for m in range(max(micro_batches - stage, 0), micro_batches)]
-    return [Action(work, m, stage) for work, m in works]
-
-
 Value = TypeVar("Value")
 
 
 class PipelineEngine(ABC, Generic[Value]):
-    """One step. A subclass has functions for what chunks give each other:
+    """One step. A subclass has functions for what stages give each other:
 
-    - `_settled`: The value as another chunk gets it: in the same process the same bits as elsewhere.
-    - `_pack`: A settled value as a message.
+    - `_pack`: A value as a message.
     - `_unpack`: What was packed.
 
     Args:
-        schedule: Schedule of all stages.
+        kind: Schedule of all stages.
         sizes: Samples of each micro-batch.
         place: Stage of this process.
         links: To the other processes; None if there are none.
         number: Number of the step: the same in all stages, never the same twice.
     """
 
-    _settled: Callable[[Any], Any]
     _pack: Callable[[Any], list[Array]]
     _unpack: Callable[[Sequence[Array]], Any]
 
     def __init__(
         self,
-        schedule: Schedule,
+        kind: Schedule,
         sizes: Sequence[int],
         place: StagePosition,
         links: Links | None,
         number: int,
     ) -> None:
-        self._schedule = schedule
+        self._kind = kind
         self._sizes = sizes
         self._fractions = [size / sum(sizes) for size in sizes]
         self._place = place
         self._links = links
         self._number = number
-        self._mail: dict[str, Value] = {}  # between chunks of this process
 
     def _take_actions(self) -> None:
         """Run what the schedule has for this process. Copies of a stage take micro-batches in turn."""
-        copies = self._place.copies[self._place.stage]
-        for action in self._schedule.stages[self._place.stage]:
-            if action.micro % copies == self._place.copy:
-                self._perform(action)
-
-    def _perform(self, action: Action) -> None:
-        if action.work is Work.FORWARD:
-            self._forward(action.chunk, action.micro)
-        else:
-            self._backward(action)
+        place = self._place
+        copies = place.copies[place.stage]
+        for action in make_schedule(self._kind, place.stage, place.stages, len(self._sizes)):
+            if action.micro % copies == place.copy:
+                run = self._forward if action.forward else self._backward
+                run(action.micro)
 
     @abstractmethod
-    def _forward(self, chunk: int, micro: int) -> None:
-        """Compute a chunk: take what it needs, give what others need."""
+    def _forward(self, micro: int) -> None:
+        """Compute a micro-batch: take what it needs, give what others need."""
 
     @abstractmethod
-    def _backward(self, action: Action) -> None:
-        """Compute gradients of a chunk, likewise."""
+    def _backward(self, micro: int) -> None:
+        """Compute the gradients of a micro-batch, likewise."""
 
-    # -- between chunks ------------------------------------------------------------------------
+    # -- between stages ------------------------------------------------------------------------
 
-    def _give(self, way: str, chunk: int, micro: int, value: Value, name: str = "") -> None:
-        """Leave a value for a chunk.
+    def _send(self, way: str, stage: int, micro: int, value: Value, name: str = "") -> None:
+        """Send a value to another stage.
 
         Args:
             way: `forward` or `back`.
-            chunk, micro: For which chunk, and of which micro-batch.
+            stage, micro: For which stage, and of which micro-batch.
             value: It must not be changed afterwards.
             name: Tells several values apart.
         """
-        process = self._runner(chunk, micro)
-        tag, value = self._tag(way, chunk, micro, name), self._settled(value)
-        if process == self._place.process:
-            self._mail[tag] = value
-        else:
-            self._far().send(process, tag, self._pack(value))
+        process = self._place.runner(stage, micro)
+        self._far().send(process, self._tag(way, micro, name), self._pack(value))
 
-    def _take(self, way: str, chunk: int, micro: int, source: int, name: str = "") -> Value:
-        """The value that the chunk `source` has given to `chunk`."""
-        process, tag = self._runner(source, micro), self._tag(way, chunk, micro, name)
-        if process == self._place.process:
-            return self._mail.pop(tag)
-        value: Value = self._unpack(self._far().receive(process, tag))
+    def _receive(self, way: str, stage: int, micro: int, name: str = "") -> Value:
+        """The value that another stage sends to this one; arguments as for `_send`."""
+        process = self._place.runner(stage, micro)
+        value: Value = self._unpack(self._far().receive(process, self._tag(way, micro, name)))
         return value
 
     def _exchange(
@@ -425,11 +270,8 @@ class PipelineEngine(ABC, Generic[Value]):
         """Send `mine`, if this process is one of the `tellers`, to all of them; return all that were sent."""
         return exchange(self._place, self._links, f"{self._number}/{what}", tellers, mine)
 
-    def _runner(self, chunk: int, micro: int) -> int:
-        return self._place.runner(self._schedule.stage_of(chunk), micro)
-
-    def _tag(self, way: str, chunk: int, micro: int, name: str) -> str:
-        return f"{self._number}/{way}/{micro}/{chunk}/{name}"
+    def _tag(self, way: str, micro: int, name: str) -> str:
+        return f"{self._number}/{way}/{micro}/{name}"
 
     def _far(self) -> Links:
         assert self._links is not None, "a single process has no links"

@@ -131,7 +131,7 @@ class PlainCalls:
                     samples=samples,
                     loss=loss,
                     clock=clock,
-                    marked=marked,
+                    cut=marked,
                     position=position,
                     progress=text,
                     skipped=skipped,

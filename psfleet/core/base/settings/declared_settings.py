@@ -393,11 +393,6 @@ class UserSettings(LogSettings, NumberSettings):
         _LIMITS,
         names="PSFLEET_LIMITS",
     )
-    plan: str = setting(
-        "",
-        "File for the plan of the first training step; the script ends after writing it",
-        names="PSFLEET_PLAN",
-    )
     traceback: bool = setting(
         False,
         "Print the whole traceback of psfleet's errors that end a script; without it, only the sentence",

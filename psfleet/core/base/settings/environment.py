@@ -6,7 +6,6 @@ gets them from the launcher, which passes on only the UserSettings of its own en
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,12 +188,6 @@ def check_alone(variables: Mapping[str, str] = os.environ) -> None:
             "has not called fleet.init() and would train alone; call it before anything else of "
             "psfleet, or unset PSFLEET_ROLE"
         )
-
-
-@functools.cache
-def plan_file() -> str:
-    """Return the path at which to write the plan of the first training step; empty: this process trains."""
-    return str(from_variable(UserSettings, "plan", os.environ))
 
 
 def on_nan() -> str:

@@ -18,7 +18,7 @@ from psfleet.core.base.errors import ConfigError
 
 Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
 """Names of the consistency modes, written by tools/generate_stubs.py."""
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+Schedule = Literal["gpipe", "1f1b"]
 Device = Literal["cpu", "cuda", "disk"]
 """Memory that holds a table. The kinds, and their names: psfleet/core/engine/tables/memory_choice.py."""
 DEVICE_PLACES: dict[Device, str] = {

@@ -5,14 +5,12 @@ import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
-from psfleet.core.base.settings.environment import plan_file
 from psfleet.core.base.threads import deferred
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.gradients import SparseGrad
@@ -213,8 +211,6 @@ class Executor:
         fetches = [_named(program, entry) for entry in _entries(fetch_list)]
         plan = self._plan(program, fetches)
         arrays = check_feed(program, plan.feeds, feed or {})
-        if plan_file() and plan.backwards and program.updates:
-            _write_plan(program, plan, arrays)
         run: ProgramRun | PipelinedRun
         if plan.pipelined:
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
@@ -386,14 +382,6 @@ def _check_whole(program: Program) -> None:
             f"the program is not cut into stages, and this is {here().name(here().process)}; "
             "minimize with fleet.distributed_optimizer or a PipelineOptimizer"
         )
-
-
-def _write_plan(program: Program, plan: ExecutionPlan, feeds: dict[Variable, Array]) -> None:
-    """For `psfleet plan`: say what the step would be, and end the script."""
-    from psfleet.core.graph.program.pipeline.plan_report import study
-
-    Path(plan_file()).write_text(study(program, plan, feeds) + "\n")
-    raise SystemExit(0)
 
 
 def _counted(plan: ExecutionPlan, samples: int) -> int:

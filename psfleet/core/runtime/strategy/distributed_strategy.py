@@ -47,11 +47,6 @@ class Settings:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise ConfigError(f"{first} and {second} contradict each other: {reason}")
         self._check_mode()
-        if self.recompute and self.pipeline and self.pipeline.schedule == "zero-bubble":
-            raise ConfigError(
-                "recompute and the pipeline schedule zero-bubble contradict each other: "
-                "one drops what the other keeps; use 1f1b"
-            )
         if self.amp and self.amp.dtype == "float16" and self.pipeline and self.pipeline.stages > 1:
             raise ConfigError(
                 "amp with float16 and a pipeline of several stages contradict each other: a "

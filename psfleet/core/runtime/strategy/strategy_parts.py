@@ -116,9 +116,6 @@ class PipelineSettings:
     micro_batches: int = setting(
         1, "Parts that each batch is cut into", names="--micro-batches", least=1
     )
-    chunks: int = setting(
-        0, "Pieces of each stage; 0: 2 where the schedule is interleaved, else 1", least=0
-    )
     queue_size: int = setting(
         30, "Messages to a stage that may wait before the sender does", least=1
     )
@@ -133,16 +130,6 @@ class PipelineSettings:
                 f"pipeline copies is {self.copies}; it must name at least 1 for each of "
                 f"{self.stages} stages"
             )
-        if self.chunks > 1 and self.schedule == "zero-bubble":
-            raise ConfigError(
-                f"pipeline schedule zero-bubble and chunks = {self.chunks} contradict "
-                "each other: it works with 1; use interleaved"
-            )
-
-    @property
-    def per_stage(self) -> int:
-        """Pieces of each stage."""
-        return self.chunks or (2 if self.schedule == "interleaved" else 1)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,7 @@ from psfleet.core.engine.interface import PooledIds
 from psfleet.core.graph.parameters.gradient_norms import gathering
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.backward import Backward
-from psfleet.core.graph.program.operation import (
-    Array,
-    BackwardPass,
-    Context,
-    Gradient,
-    Record,
-    ancestors,
-)
+from psfleet.core.graph.program.operation import Array, BackwardPass, Gradient, Record, ancestors
 from psfleet.core.graph.program.ops.loss import AreaUnderCurve
 from psfleet.core.graph.program.program import Program
 from psfleet.core.graph.program.recompute import RecomputingRun
@@ -301,8 +294,6 @@ class ChunkRun(ProgramRun):
         self.arrived: dict[Variable, Gradient] = {}
         self.gradients: dict[Variable, Gradient] = {}
         self._rows = rows
-        self._plan = part
-        self._pending: list[tuple[Record, Context, Gradient, tuple[bool, ...]]] = []
 
     def input(self, variable: Variable) -> Any:
         """Return an operation's input: rows that are here in place of a sparse parameter."""
@@ -317,38 +308,6 @@ class ChunkRun(ProgramRun):
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
         """Keep what the sweep has left."""
-        self.gradients.update(sweep.gradients)
-
-    def backward_inputs(self) -> None:
-        """First half: the gradients of what other pieces have made, and of what they share."""
-        for plan in self.plan.backwards:
-            sweep = self.seeded(plan)
-            own = {v for v in self._plan.own_leaves if v not in self._plan.next_user}
-            for record in reversed(plan.records):
-                self._inputs_of(record, plan.needs[record], own, sweep)
-            self.gradients.update(sweep.gradients)
-
-    def _inputs_of(
-        self, record: Record, needs: tuple[bool, ...], own: set[Variable], sweep: BackwardPass
-    ) -> None:
-        context = self.contexts.pop(record)
-        gradient = sweep.gradients.pop(record.output, None)
-        if gradient is None:
-            return
-        late = tuple(need and v in own for v, need in zip(record.inputs, needs, strict=True))
-        context.needs = tuple(a and not b for a, b in zip(needs, late, strict=True))
-        if any(context.needs):
-            sweep.step(record, context, gradient)
-        if any(late):
-            self._pending.append((record, context, gradient, late))
-
-    def backward_weights(self) -> None:
-        """Second half: the other gradients of parameters."""
-        sweep = BackwardPass({})
-        for record, context, gradient, late in self._pending:
-            context.needs = late
-            sweep.step(record, context, gradient)
-        self._pending.clear()
         self.gradients.update(sweep.gradients)
 
 

@@ -17,21 +17,30 @@ from typing import Any
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.settings.environment import threads
+from psfleet.core.base.settings.kinds import Schedule
 from psfleet.core.graph.program.backward import Automatic, known_variable
 from psfleet.core.graph.program.operation import Record, ancestors
 from psfleet.core.graph.program.pipeline.chunk import ChunkPlan, cut_plan
-from psfleet.core.graph.program.pipeline.estimates import balanced_parts, live_micro_batches
+from psfleet.core.graph.program.pipeline.estimates import balanced_parts
 from psfleet.core.graph.program.run import ExecutionPlan
 from psfleet.core.graph.program.variable import Variable
-from psfleet.core.runtime.stages import Schedule, StagePosition, make_schedule
+from psfleet.core.runtime.stages import StagePosition, live_micro_batches
 
 
 @dataclass
 class PartitionedPlan:
-    """A plan cut for a number of stages."""
+    """A plan cut for a number of stages, each of which runs `per_stage` neighbouring pieces."""
 
     parts: list[ChunkPlan]
     per_stage: int
+
+    def stage_of(self, chunk: int) -> int:
+        """The stage that runs a piece."""
+        return chunk // self.per_stage
+
+    def chunks_of(self, stage: int) -> range:
+        """The pieces that a stage runs, in forward order."""
+        return range(stage * self.per_stage, (stage + 1) * self.per_stage)
 
 
 @dataclass(eq=False)
@@ -39,22 +48,19 @@ class PipelineSpec:
     """Settings of a program's run as a pipeline; attached to its backward pass.
 
     Attributes:
-        stages: Number of chunks to make if no cuts are given, divided by `chunks`.
+        stages: Number of pieces to make if no cuts are given.
         micro_batches: Number of parts into which a batch is cut.
-        chunks: Chunks of each stage if no cuts are given.
-        parts: The program's records by chunk; None: the first step measures where the chunks are
+        parts: The program's records by piece; None: the first step measures where the pieces are
             balanced (see `agree_on_parts`), or it is cut by sizes where nobody measures.
         queue_size: Messages to a stage that may wait before their sender does.
     """
 
-    schedule: str = "1f1b"
+    schedule: Schedule = "1f1b"
     stages: int = 1
     micro_batches: int = 1
-    chunks: int = 1
     parts: Sequence[Sequence[Record]] | None = None
     queue_size: int = 30
     _cuts: dict[int, tuple[ExecutionPlan, PartitionedPlan]] = field(default_factory=dict)
-    _schedules: dict[tuple[int, int, int], Schedule] = field(default_factory=dict)
 
     def cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
         """The plan's pieces for a number of stages, made once.
@@ -68,34 +74,23 @@ class PipelineSpec:
         return entry[1]
 
     def _cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
-        parts = self.parts or balanced_parts(plan, max(self.stages, stages) * self.chunks)
+        parts = self.parts or balanced_parts(plan, max(self.stages, stages))
         check_share(len(parts), stages)
         cut = PartitionedPlan(cut_plan(plan, parts), len(parts) // stages)
-        for number, part in enumerate(cut.parts):
-            self._set_budget(part, number % stages, stages, cut.per_stage)
+        for chunk, part in enumerate(cut.parts):
+            stage = cut.stage_of(chunk)
+            live = live_micro_batches(self.schedule, stage, stages, self.micro_batches)
+            _set_budget(part, live * cut.per_stage)
         return cut
 
-    def _set_budget(self, part: ChunkPlan, stage: int, stages: int, per_stage: int) -> None:
-        """Share a memory budget for activations among the micro-batches that are alive at once."""
-        for plan in part.plan.backwards:
-            checkpoints: Any = plan.backward.checkpoints
-            if checkpoints is not None and self.schedule == "zero-bubble":
-                raise ConfigError(
-                    "pipeline schedule zero-bubble and recompute contradict each other:"
-                    " one keeps what the other drops; use 1f1b"
-                )
-            if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
-                schedule = self.order(stages, self.micro_batches, per_stage)
-                live = live_micro_batches(schedule, stage)
-                share = Automatic(max(checkpoints.budget // live, 1))
-                plan.backward = replace(plan.backward, checkpoints=share)
 
-    def order(self, stages: int, micro_batches: int, per_stage: int) -> Schedule:
-        """The schedule, made once."""
-        key = stages, micro_batches, per_stage
-        if key not in self._schedules:
-            self._schedules[key] = make_schedule(self.schedule, *key)
-        return self._schedules[key]
+def _set_budget(part: ChunkPlan, live: int) -> None:
+    """Share a memory budget for activations among the runs of pieces that are alive at once."""
+    for plan in part.plan.backwards:
+        checkpoints: Any = plan.backward.checkpoints
+        if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
+            share = Automatic(max(checkpoints.budget // live, 1))
+            plan.backward = replace(plan.backward, checkpoints=share)
 
 
 def check_share(parts: int, stages: int) -> None:

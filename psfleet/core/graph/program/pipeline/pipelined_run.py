@@ -34,7 +34,7 @@ from psfleet.core.graph.program.run import ExecutionPlan, ProgramRun
 from psfleet.core.graph.program.variable import Variable
 from psfleet.core.runtime import stages as ways
 from psfleet.core.runtime.process_runtime import active
-from psfleet.core.runtime.stages import Action, Links, PipelineEngine, StagePosition, Work
+from psfleet.core.runtime.stages import Links, PipelineEngine, StagePosition
 
 Values = dict[Variable, Any]
 
@@ -51,7 +51,6 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         values: After `complete`: gradients of this stage's own parameters, and losses.
     """
 
-    _settled = staticmethod(settled)
     _pack = staticmethod(pack)
     _unpack = staticmethod(unpack)
 
@@ -67,19 +66,22 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     ) -> None:
         self._backward_pass = plan.backwards[0].backward
         spec: PipelineSpec = self._backward_pass.pipeline
-        cut, sizes = spec.cut(plan, place.stages), micro_sizes(feeds, spec.micro_batches)
-        schedule = spec.order(place.stages, len(sizes), cut.per_stage)
-        super().__init__(schedule, sizes, place, links, number)
+        sizes = micro_sizes(feeds, spec.micro_batches)
+        super().__init__(spec.schedule, sizes, place, links, number)
         self.values: Values = {}
         self._program = program
         self._plan = plan
         self._feeds = dict(feeds)
         self._meter = meter
-        self._parts = cut.parts
-        self._mine = [i for i in range(len(cut.parts)) if schedule.stage_of(i) == place.stage]
+        self._cut = spec.cut(plan, place.stages)
+        self._parts = self._cut.parts
+        self._mine = self._cut.chunks_of(place.stage)
         self._totals: dict[Variable, Gradient] = {}
         self._seen: dict[Variable, dict[int, Array]] = defaultdict(dict)
         self._runs: dict[tuple[int, int], ChunkRun] = {}
+        self._mail: dict[
+            tuple[str, int, int, str], Gradient | None
+        ] = {}  # between pieces of this stage
         self._given: list[Values] = []  # by micro-batch: what is not computed by pieces
         self._rows: dict[str, StepRows] = {}
         self._results: Values = {}
@@ -154,7 +156,11 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
 
     # -- one action ------------------------------------------------------------------------------
 
-    def _forward(self, chunk: int, micro: int) -> None:
+    def _forward(self, micro: int) -> None:
+        for chunk in self._mine:
+            self._chunk_forward(chunk, micro)
+
+    def _chunk_forward(self, chunk: int, micro: int) -> None:
         part = self._parts[chunk]
         run = chunk_run(
             self._micro_program(micro),
@@ -176,45 +182,48 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             if variable is not self._backward_pass.loss and not part.plan.recomputes:
                 del run.values[variable]
 
-    def _backward(self, action: Action) -> None:
-        if action.work is Work.WEIGHT:
-            self._runs[action.chunk, action.micro].backward_weights()
-        else:
-            run = self._arrived(action)
-            compute = run.backward if action.work is Work.BACKWARD else run.backward_inputs
-            compute()
-            self._hand_on(action, run)
-        if action.work is not Work.INPUT:
-            self._add_up(action)
+    def _backward(self, micro: int) -> None:
+        for chunk in reversed(self._mine):
+            self._chunk_backward(chunk, micro)
 
-    def _arrived(self, action: Action) -> ChunkRun:
-        """The micro-batch's run, with the gradients that others have sent for it."""
-        run = self._runs[action.chunk, action.micro]
-        for variable, after in self._parts[action.chunk].next_user.items():
-            gradient = self._take("back", action.chunk, action.micro, after, variable.name)
+    def _chunk_backward(self, chunk: int, micro: int) -> None:
+        part, run = self._parts[chunk], self._runs[chunk, micro]
+        for variable, after in part.next_user.items():
+            gradient = self._take("back", chunk, micro, after, variable.name)
             if gradient is not None:
                 run.arrived[variable] = gradient
-        return run
+        run.backward()
+        for variable, before in part.last_user.items():
+            self._give("back", before, micro, run.gradients.get(variable), variable.name)
+        for leaf in part.own_leaves:
+            self._add_up(leaf, run.gradients.get(leaf), micro)
+        del self._runs[chunk, micro]
 
-    def _hand_on(self, action: Action, run: ChunkRun) -> None:
-        """Send the gradients that other pieces wait for."""
-        for variable, before in self._parts[action.chunk].last_user.items():
-            gradient = run.gradients.get(variable)
-            self._give("back", before, action.micro, gradient, variable.name)
-
-    def _add_up(self, action: Action) -> None:
-        """Add the gradients of own parameters to those of the micro-batches before; let the run go."""
-        run = self._runs.pop((action.chunk, action.micro))
-        for leaf in self._parts[action.chunk].own_leaves:
-            gradient = run.gradients.get(leaf)
-            if gradient is None:
-                continue
-            if self._uneven:
-                gradient = _scaled(gradient, self._fractions[action.micro])
-            before = self._totals.get(leaf)
-            self._totals[leaf] = gradient if before is None else summed(before, gradient)
+    def _add_up(self, leaf: Variable, gradient: Gradient | None, micro: int) -> None:
+        """Add the gradient of an own parameter to those of the micro-batches before."""
+        if gradient is None:
+            return
+        if self._uneven:
+            gradient = _scaled(gradient, self._fractions[micro])
+        before = self._totals.get(leaf)
+        self._totals[leaf] = gradient if before is None else summed(before, gradient)
 
     # -- between pieces --------------------------------------------------------------------------
+
+    def _give(self, way: str, chunk: int, micro: int, value: Gradient | None, name: str) -> None:
+        """Leave a value for a piece, in this process with the same bits as in another."""
+        stage = self._cut.stage_of(chunk)
+        if stage == self._place.stage:
+            self._mail[way, chunk, micro, name] = settled(value)
+        else:
+            self._send(way, stage, micro, settled(value), f"{chunk}/{name}")
+
+    def _take(self, way: str, chunk: int, micro: int, source: int, name: str) -> Any:
+        """The value that the piece `source` has left for the piece `chunk`."""
+        stage = self._cut.stage_of(source)
+        if stage == self._place.stage:
+            return self._mail.pop((way, chunk, micro, name))
+        return self._receive(way, stage, micro, f"{chunk}/{name}")
 
     def _share(self, variable: Variable) -> None:
         """Make a result known to every stage; parameters every stage can read for itself."""
@@ -227,9 +236,9 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 variable, [g[variable] for g in self._given], self._fractions
             )
         elif variable.parameter is None:
-            home = self._home(variable)
-            copies = self._place.copies[self._schedule.stage_of(home)]
-            tellers = [self._runner(home, copy) for copy in range(copies)]
+            stage = self._cut.stage_of(self._home(variable))
+            copies = range(self._place.copies[stage])
+            tellers = [self._place.runner(stage, copy) for copy in copies]
             if variable.backward_pass is None:
                 self._results[variable] = self._spread_values(variable, tellers)
             else:
@@ -293,7 +302,7 @@ def settle_parts(
 ) -> None:
     """If the script has named no cuts, measure once, in the first step, where they are best."""
     spec: PipelineSpec = plan.backwards[0].backward.pipeline
-    count = max(spec.stages, place.stages) * spec.chunks
+    count = max(spec.stages, place.stages)
     if spec.parts is None and count > 1:
         tag = f"{ways.next_step()}/cuts"
         spec.parts = agree_on_parts(
