@@ -15,15 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from cuda.bindings import nvjitlink
-from numba import float32, float64, int8, int64, uint8, uint16, uint32, uint64, void
+from numba import boolean, float32, float64, int64, uint8, uint16, uint32, uint64, void
 
 from psfleet.core.engine.kernels.device.cuda import compile_ptx, ptx_of, table_kernels
-from psfleet.core.engine.kernels.generate import device_eviction_kernels
 from psfleet.core.engine.rules import Rule
-from psfleet.core.engine.rules.eviction_policy import DecayedFrequency, EvictionPolicy
 from psfleet.core.engine.rules.rule import functions_of
 from tests.kernels import rule_cases
-from tests.tables.worth import Worth
 
 # What is not rounded to nearest, or fused: a product that names no rounding may still be fused by the driver.
 # A device's own max and min take a number for NaN, where the CPU takes the first of the two.
@@ -46,7 +43,7 @@ _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 
 _FLAT = float32[::1]
 _I64, _U64, _U32, _U8 = int64[::1], uint64[::1], uint32[::1], uint8[::1]
-_U16, _I8 = uint16[::1], int8[::1]
+_U16 = uint16[::1]
 _ENTRIES = (_U64, _U32, _U32, _I64, _U64)
 _FIRST = (float32, float32, uint64)
 _INDEX_KERNELS: dict[str, tuple[Any, ...]] = {
@@ -70,15 +67,17 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     "merge": (_U32, int64, int64, _FLAT, _FLAT),
     "scale": (_FLAT, int64, int64, int64, float32),
     "mark": (_I64, int64, _U8, int64),
-    "widen": (_FLAT, _U16, _I8, int64, _I64, *[int64] * 4, _FLAT, int64, int64),
-    "narrow": (_FLAT, _U16, int64, _I64, _U64, *[int64] * 4, _FLAT, *[int64] * 2, uint64, int64),
-    "narrow_codes": (
+    "widen": (_FLAT, _U16, int64, _I64, int64, boolean, int64, int64, _FLAT, int64, int64),
+    "narrow": (
         _FLAT,
-        _I8,
+        _U16,
         int64,
         _I64,
         _U64,
-        *[int64] * 3,
+        int64,
+        boolean,
+        int64,
+        int64,
         _FLAT,
         *[int64] * 2,
         uint64,
@@ -86,14 +85,6 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     ),
     "packed_begin": (_U16, int64, _U64, _I64, _U8, int64, int64, *_FIRST),
     "packed_weights": (_U16, int64, _U64, _I64, int64, int64, *_FIRST, _FLAT),
-}
-_EVICTION_KERNELS: dict[str, tuple[Any, ...]] = {
-    "rank": (
-        *_ENTRIES[:3],
-        *(int64, _FLAT, int64, int64),
-        *(int64, int64, uint64, _U64, _U64, _I64),
-    ),
-    "use": (*_ENTRIES, _U64, int64, int64, _FLAT, int64, int64),
 }
 
 
@@ -156,11 +147,6 @@ def compile_table_ptx() -> dict[tuple[str, str], str]:
     }
 
 
-def compile_eviction_ptx(policy: EvictionPolicy) -> dict[str, str]:
-    """The same of each kernel that ranks rows by a policy's score, in a table with shows and clicks."""
-    return _compiled(device_eviction_kernels(policy, 2), _EVICTION_KERNELS)
-
-
 def _compiled(module: ModuleType, kernels: dict[str, tuple[Any, ...]]) -> dict[str, str]:
     return {
         name: ptx_of(getattr(module, name), void(*arguments)) for name, arguments in kernels.items()
@@ -170,7 +156,11 @@ def _compiled(module: ModuleType, kernels: dict[str, tuple[Any, ...]]) -> dict[s
 def is_loose(name: str, ptx: str) -> bool:
     """Whether the kernel of this name may give other bits than the CPU's."""
     names = {match.group() for match in LOOSE.finditer(ptx)}
-    if name in ("fold", "combine", "decay", "rank", "use"):  # sums of chunks and scores are float64
+    if name in (
+        "fold",
+        "combine",
+        "decay",
+    ):  # sums of chunks, and what shows are worth, are float64
         names.discard(".f64")
     return ".entry" not in ptx or bool(names)
 
@@ -207,17 +197,8 @@ def rule_kernels(dim: int) -> dict[tuple[str, str], str]:
     }
 
 
-def all_table_kernels() -> dict[tuple[str, str], str]:
-    """The same of those that no rule has a part in."""
-    return compile_table_ptx() | {
-        (f"eviction by {policy.name}", name): ptx
-        for policy in (DecayedFrequency(3.0), Worth())
-        for name, ptx in compile_eviction_ptx(policy).items()
-    }
-
-
 PARTS: dict[str, Callable[[], dict[tuple[str, str], str]]] = {
-    "tables": all_table_kernels,
+    "tables": compile_table_ptx,
     "dense": lambda: rule_kernels(0),
     "rows": lambda: rule_kernels(16),
 }

@@ -30,7 +30,6 @@ from psfleet.core.engine.rules import (
     RowWiseAdagrad,
     Rule,
 )
-from psfleet.core.engine.rules.eviction_policy import LFU, DecayedFrequency
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
@@ -46,7 +45,6 @@ from psfleet.core.engine.tables.device.tiered_rows import TieredRowMemory
 from psfleet.core.engine.tables.row_data import TableChanges
 from psfleet.core.engine.tables.sparse import SparseTable
 from tests.kernels.rule_cases import IS_FULL, POWER_CASES, RULE_CASES, SHAPES
-from tests.tables.worth import Worth
 
 TRIES_ALL = IS_FULL or not SIMULATED
 PLACE = "the GPU's memory"
@@ -83,29 +81,20 @@ SPECS = [
     spec(SGD(), initializer=InitializerSpec("constant", -0.0, 0.0)),
     spec(SGD(), initializer=InitializerSpec("normal", 0.1, 2.0)),
     spec(SGD(), initializer=InitializerSpec("truncated", 0.1, 2.0)),
-    # Policies with scores.
-    spec(Adam(), entry=CapacityEntry(rows=20, policy=LFU())),
-    spec(SGD(), 1, entry=CapacityEntry(rows=22, policy=DecayedFrequency(3.0)), every_row=True),
-    spec(Adam(), entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS),
-    spec(SGD(), entry=CountFilterEntry(2, candidates=40) & CapacityEntry(rows=24, policy=LFU())),
-    # Rows in 16 and 8 bits: those of tests/tables/test_precision.py, with compiled kernels, and a few more.
+    # Rows in 16 bits: those of tests/tables/test_precision.py, with compiled kernels, and a few more.
     spec(SGD(), 16, precision="bfloat16"),
-    spec(Adam(), 7, precision="bfloat16/int8", every_row=True),
+    spec(Adam(), 7, precision="bfloat16/bfloat16", every_row=True),
     spec(Ftrl(), 16, precision="bfloat16/bfloat16"),
-    spec(
-        Momentum(), 33, precision="bfloat16/int8", initializer=InitializerSpec("normal", 0.1, 2.0)
-    ),
+    spec(Momentum(), 33, precision="bfloat16", initializer=InitializerSpec("normal", 0.1, 2.0)),
+    spec(Adam(), 7, precision="bfloat16", entry=CapacityEntry(rows=20) & SHOWS),
     spec(Lamb(), 9, precision="bfloat16/bfloat16", decay=DecaySpec(0.1, 0.2)),
-    spec(
-        Adam(), 7, precision="bfloat16/int8", entry=CapacityEntry(rows=20, policy=Worth()) & SHOWS
-    ),
 ]
 if TRIES_ALL:  # kernels for the host that nothing else asks for, 1 s of compiling each
     SPECS += [
         spec(SGD(), 1, entry=ENTRY),
         spec(Lamb(), 8, precision="bfloat16"),
         spec(RowWiseAdagrad(), 6, precision="bfloat16"),
-        spec(Momentum(), 8, precision="bfloat16/int8", decay=DecaySpec(0.1, 0.2)),
+        spec(Momentum(), 8, precision="bfloat16/bfloat16", decay=DecaySpec(0.1, 0.2)),
         spec(ASGD(3), 2, precision="bfloat16", every_row=True),
         spec(Adam(), 3, precision="bfloat16/bfloat16", entry=ENTRY),
     ]

@@ -1,4 +1,5 @@
-"""A plugin of pytest (-p tests.tables.on_device): tables that name no device are on one.
+"""A plugin of pytest (-p tests.tables.on_device): tables that name no device are on one, if a device can
+have them.
 
 With PSFLEET_TEST_GPU=1 that is a GPU, all of which --device-room=0 gives to tables. Else it is a simulated
 one: numba's, with NUMBA_ENABLE_CUDASIM=1, or the one of tests/kernels/driver.c, where that is the driver.
@@ -9,12 +10,17 @@ so that rows may be in host memory. Kernels are compiled for the processor (comp
 
 import os
 import subprocess
+from functools import partial
 
 import numba.cuda  # noqa: F401  # it starts a program when it is first imported, which no quick test may
 import pytest
 
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.memory_choice import why_no_gpu
+from psfleet.core.engine.tables.row_memory import RowMemory
+from psfleet.core.engine.tables.row_update import RowUpdate
 from tests import starter
 from tests.tables import compiled_kernels
 
@@ -53,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make it so."""
     room, seed = config.getoption("--device-room"), config.getoption("--device-order")
-    os.environ["PSFLEET_DEVICE"] = "cuda"
+    os.environ["PSFLEET_DEVICE"] = "auto"
     os.environ["PSFLEET_DEVICE_MEMORY"] = str(room or "")
     if _ON_A_GPU:
         pass
@@ -70,12 +76,22 @@ def pytest_configure(config: pytest.Config) -> None:
         compiled_kernels.start_threads()
 
     from psfleet.core.engine.tables.dense import DenseTable
-    from psfleet.core.engine.tables.memory_choice import MemoryChoice
+    from psfleet.core.engine.tables.memory_choice import HOST, CudaMemory, MemoryChoice
     from psfleet.core.engine.tables.sparse import SparseTable
 
+    on_device = CudaMemory.sparse
+
+    def sparse(
+        self: CudaMemory, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
+    ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
+        """As under `auto`, also for tables that a test makes itself."""
+        kind = HOST.sparse if self.why_not(spec) else partial(on_device, self)
+        return kind(spec, max_rows, host, own)
+
+    CudaMemory.sparse = sparse  # type: ignore[method-assign]
     SparseTable.__init__.__defaults__ = (2**28, 1, None, "cuda", None)
     DenseTable.__init__.__defaults__ = ("cuda",)
-    MemoryChoice.__init__.__defaults__ = ("cuda", True, {"cuda": room}, False, "")
+    MemoryChoice.__init__.__defaults__ = ("cuda", True, {"cuda": room}, True, "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,6 @@
 """Eviction policies, the stream of evicted ids, and marks; test_policies.py has a model of all three."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psfleet.checkpoint import reshard
-from psfleet.core.base.errors import ConfigError, RuleError, UsageError
+from psfleet.core.base.errors import RuleError, UsageError
 from psfleet.core.engine.evictions import EvictionReader
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import SGD
@@ -30,7 +29,6 @@ from psfleet.core.engine.schema.entry import (
 )
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.assigned_weights import add_rows, set_rows
-from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
@@ -100,34 +98,6 @@ def test_a_policy_of_shows_and_clicks() -> None:
         push(table, np.array([id_]))
         gone += sorted(before - set(table.ids().tolist()))
     assert gone == [2, 0, 3]  # 0 / 0, then 0.1, then 0.5; row 1 has 0.5 too and a larger hash
-
-
-def powered(frequency: float, h: tuple[float]) -> float:
-    return math.pow(frequency, h[0])
-
-
-@dataclass(frozen=True)
-class Powered(Blend):
-    """Its score takes a power, which is another function on a device."""
-
-    name = "powered"
-
-    def score(self) -> Callable[..., float]:
-        return powered
-
-
-def test_a_policy_that_a_device_would_round_otherwise_is_in_host_memory() -> None:
-    """Also where other tables are on a GPU; one that asks for the GPU is refused. Other policies go there."""
-    choice = MemoryChoice("cuda", has_devices=True)
-    other, lfu = (
-        dataclasses.replace(SPEC, entry=CapacityEntry(10, policy=policy))
-        for policy in (Powered(), "lfu")
-    )
-    assert [choice.of(spec).name for spec in (other, lfu)] == ["cpu", "cuda"]
-    with pytest.raises(
-        ConfigError, match="its eviction policy 'powered' takes powers or remainders, whose last"
-    ):
-        EmbeddedRuntime().create(dataclasses.replace(other, device="cuda"))
 
 
 @pytest.mark.parametrize(

@@ -172,12 +172,6 @@ _ARGUMENTS = {
     "clicks": "float64(load_f32(row, place + 1))",
     "frequency": "decayed(float64(load_f32(row, place + FREQUENCY)), age)",
 }
-_DEVICE_ARGUMENTS = {
-    "age": "float64(age)",
-    "shows": "float64(rows[at])",
-    "clicks": "float64(rows[at + 1])",
-    "frequency": "decayed(float64(rows[at + FREQUENCY]), age)",
-}
 
 
 @cache
@@ -191,36 +185,15 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
     Raises:
         RuleError: The compiler does not take its score function.
     """
-    text = _filled("eviction.txt", policy, pushed_scores, _function(policy), _ARGUMENTS)
-    return compiled(policy, f"eviction_{policy.name}", text)
-
-
-@cache
-def device_eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
-    """The same for a device. Arguments as for `eviction_kernels`, whose compiler has taken the function."""
-    from psfleet.core.engine.kernels.device.cuda import load_kernels  # loads numba.cuda
-    from psfleet.core.engine.kernels.device.cuda_text import Rounded
-
-    function = Rounded("rounded_double_product").visit(_function(policy))
-    text = _filled("device_eviction.txt", policy, pushed_scores, function, _DEVICE_ARGUMENTS)
-    return load_kernels(f"cuda_eviction_{policy.name}", text)
-
-
-def _filled(
-    template: str,
-    policy: EvictionPolicy,
-    pushed_scores: int,
-    function: ast.AST,
-    arguments: dict[str, str],
-) -> str:
-    arguments = arguments | {"h": repr(tuple(map(float, policy.scalars())))}
-    return filled(
-        template,
+    arguments = _ARGUMENTS | {"h": repr(tuple(map(float, policy.scalars())))}
+    text = filled(
+        "eviction.txt",
         factor=repr(_factor(policy.frequency_half_life)),
         frequency=pushed_scores if "frequency" in policy.arguments else -1,
-        function=ast.unparse(function),
+        function=ast.unparse(_function(policy)),
         arguments=", ".join(arguments[name] for name in policy.arguments),
     )
+    return compiled(policy, f"eviction_{policy.name}", text)
 
 
 def _function(policy: EvictionPolicy) -> ast.FunctionDef:

@@ -60,6 +60,11 @@ class RowFormat:
         """True if all of it is float32."""
         return self.words == self.width
 
+    @property
+    def has_codes(self) -> bool:
+        """True if a column is int8."""
+        return any(column.format == "int8" for column in self.columns)
+
 
 def _columns(limits: list[tuple[int, str]]) -> Iterator[RowColumn]:
     place = word = 0

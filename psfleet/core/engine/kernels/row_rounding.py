@@ -5,8 +5,8 @@ A value between two that the format can hold becomes one of them, drawn so that 
 table, id, step and place, so every server, a replay of the log and a standby draw the same. A value that the
 format can hold stays as it is.
 
-psfleet.core.engine.kernels.device.cuda_arithmetic has the same for devices, which brings its own `float_of`,
-`bits_of`, `product`, `floor` and `mix`.
+psfleet.core.engine.kernels.device.cuda_arithmetic has what 16 bits need for devices,
+with their own `mix`.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -31,18 +31,6 @@ def float_of(bits):
 def bits_of(value):
     """The bits of a float32."""
     return np.float32(value).view(np.uint32)
-
-
-@helper
-def product(a, b):
-    """a * b, rounded before anything is added to it."""
-    return a * b
-
-
-@helper
-def floor(value):
-    """The largest whole number up to a float32."""
-    return np.floor(value)
 
 
 @helper
@@ -98,6 +86,6 @@ def code_of(x, scale, random):
     """The float32 with bits x in steps of `scale`, -127 to 127."""
     inverse = float_of(_W(_W(254 << 23) - bits_of(scale)))
     # Exact beside a whole number up to 127.
-    part = product(float32(random >> _W(16)), float32(2.0**-16))
-    steps = product(float_of(x), inverse) + part if scale > float32(0) else float32(0)
-    return int8(floor(steps))
+    part = float32(random >> _W(16)) * float32(2.0**-16)
+    steps = float_of(x) * inverse + part if scale > float32(0) else float32(0)
+    return int8(np.floor(steps))

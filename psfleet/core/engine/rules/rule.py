@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from textwrap import dedent
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from psfleet.core.base.errors import RuleError
@@ -246,17 +245,6 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
                 "it from `scalars` and take it from h"
             )
     return ""
-
-
-@cache
-def is_same_on_devices(function: Callable[..., Any]) -> bool:
-    """Return whether devices give the same bits: their powers and remainders are other functions."""
-    other = (ast.Pow, ast.FloorDiv, ast.Mod)
-    return not any(
-        (isinstance(node, ast.Attribute) and node.attr == "pow")
-        or (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, other))
-        for node in ast.walk(ast.parse(dedent(inspect.getsource(function))))
-    )
 
 
 def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:

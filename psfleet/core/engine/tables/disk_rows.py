@@ -33,14 +33,7 @@ from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.disk_arena import LEAST, PAGE, DiskArena, block_rows, end_for
 from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
 from psfleet.core.engine.tables.row_data import PackedRows
-from psfleet.core.engine.tables.row_memory import (
-    ROW_BYTES,
-    DiskTraffic,
-    Keys,
-    Listed,
-    StoreScores,
-    clear_bits,
-)
+from psfleet.core.engine.tables.row_memory import ROW_BYTES, DiskTraffic, Keys, Listed, clear_bits
 from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
 
 Ids = NDArray[np.int64]
@@ -406,7 +399,7 @@ class DiskRowMemory(HostRowMemory):
         return rows
 
     @override
-    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+    def scores(self, spec: TableSpec, place: int) -> HostScores:
         return DiskScores(spec, self, place)
 
 

@@ -43,14 +43,7 @@ from psfleet.core.engine.kernels.hash_index import (
 from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.arena import AHEAD, Arena
-from psfleet.core.engine.tables.row_memory import (
-    EVERY,
-    ROW_BYTES,
-    Keys,
-    Listed,
-    RowStore,
-    StoreScores,
-)
+from psfleet.core.engine.tables.row_memory import EVERY, ROW_BYTES, Keys, Listed, RowStore
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -278,8 +271,12 @@ class HostRowMemory(RowStore):
         )
         return ids, slots, steps
 
-    @override
-    def scores(self, spec: TableSpec, place: int) -> StoreScores:
+    def scores(self, spec: TableSpec, place: int) -> "HostScores":
+        """Return the scores of these rows; `place`: their offset within a stored row.
+
+        Raises:
+            RuleError: The compiler does not take the policy's score function.
+        """
         return HostScores(spec, self, place)
 
     @override
@@ -335,7 +332,7 @@ def _space_left() -> int:
 
 
 class HostScores:
-    """Scores of rows in host memory. See StoreScores."""
+    """The scores of the rows of a table, by its eviction policy."""
 
     def __init__(self, spec: TableSpec, index: HostRowMemory, place: int) -> None:
         self._index = index
@@ -344,16 +341,19 @@ class HostScores:
         self._scratch = np.zeros(1, np.int64)
 
     def keys(self, step: int, least: int, most: int) -> Keys:
+        """The keys up to `most` of rows at least `least` old."""
         keys = np.empty(len(self._index), np.uint64)
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
+        """Ids and keys of these rows, of which there are `count`."""
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)
         return ids, keys
 
     def use(self, ids: Ids, step: int) -> None:
+        """The update of this step names these ids; those that have a row count as pushed at it."""
         self._index.keep(ids)
         slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._kernels.use(

@@ -4,7 +4,7 @@ Ids wait for a row; rows last for steps, seconds or shrinks, or by their score; 
 an order: by the time of their last push, or by the score of its policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +15,9 @@ from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
 from psfleet.core.engine.kernels.hashing import hash_ids
 from psfleet.core.engine.schema.entry import CountFilterEntry, ShowClickEntry, TTLEntry, part_of
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
 from psfleet.core.engine.tables.row_data import CandidateData, TableClock
-from psfleet.core.engine.tables.row_memory import EVERY, Keys, RowMemory, StoreScores
+from psfleet.core.engine.tables.row_memory import EVERY, Keys, RowMemory
 from psfleet.core.engine.tables.row_scan import RowScan
 
 SETTLED = 1 << 29  # a step that is a multiple of this has stamps brought up to date
@@ -189,7 +189,8 @@ def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionR
     """
     if spec.policy.score() is None:
         return AgeRanking(index)
-    return ScoreRanking([store.scores(spec, place) for store in index.stores])
+    assert isinstance(index, HostRowMemory), "no device ranks rows by a score"
+    return ScoreRanking(index.scores(spec, place))
 
 
 class AgeRanking:
@@ -210,24 +211,20 @@ class ScoreRanking:
 
     See EvictionRanking. Two looks at all rows find them: one ranks them, one lists those that go.
     It takes 8 bytes a row for as long as that lasts.
-
-    Args:
-        scores: Scores in each of the memories that hold the rows.
     """
 
-    def __init__(self, scores: Sequence[StoreScores]) -> None:
+    def __init__(self, scores: HostScores) -> None:
         self._scores = scores
 
     def first(self, step: int, count: int, least: int) -> Ids:
         if count <= 0:
             return np.zeros(0, np.int64)
-        parts = [scores.keys(step, least, _NO_KEY) for scores in self._scores]
-        keys = _joined(parts)
+        keys = self._scores.keys(step, least, _NO_KEY)
         edge = _NO_KEY
         if len(keys) > count:
             keys.partition(count - 1)
             edge = int(keys[count - 1])
-        ids, keys = self._listed(step, least, edge, parts)
+        ids, keys = self._listed(step, least, edge, keys)
         if len(ids) <= count:
             return ids
         sooner, level = ids[keys < edge], ids[keys == edge]
@@ -237,24 +234,15 @@ class ScoreRanking:
     def below(self, threshold: float, step: int) -> Ids:
         """Ids of the rows whose score is below the threshold."""
         most = max((_ordered(threshold) << 32) - 1, 0)
-        keys = [scores.keys(step, 0, most) for scores in self._scores]
-        return self._listed(step, 0, most, keys)[0]
+        return self._listed(step, 0, most, self._scores.keys(step, 0, most))[0]
 
     def use(self, ids: Ids, step: int) -> None:
-        for scores in self._scores:
-            scores.use(ids, step)
+        self._scores.use(ids, step)
 
-    def _listed(self, step: int, least: int, most: int, parts: Sequence[Keys]) -> tuple[Ids, Keys]:
-        """Ids and keys of the rows with keys up to `most`; `parts`: keys of these rows at least."""
-        pairs = [
-            scores.listed(step, least, most, int(np.count_nonzero(keys <= np.uint64(most))))
-            for scores, keys in zip(self._scores, parts, strict=True)
-        ]
-        return _joined([ids for ids, _ in pairs]), _joined([keys for _, keys in pairs])
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    def _listed(self, step: int, least: int, most: int, keys: Keys) -> tuple[Ids, Keys]:
+        """Ids and keys of the rows with keys up to `most`; `keys`: keys of these rows at least."""
+        count = int(np.count_nonzero(keys <= np.uint64(most)))
+        return self._scores.listed(step, least, most, count)
 
 
 def _ordered(score: float) -> int:

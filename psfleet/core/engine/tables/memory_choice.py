@@ -17,7 +17,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.engine.kernels.cache import load_in_any_order
 from psfleet.core.engine.kernels.generate import static_kernels
-from psfleet.core.engine.rules.rule import is_same_on_devices
+from psfleet.core.engine.kernels.row_format import RowFormat
 from psfleet.core.engine.schema.table import Device, TableSpec
 from psfleet.core.engine.tables.budget import MemoryBudget, tables_share
 from psfleet.core.engine.tables.disk_arena import MappedRowMemory
@@ -103,15 +103,15 @@ class CudaMemory(MemoryKind):
     def why_missing(self) -> str:
         return why_no_gpu()
 
+    @override
     def why_not(self, spec: TableSpec) -> str:
-        """It has to let the same rows go as the CPU."""
-        score = spec.policy.score()
-        if score is None or is_same_on_devices(score):
-            return ""
-        return (
-            f"its eviction policy {spec.policy.name!r} takes powers or remainders, whose "
-            "last bits differ on a GPU"
-        )
+        if spec.policy.score() is not None:
+            return (
+                f"its eviction policy {spec.policy.name!r} ranks rows by a score, which no GPU does"
+            )
+        if spec.kind == "sparse" and RowFormat(spec.rule, spec.dim, spec.precision).has_codes:
+            return f"its precision {spec.precision!r} keeps state in 8 bits, which no GPU does"
+        return ""
 
     def limit(self, most: int) -> int | None:
         """Under a simulator there is as much as is asked for."""
@@ -213,7 +213,7 @@ class MemoryChoice:
             may_refuse: It is made now. Else it was made before, perhaps by a process with another device.
 
         Raises:
-            ConfigError: Its definition names a device that this process lacks.
+            ConfigError: It cannot be in the memory that its definition or the setting names.
         """
         kind = KINDS[spec.device or self.default]
         why = kind.why_not(spec)
@@ -222,6 +222,11 @@ class MemoryChoice:
         if why and spec.device is not None and may_refuse:
             raise ConfigError(
                 f"table {spec.name!r} asks for device={kind.name!r}, but {why}; use device='cpu'"
+            )
+        if why and may_refuse and not (self.is_auto or kind.is_host):
+            raise ConfigError(
+                f"table {spec.name!r} would be in {kind.label}, since PSFLEET_DEVICE is {kind.name!r}, but "
+                f"{why}; give it device='cpu', or say --device auto"
             )
         return HOST if why else kind
 

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +31,6 @@ EVERY = (0, SEGMENT_COUNT)
 """All segments."""
 ROW_BYTES = 34  # of index, for each row: the most that random ids take
 _BINS = 4096  # of ages
-
-
-class StoreScores(Protocol):
-    """The scores of the rows in one memory, by the eviction policy of their table."""
-
-    def keys(self, step: int, least: int, most: int) -> Keys:
-        """The keys up to `most` of rows at least `least` old."""
-
-    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Ids and keys of these rows, of which there are `count`."""
-
-    def use(self, ids: Ids, step: int) -> None:
-        """The update of this step names these ids; those that have a row count as pushed at it."""
 
 
 class RowMemory(ABC):
@@ -272,14 +259,6 @@ class RowStore(RowMemory):
         bits = np.full(self.next_slot // 64 + 1, 2**64 - 1, np.uint64)
         clear_bits(bits, np.append(self.free_slots(), 0))
         return bits
-
-    @abstractmethod
-    def scores(self, spec: TableSpec, place: int) -> StoreScores:
-        """Return the scores of these rows; `place`: their offset within a stored row.
-
-        Raises:
-            RuleError: The compiler does not take the policy's score function.
-        """
 
     def listed(self, first: int, last: int, step: int) -> Listed:
         """The rows of segments first to last - 1. `step`: of the table."""

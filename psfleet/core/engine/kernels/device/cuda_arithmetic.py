@@ -5,7 +5,7 @@ has no switch against that. The compiler leaves a product alone that names its r
 ISA), as `rounded_product` does. Numba's sums, divisions and square roots on a device round to nearest and
 keep subnormal numbers, as on the CPU. `math.pow` is another function there; its last bit may differ.
 
-Values of a packed row in 16 and 8 bits are rounded by the text of psfleet.core.engine.kernels.row_rounding.
+Values of a packed row in 16 bits are rounded by the text of psfleet.core.engine.kernels.row_rounding.
 
 The simulator runs kernels as Python, whose `math` answers in float64. There the rules get the one of the
 reference in NumPy.
@@ -33,7 +33,6 @@ rounded_product: Any
 rounded_double_product: Any
 bits_of: Any
 float_of: Any
-floor: Any
 
 
 def device_function(function: Any) -> Any:
@@ -62,7 +61,6 @@ if SIMULATED:
     rounded_product = rounded_double_product = operator.mul
     bits_of = row_rounding.bits_of.py_func
     float_of = row_rounding.float_of.py_func
-    floor = row_rounding.floor.py_func
 
     def mix(x):
         """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
@@ -111,25 +109,11 @@ else:
         """The float32 of these bits."""
         return libdevice.int_as_float(int32(bits))
 
-    @device_function
-    def floor(value):
-        """The largest whole number up to a float32."""
-        return libdevice.floorf(value)
-
-
-_own = {
-    "bits_of": bits_of,
-    "float_of": float_of,
-    "floor": floor,
-    "mix": mix,
-    "product": rounded_product,
-}
-
 
 def _of_device(function: Any) -> Any:
-    """A function of `row_rounding` that calls those of a device."""
+    """A function of `row_rounding` that calls the hash of a device."""
     plain = function.py_func
-    copy = FunctionType(plain.__code__, {**plain.__globals__, **_own}, plain.__name__)
+    copy = FunctionType(plain.__code__, {**plain.__globals__, "mix": mix}, plain.__name__)
     return device_function(_unwarned(copy) if SIMULATED else copy)
 
 
@@ -147,5 +131,3 @@ nearest = _of_device(row_rounding.nearest)
 drawn = _of_device(row_rounding.drawn)
 noise = _of_device(row_rounding.noise)
 random_base = _of_device(row_rounding.random_base)
-scale_of = _of_device(row_rounding.scale_of)
-code_of = _of_device(row_rounding.code_of)

@@ -1,7 +1,7 @@
-"""The rows of a sparse table on a CUDA device: kernels that read, set and begin them, also in 16 and 8 bits.
+"""The rows of a sparse table on a CUDA device: kernels that read, set and begin them, also in 16 bits.
 
 A row is `stride` float32, weights first, then state, then scores; `rows` is all of them, flat. Of packed rows
-`halves` (uint16) and `codes` (int8) are the same memory. Columns are those of
+`halves` (uint16) is the same memory. Columns are those of
 psfleet.core.engine.kernels.row_format. `wide` has rows as float32 while a rule is at work.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
@@ -10,7 +10,6 @@ from numba import cuda, float32, int64, uint16, uint32
 
 from psfleet.core.engine.kernels.device.cuda_arithmetic import (
     bits_of,
-    code_of,
     device_function,
     drawn,
     float_of,
@@ -20,7 +19,6 @@ from psfleet.core.engine.kernels.device.cuda_arithmetic import (
     random_base,
     random_bits,
     rounded_product,
-    scale_of,
 )
 
 STEP = float32(2.0**-24)
@@ -109,58 +107,38 @@ def mark(slots, n, marks, value):
         marks[slots[i]] = value
 
 
-FLOAT32, BFLOAT16 = 0, 1  # other forms are int8
-MAGNITUDE = uint32(0x7FFFFFFF)
 HALF = uint32(16)  # bits
 
 
 @cuda.jit
-def widen(rows, halves, codes, stride, slots, n, form, word, count, wide, width, place):
+def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, place):
     """wide[i] from `place` on = a column of row slots[i], which begins at `word` of it. n: values in all."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count
         at = slots[i] * stride + word
         to = i * width + place + k
-        if form == FLOAT32:
-            wide[to] = rows[at + k]
-        elif form == BFLOAT16:
+        if is_half:
             wide[to] = float_of(uint32(halves[2 * at + k]) << HALF)
         else:
-            wide[to] = rounded_product(float32(codes[4 * at + 4 + k]), rows[at])
+            wide[to] = rows[at + k]
 
 
 @cuda.jit
 def narrow(
-    rows, halves, stride, slots, ids, n, form, word, count, wide, width, place, stream, step
+    rows, halves, stride, slots, ids, n, is_half, word, count, wide, width, place, stream, step
 ):
-    """The opposite of `widen` for columns without codes; see psfleet.core.engine.kernels.row_rounding."""
+    """The opposite of `widen`; see psfleet.core.engine.kernels.row_rounding."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count
         at = slots[i] * stride + word
         value = wide[i * width + place + k]
-        if form == FLOAT32:
-            rows[at + k] = value
-        else:
+        if is_half:
             random = noise(random_base(mix(ids[i]), stream, step), place + k)
             halves[2 * at + k] = uint16(drawn(bits_of(value), random))
-
-
-@cuda.jit
-def narrow_codes(rows, codes, stride, slots, ids, n, word, count, wide, width, place, stream, step):
-    """The same for a column of codes, whose largest magnitude says what they count. n: rows."""
-    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-        at = slots[i] * stride + word
-        start = i * width + place
-        most = uint32(0)
-        for k in range(count):
-            most = max(most, uint32(bits_of(wide[start + k]) & MAGNITUDE))
-        scale = scale_of(most)
-        rows[at] = scale
-        base = random_base(mix(ids[i]), stream, step)
-        for k in range(count):
-            codes[4 * at + 4 + k] = code_of(bits_of(wide[start + k]), scale, noise(base, place + k))
+        else:
+            rows[at + k] = value
 
 
 @cuda.jit

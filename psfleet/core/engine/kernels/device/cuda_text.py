@@ -219,7 +219,7 @@ def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
 
 def _device_source(function: Callable[..., Any]) -> str:
     """The source of a rule's function with `rounded_product(a, b)` for every a * b."""
-    return ast.unparse(Rounded("rounded_product").visit(_tree(function))) + "\n"
+    return ast.unparse(Rounded().visit(_tree(function))) + "\n"
 
 
 def _tree(function: Callable[..., Any]) -> ast.AST:
@@ -227,20 +227,14 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
 
 
 class Rounded(ast.NodeTransformer):
-    """Writes a call of `product` for a * b and a *= b, and those of Python's own max and min.
+    """Writes a call of `rounded_product` for a * b and a *= b, and those of Python's own max and min.
 
     A device's own ones of a number and NaN give the number, and of two zeros the one with the greater sign.
-
-    Args:
-        product: Name of the function that rounds a product before anything is added to it.
     """
-
-    def __init__(self, product: str) -> None:
-        self._product = product
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        return self._call(node.left, node.right) if isinstance(node.op, ast.Mult) else node
+        return _rounded(node.left, node.right) if isinstance(node.op, ast.Mult) else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -253,10 +247,11 @@ class Rounded(ast.NodeTransformer):
         if not (isinstance(node.op, ast.Mult) and isinstance(node.target, ast.Name)):
             return node
         factor = ast.Name(node.target.id, ast.Load())
-        return ast.Assign([node.target], self._call(factor, node.value), lineno=node.lineno)
+        return ast.Assign([node.target], _rounded(factor, node.value), lineno=node.lineno)
 
-    def _call(self, left: ast.expr, right: ast.expr) -> ast.Call:
-        return _called(self._product, left, right)
+
+def _rounded(left: ast.expr, right: ast.expr) -> ast.Call:
+    return _called("rounded_product", left, right)
 
 
 def _called(name: str, left: ast.expr, right: ast.expr) -> ast.Call:

@@ -1,6 +1,5 @@
 """The index of a sparse table on a CUDA device: which id has which slot."""
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from psfleet.core.engine.tables.device.device_memory import DeviceArena
 from psfleet.core.engine.tables.row_memory import Listed
 
 Ids = NDArray[np.int64]
-Limits = tuple[int, int, np.uint64]
 FreeSlots = tuple[Any, int, int]
 """Slots that removed rows have left, how many these are, and the first slot that no row has had."""
 
@@ -228,38 +226,6 @@ class DeviceIndex:
         )
         size = self._counted()
         return out[:size], ids[:size]
-
-    # -- eviction ------------------------------------------------------------------------------
-
-    def rank(
-        self, kernels: ModuleType, rows: tuple[Any, int, int], limits: Limits, live: int
-    ) -> tuple[Any, Any]:
-        """Hashes and keys of rows, on the device; see
-        psfleet.core.engine.kernels.generate.device_eviction_kernels.
-
-        Args:
-            kernels: Kernels of the table's policy.
-            rows: All of them, their width, and where scores begin in one.
-            limits: The table's step, the least age, the largest key.
-            live: Number of rows.
-        """
-        hashes = self._buffers.get("hashes", (live,), np.uint64)
-        keys = self._buffers.get("keys", (live,), np.uint64)
-        self._queue.launch(
-            kernels.rank,
-            self._size if live else 0,
-            *self._entries[:3],
-            self._size,
-            *rows,
-            *limits,
-            *(hashes, keys, self._buffers.zeros("count", 1)),
-        )
-        count = self._counted()
-        return hashes[:count], keys[:count]
-
-    def use(self, kernels: ModuleType, rows: tuple[Any, int, int], ids: Any, step: int) -> None:
-        """An update names these ids, on the device, no id twice. Arguments as for `rank`."""
-        self._queue.launch(kernels.use, len(ids), *self._entries, ids, len(ids), step, *rows)
 
     def _counted(self) -> int:
         return int(self._queue.read(self._buffers.get("count", (1,), np.int64))[0])

@@ -1,6 +1,5 @@
 """The rows of a sparse table in the memory of a CUDA device."""
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,10 @@ from typing_extensions import override
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.kernels.device.cuda import table_kernels
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
-from psfleet.core.engine.kernels.generate import device_eviction_kernels
 from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
-from psfleet.core.engine.kernels.hashing import ids_of
-from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.device.device_index import DeviceIndex
 from psfleet.core.engine.tables.device.device_memory import DeviceArena
-from psfleet.core.engine.tables.row_memory import EVERY, Keys, Listed, RowStore, StoreScores
+from psfleet.core.engine.tables.row_memory import EVERY, Listed, RowStore
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -215,25 +211,6 @@ class DeviceRowMemory(RowStore):
         self.keep_segments(0, SEGMENT_COUNT)
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
 
-    @override
-    def scores(self, spec: TableSpec, place: int) -> StoreScores:
-        return DeviceScores(spec, self, place)
-
-    def rank(
-        self, kernels: ModuleType, place: int, step: int, least: int, most: int
-    ) -> tuple[Any, Any]:
-        """Hashes and keys, up to `most`, of the rows at least `least` old; on the device.
-
-        place: Offset of the scores in a row.
-        """
-        rows = self.rows, self.width, place
-        return self._index.rank(kernels, rows, (step, least, np.uint64(most)), self._live)
-
-    def use(self, kernels: ModuleType, place: int, ids: Ids, step: int) -> None:
-        """The update of this step names these ids, no id twice; those that have a row count it."""
-        self.keep(ids)
-        self._index.use(kernels, (self.rows, self.width, place), self.send(ids), step)
-
     def others(self, slots: Any) -> tuple[Any, Any]:
         """The slots of all rows but these, and their ids, on the device."""
         assert self._marks is not None
@@ -269,23 +246,3 @@ class DeviceRowMemory(RowStore):
                 len(rows),
                 *(self.rows, self.width, part, len(rows), values.shape[1], rows),
             )
-
-
-class DeviceScores:
-    """The keys are sorted out by the host."""
-
-    def __init__(self, spec: TableSpec, memory: DeviceRowMemory, place: int) -> None:
-        self._memory = memory
-        self._place = place
-        self._kernels = device_eviction_kernels(spec.policy, spec.pushed_scores)
-
-    def keys(self, step: int, least: int, most: int) -> Keys:
-        _, keys = self._memory.rank(self._kernels, self._place, step, least, most)
-        return self._memory.queue.read(keys)
-
-    def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        hashes, keys = self._memory.rank(self._kernels, self._place, step, least, most)
-        return ids_of(self._memory.queue.read(hashes)), self._memory.queue.read(keys)
-
-    def use(self, ids: Ids, step: int) -> None:
-        self._memory.use(self._kernels, self._place, ids, step)

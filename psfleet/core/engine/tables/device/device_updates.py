@@ -186,9 +186,6 @@ class DeviceRowUpdate:
         return np.append(pack_rows(self._form, row)[0], scores)
 
 
-_FORMS = {"float32": 0, "bfloat16": 1, "int8": 2}  # as in the kernels
-
-
 def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:
     """The table's rule for its rows on a device."""
     plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
@@ -211,7 +208,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
         self._queue.launch(
             cuda_rows.packed_weights,
             len(out),
-            *(self._as(np.uint16), memory.width, ids, slots, len(out), self._spec.dim),
+            *(self._halves(), memory.width, ids, slots, len(out), self._spec.dim),
             *(*self._first, out),
         )
 
@@ -223,7 +220,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
             self._queue.launch(
                 cuda_rows.packed_begin,
                 len(ids) * dim,
-                *(self._as(np.uint16), width, device_ids, slots, fresh, len(ids) * dim, dim),
+                *(self._halves(), width, device_ids, slots, fresh, len(ids) * dim, dim),
                 *self._first,
             )
 
@@ -257,34 +254,25 @@ class DevicePackedUpdate(DeviceRowUpdate):
         self._queue.launch(
             cuda_rows.widen,
             n,
-            *(memory.rows, self._as(np.uint16), self._as(np.int8), memory.width, slots, n),
-            *(_FORMS[column.format], column.word, column.count),
+            *(memory.rows, self._halves(), memory.width, slots, n),
+            *(column.format == "bfloat16", column.word, column.count),
             *(wide, self._form.width, column.place),
         )
 
     def _narrow(self, column: RowColumn, slots: Any, ids: Any, wide: Any, step: int) -> None:
         """Store a column of `wide` in these rows."""
-        has_codes, memory = column.format == "int8", self._memory
-        n = len(slots) if has_codes else len(slots) * column.count
-        form = () if has_codes else (_FORMS[column.format],)
+        n, memory = len(slots) * column.count, self._memory
         self._queue.launch(
-            cuda_rows.narrow_codes if has_codes else cuda_rows.narrow,
+            cuda_rows.narrow,
             n,
-            *(
-                memory.rows,
-                self._as(np.int8 if has_codes else np.uint16),
-                memory.width,
-                slots,
-                ids,
-                n,
-            ),
-            *(*form, column.word, column.count),
+            *(memory.rows, self._halves(), memory.width, slots, ids, n),
+            *(column.format == "bfloat16", column.word, column.count),
             *(wide, self._form.width, column.place, self._stream, step),
         )
 
-    def _as(self, dtype: type[np.generic]) -> Any:
-        """The memory of all rows as an array of this dtype."""
-        return self._memory.rows.view(dtype)
+    def _halves(self) -> Any:
+        """The memory of all rows as an array of 16 bits each."""
+        return self._memory.rows.view(np.uint16)
 
 
 @cache
