@@ -1,7 +1,6 @@
 """Names for scripts: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
 
 from psfleet.optimizer import lr, rule_optimizers
-from psfleet.optimizer.adaptive import Adam, AdamW, Lamb, LarsMomentum, Rprop
 from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage
 from psfleet.optimizer.clip import (
     ClipGradByGlobalNorm,
@@ -19,20 +18,11 @@ from psfleet.optimizer.rule_optimizers import *  # noqa: F403  # the stub lists 
 from psfleet.optimizer.wrapping_optimizers import LookAhead, PipelineOptimizer, RecomputeOptimizer
 from psfleet.regularizer import L1Decay, L1DecayRegularizer, L2Decay, L2DecayRegularizer
 
-AdamOptimizer = Adam
-AdamWOptimizer = AdamW
 DGCMomentumOptimizer = DGCMomentum
 LookAheadOptimizer = LookAhead
 LookaheadOptimizer = LookAhead
-LambOptimizer = Lamb
-LarsMomentumOptimizer = LarsMomentum
-RpropOptimizer = Rprop
 
 __all__ = [
-    "Adam",
-    "AdamOptimizer",
-    "AdamW",
-    "AdamWOptimizer",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
@@ -47,10 +37,6 @@ __all__ = [
     "L1DecayRegularizer",
     "L2Decay",
     "L2DecayRegularizer",
-    "Lamb",
-    "LambOptimizer",
-    "LarsMomentum",
-    "LarsMomentumOptimizer",
     "LookAhead",
     "LookAheadOptimizer",
     "LookaheadOptimizer",
@@ -58,8 +44,6 @@ __all__ = [
     "Optimizer",
     "PipelineOptimizer",
     "RecomputeOptimizer",
-    "Rprop",
-    "RpropOptimizer",
     "lr",
     "optimizer_of",
 ]

@@ -10,11 +10,10 @@ from psfleet.core.engine.rules.momentum import Momentum as MomentumRule
 from psfleet.core.runtime.strategy import DistributedStrategy, Settings
 from psfleet.core.runtime.strategy.distributed_strategy import adopt
 from psfleet.optimizer import program_access
-from psfleet.optimizer.adaptive import Adam, Lamb, LarsMomentum
 from psfleet.optimizer.dgc import DGCMomentum
 from psfleet.optimizer.optimizer import Optimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
-from psfleet.optimizer.rule_optimizers import Momentum
+from psfleet.optimizer.rule_optimizers import Adam, Lamb, LarsMomentum, Momentum
 from psfleet.optimizer.wrapping_optimizers import (
     PipelineOptimizer,
     RecomputeOptimizer,

@@ -3,13 +3,74 @@
 import dataclasses
 import inspect
 import typing
-from inspect import Parameter
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter as Argument
 from typing import Any, Unpack
 
+from typing_extensions import override
+
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.rules.rule import OptimizerSpec, Rule
+from psfleet.core.base.validation.annotations import NonNegativeInt
+from psfleet.core.engine.gradients import Grad, scaled
+from psfleet.core.engine.rules.rule import OptimizerRules, OptimizerSpec, Rule
+from psfleet.core.engine.schema.table import DecaySpec
+from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.core.graph.parameters.table_kind import has_any_id
 from psfleet.optimizer.arguments import as_documented
 from psfleet.optimizer.optimizer import LegacyArguments, Optimizer
+
+BY_PARAMETER: Mapping[str, tuple[Any, Any]] = {
+    "lr_ratio": (Callable[[Parameter], float] | None, None),
+    "apply_decay_param_fun": (Callable[[str], bool] | None, None),
+    "exclude_from_weight_decay": (Sequence[str] | None, None),
+    "exclude_from_weight_decay_fn": (Callable[[Parameter], bool] | None, None),
+    "rescale_grad": (float, 1.0),
+}
+"""Arguments of an optimizer that act on single parameters, with their annotations and defaults."""
+
+
+class RuleOptimizer(Optimizer):
+    """Base of the optimizers that rules declare."""
+
+    _spec: OptimizerSpec
+    _rules: OptimizerRules
+    _by_parameter: Mapping[str, Any]
+
+    @override
+    def rule(self, parameter: Parameter | None = None) -> Rule:
+        """The update rule for a parameter; None: for one with rows for any id.
+
+        Regularization makes the gradient of a sparse parameter with a known number of rows dense.
+        """
+        rules = self._rules
+        if rules.by_rows is not None and (
+            parameter is None
+            or has_any_id(parameter)
+            or (parameter.sparse and self.decay(parameter) == DecaySpec())
+        ):
+            return rules.by_rows
+        if parameter is None or not self._is_without_decay(parameter):
+            return rules.rule
+        return dataclasses.replace(rules.rule, **{self._spec.decay: 0.0})
+
+    def _is_without_decay(self, parameter: Parameter) -> bool:
+        given = self._by_parameter.get
+        decays, excludes = given("apply_decay_param_fun"), given("exclude_from_weight_decay_fn")
+        return bool(
+            (decays is not None and not decays(parameter.name))
+            or (excludes is not None and excludes(parameter))
+            or any(part in parameter.name for part in given("exclude_from_weight_decay") or ())
+        )
+
+    @override
+    def rate_factor(self, parameter: Parameter) -> float:
+        ratio = self._by_parameter.get("lr_ratio")
+        return super().rate_factor(parameter) * (1.0 if ratio is None else ratio(parameter))
+
+    @override
+    def _sent(self, parameter: Parameter, grad: Grad) -> Grad:
+        factor = self._by_parameter.get("rescale_grad", 1)
+        return grad if factor == 1 else scaled(grad, factor)
 
 
 def optimizer_of(rule: type[Rule]) -> type[Any]:
@@ -18,61 +79,89 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
     Raises:
         UsageError: The rule declares none.
     """
-    spec = rule.optimizer
-    if spec is None:
+    declared = rule.optimizer
+    if declared is None:
         raise UsageError(f"the rule {rule.__name__} declares no optimizer; set its `optimizer`")
-    fields = {field.name for field in dataclasses.fields(rule)}
+    spec: OptimizerSpec = declared
+    fields = _fields(rule, spec)
     ranges = typing.get_type_hints(rule, include_extras=True)
     signature = _signature(rule, spec)
     defaults = {
         name: p.default for name, p in signature.parameters.items() if p.default is not p.empty
     }
 
-    def __init__(self: Optimizer, /, **values: Any) -> None:
+    def __init__(self: RuleOptimizer, /, **values: Any) -> None:
         values = defaults | values
-        own = {name: values.pop(name) for name in fields & values.keys()}
-        self.lazy = values.pop("lazy_mode", spec.lazy)
+        own = {fields[name]: values.pop(name) for name in fields if name in values}
+        options = {name: values.pop(name) for name in spec.options}
+        lazy = values.pop("lazy_mode", spec.lazy)
         for name in spec.ignored:
             values.pop(name)
+        self._by_parameter = {name: values.pop(name) for name in BY_PARAMETER if name in values}
         Optimizer.__init__(self, **values)
-        self._rule = rule(**own)
+        if spec.rules is None:
+            self._rules = OptimizerRules(rule(**own), None, lazy)
+        else:
+            self._rules = spec.rules(rule, own, self.get_lr(), lazy, **options)
+        self._rule, self.lazy = self._rules.rule, self._rules.lazy
+        self.every_row = self._rules.every_row
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     __init__.__annotations__ = {
-        name: ranges[name] if name in fields else argument.annotation
+        name: ranges[fields[name]] if name in fields else argument.annotation
         for name, argument in signature.parameters.items()
     }
     __init__.__qualname__ = f"{rule.__name__}.__init__"
     construct = as_documented(*spec.older.split())(__init__)
-    body = {"__doc__": rule.__doc__, "__module__": rule.__module__, "__init__": construct}
-    return type(rule.__name__, (Optimizer,), body)
+    body = {
+        "__doc__": spec.doc or rule.__doc__,
+        "__module__": rule.__module__,
+        "__init__": construct,
+        "_spec": spec,
+    }
+    return type(rule.__name__, (RuleOptimizer,), body)
+
+
+def _fields(rule: type[Rule], spec: OptimizerSpec) -> dict[str, str]:
+    """By argument the field that it sets."""
+    renamed = spec.fields.values()
+    own = {one.name: one.name for one in dataclasses.fields(rule) if one.name not in renamed}
+    return own | dict(spec.fields)
 
 
 def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
     """The constructor's arguments: those of every optimizer among the rule's own."""
     shared = inspect.signature(Optimizer.__init__).parameters
     types = typing.get_type_hints(Optimizer.__init__, include_extras=True)
-    fields = {field.name: field.default for field in dataclasses.fields(rule)}
+    values = {field.name: field.default for field in dataclasses.fields(rule)}
+    fields = _fields(rule, spec)
     usual = *fields, "parameters", "weight_decay", "grad_clip", "name"
-    names = spec.arguments.split() or dict.fromkeys(usual)
-    parameters = [
+    more = {**BY_PARAMETER, **spec.options, "lazy_mode": (bool, False)}
+    arguments = [
         shared["self"],
         _argument("learning_rate", types["learning_rate"], spec.learning_rate),
     ]
-    if spec.learning_rate is None:
-        parameters[1] = parameters[1].replace(default=Parameter.empty)
-    for name in names:
+    for name in spec.arguments.split() or dict.fromkeys(usual):
         if name in fields:
-            parameters.append(_argument(name, type(fields[name]), fields[name]))
+            value = values[fields[name]]
+            arguments.append(_argument(name, type(value), value))
         elif name in spec.ignored:
-            parameters.append(_argument(name, float, spec.ignored[name]))
-        elif name == "lazy_mode":
-            parameters.append(_argument(name, bool, False))
+            value = spec.ignored[name]
+            kind = NonNegativeInt if isinstance(value, int) else float
+            arguments.append(_argument(name, kind, value))
+        elif name in more:
+            arguments.append(_argument(name, *more[name]))
         else:
-            parameters.append(shared[name].replace(annotation=types[name]))
-    older = Parameter("older", Parameter.VAR_KEYWORD, annotation=Unpack[LegacyArguments])
-    return inspect.Signature([*parameters, older], return_annotation=None)
+            arguments.append(shared[name].replace(annotation=types[name]))
+    required = {*spec.required.split()} | (
+        {"learning_rate"} if spec.learning_rate is None else set()
+    )
+    arguments = [
+        one.replace(default=Argument.empty) if one.name in required else one for one in arguments
+    ]
+    older = Argument("older", Argument.VAR_KEYWORD, annotation=Unpack[LegacyArguments])
+    return inspect.Signature([*arguments, older], return_annotation=None)
 
 
-def _argument(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+def _argument(name: str, annotation: Any, default: Any) -> Argument:
+    return Argument(name, Argument.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)

@@ -14,6 +14,7 @@ from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.parameters.parameter import Parameter
+from psfleet.optimizer.factory import RuleOptimizer
 from psfleet.regularizer import L2Decay
 from tests.runtimes import own_programs
 
@@ -139,3 +140,17 @@ def test_gradients_of_any_kind() -> None:
         w = Parameter("w", [1.0, 2.0])
         optimizer.SGD(0.5).apply_gradients([(w, gradient)])
         np.testing.assert_array_equal(w.numpy(), [0.5, 1.0])
+
+
+def test_an_optimizer_is_declared_once() -> None:
+    """In the file of its rule: all but those around another optimizer, or with work of the worker's own."""
+    classes = [getattr(optimizer, name) for name in optimizer.__all__]
+    others = {
+        kind.__name__
+        for kind in classes
+        if isinstance(kind, type)
+        and issubclass(kind, optimizer.Optimizer)
+        and not issubclass(kind, RuleOptimizer)
+    }
+    wrapping = {"LookAhead", "PipelineOptimizer", "RecomputeOptimizer"}
+    assert others == {"Optimizer", "DGCMomentum", *wrapping}

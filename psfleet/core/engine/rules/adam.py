@@ -9,19 +9,74 @@
 - RAdam (Liu et al., 2020): Adam whose rate is rectified while the second moment is young.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, Range
-from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, TorchSpec
+from psfleet.core.engine.rules.rule import (
+    DecayRate,
+    OptimizerRules,
+    OptimizerSpec,
+    Rule,
+    Slot,
+    TorchSpec,
+)
 
 
 def adam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
     return w - h[0] * (m / (math.sqrt(v) + h[5])), m, v
+
+
+def _adam_rules(
+    kind: type["Adam"],
+    fields: Mapping[str, float],
+    rate: float,
+    lazy: bool,
+    amsgrad: bool,
+    sparse_mode: str | None,
+) -> OptimizerRules:
+    if sparse_mode not in (None, "lazy", "full", "reference", "catch-up"):
+        raise ConfigError(
+            f"Adam: sparse_mode is {sparse_mode!r}, use lazy, full, reference or catch-up"
+        )
+    if sparse_mode == "catch-up" and amsgrad:
+        raise ConfigError("Adam: sparse_mode is 'catch-up', which does not know amsgrad")
+    dense = (AMSGrad if amsgrad else kind)(**fields)  # type: ignore[arg-type]  # as annotated
+    by_rows: Rule = dense
+    if sparse_mode in (None, "reference"):
+        by_rows = dataclasses.replace(dense, bias_correction_step=1, unscaled_rest=True)
+    elif sparse_mode == "catch-up":
+        from psfleet.core.engine.rules.adam_catch_up import AdamCatchUp  # it is made of Adam
+
+        by_rows = AdamCatchUp(**fields)
+    lazy = lazy if sparse_mode is None else sparse_mode in ("lazy", "catch-up")
+    return OptimizerRules(dense, by_rows, lazy, sparse_mode in ("full", "reference"))
+
+
+_ADAM = """w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corrected moments.
+
+    Args:
+        lazy_mode: Rows of a sparse parameter that have no gradient in a step rest: their moments do
+            not decay and they do not drift. Parameters with rows for any id are always lazy.
+        amsgrad: Variant, as AMSGrad.
+        sparse_mode: Rule that sparse parameters follow.
+            None: the reference's operator for sparse gradients, whose bias corrections are a step ahead of
+            the dense rule's; rows without a gradient rest if lazy_mode or if the parameter has rows for any
+            id, else they are updated with sqrt(v) + epsilon in place of
+            sqrt(v) + epsilon * sqrt(1 - beta2^t). "reference": that operator, and every row is updated.
+            The others have the dense rule's corrections. "lazy": rows without a gradient rest. "full": what
+            the dense rule does, to the bit. "catch-up": what rows have missed of "full" is made up for when
+            they next have a gradient, see psfleet.core.engine.rules.adam_catch_up for the error; until then
+            lookups give them without it.
+        min_row_size_to_use_multithread: Accepted for the reference's sake: servers have threads for
+            every table.
+    """
 
 
 @dataclass(frozen=True)
@@ -46,6 +101,15 @@ class Adam(Rule):
     bias_correction_step: Annotated[int, Range(0, 1)] = 0
     unscaled_rest: bool = False
     name = "adam"
+    optimizer = OptimizerSpec(
+        arguments="beta1 beta2 epsilon parameters weight_decay grad_clip lazy_mode name amsgrad sparse_mode "
+        "min_row_size_to_use_multithread",
+        older="regularization name lazy_mode",
+        options={"amsgrad": (bool, False), "sparse_mode": (str | None, None)},
+        ignored={"min_row_size_to_use_multithread": 0},
+        rules=_adam_rules,
+        doc=_ADAM,
+    )
     torch = (TorchSpec("Adam", "betas.0 betas.1 eps", "exp_avg exp_avg_sq"),)
 
     @property
@@ -81,6 +145,20 @@ class AdamW(Rule):
     epsilon: NonNegative = 1e-8
     weight_decay: NonNegative = 0.01
     name = "adamw"
+    optimizer = OptimizerSpec(
+        arguments="beta1 beta2 epsilon parameters weight_decay lr_ratio apply_decay_param_fun grad_clip "
+        "lazy_mode name",
+        older="",
+        decay="weight_decay",
+        doc="""w *= 1 - learning_rate * weight_decay, then Adam's update.
+
+        Args:
+            weight_decay: Decay of the weights themselves, not of the gradient.
+            lr_ratio: Parameter -> a factor on its learning rate.
+            apply_decay_param_fun: Parameter name -> whether its weights decay; None: all do.
+            lazy_mode: Lazy updates, as in Adam.
+        """,
+    )
     torch = (
         TorchSpec(
             "AdamW",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from psfleet.core.base.validation.annotations import NonNegative
-from psfleet.core.engine.rules.rule import DecayRate, Rule, Slot, UnitInterval
+from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, UnitInterval
 
 
 def lars_measure(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
@@ -39,6 +39,20 @@ class LarsMomentum(Rule):
     lars_weight_decay: NonNegative = 0.0005
     epsilon: NonNegative = 0.0
     name = "lars_momentum"
+    optimizer = OptimizerSpec(
+        learning_rate=None,
+        required="momentum",
+        arguments="momentum lars_coeff lars_weight_decay parameters weight_decay grad_clip name "
+        "exclude_from_weight_decay epsilon rescale_grad",
+        decay="lars_weight_decay",
+        doc="""Momentum with the rate learning_rate * lars_coeff * |w| / (|g| + wd * |w| + epsilon).
+
+        Args:
+            lars_weight_decay: wd; added to the gradient too.
+            exclude_from_weight_decay: Parts of names: wd is 0 for the parameters that have one.
+            rescale_grad: A factor on the gradients.
+        """,
+    )
     unit = "parameter"
 
     @property
@@ -99,6 +113,21 @@ class Lamb(Rule):
     epsilon: NonNegative = 1e-6
     weight_decay: NonNegative = 0.01
     name = "lamb"
+    optimizer = OptimizerSpec(
+        arguments="lamb_weight_decay beta1 beta2 epsilon parameters grad_clip exclude_from_weight_decay_fn "
+        "name weight_decay",
+        older="regularization exclude_from_weight_decay_fn name",
+        fields={"lamb_weight_decay": "weight_decay"},
+        decay="weight_decay",
+        doc="""Adam's direction plus lamb_weight_decay * w, scaled to the norm of w.
+
+        Args:
+            weight_decay: Regularization, as of every optimizer: added to the gradient, beside
+                lamb_weight_decay.
+            exclude_from_weight_decay_fn: Parameter -> whether its weights do not decay; its direction is
+                then not scaled either, as in the reference.
+        """,
+    )
     unit = "parameter"
 
     @property

@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, Positive, Range
 from psfleet.core.engine.rules.rule import (
     DecayRate,
+    OptimizerRules,
     OptimizerSpec,
     Rule,
     Slot,
@@ -118,6 +119,17 @@ def rprop(w, g, before, rate, h):  # type: ignore[no-untyped-def]  # inlined int
     return w - (rate if g > h[4] else (-rate if g < h[4] else h[4])), g, rate
 
 
+def _rprop_rules(
+    kind: type["Rprop"],
+    fields: Mapping[str, float],
+    rate: float,
+    lazy: bool,
+    learning_rate_range: tuple[float, float],
+    etas: tuple[float, float],
+) -> OptimizerRules:
+    return OptimizerRules(kind(rate, *learning_rate_range, *etas))
+
+
 @dataclass(frozen=True)
 class Rprop(Rule):
     """w -= sign(g) * rate; the rate grows while the sign stays and shrinks when it turns.
@@ -132,6 +144,21 @@ class Rprop(Rule):
     eta_minus: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.5
     eta_plus: Annotated[float, Range(1, low_open=True)] = 1.2
     name = "rprop"
+    optimizer = OptimizerSpec(
+        arguments="learning_rate_range parameters etas weight_decay grad_clip name",
+        options={
+            "learning_rate_range": (tuple[float, float], (1e-5, 50.0)),
+            "etas": (tuple[float, float], (0.5, 1.2)),
+        },
+        rules=_rprop_rules,
+        doc="""w -= sign(g) * rate; each weight's rate grows while the sign stays and shrinks when it turns.
+
+        Args:
+            learning_rate: The first rate of every weight.
+            learning_rate_range: Smallest and largest rate.
+            etas: Factors on the rate: after a turn, and otherwise.
+        """,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

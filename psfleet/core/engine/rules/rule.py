@@ -18,12 +18,30 @@ from psfleet.core.engine.rules.finding_rules import RULES, NamedDefinition
 
 
 @dataclass(frozen=True)
+class OptimizerRules:
+    """Rules that one optimizer uses, and how it treats the rows of sparse parameters.
+
+    Attributes:
+        rule: Rule of its parameters.
+        by_rows: Rule of gradients by rows, or None where `rule` takes these too.
+        lazy: True if rows without a gradient rest.
+        every_row: True if rows for any id do not rest either.
+    """
+
+    rule: "Rule"
+    by_rows: "Rule | None" = None
+    lazy: bool = False
+    every_row: bool = False
+
+
+@dataclass(frozen=True)
 class OptimizerSpec:
     """Constructor of a rule's optimizer, as scripts see it.
 
     An argument named like a field of the rule has that field's type and default. The other arguments
     are the same for every optimizer: `learning_rate`, which always comes first, `parameters`,
-    `weight_decay`, `grad_clip`, `name`, `lazy_mode`.
+    `weight_decay`, `grad_clip`, `name`, `lazy_mode`, and those of
+    `psfleet.optimizer.factory.BY_PARAMETER`, which say what differs between parameters.
 
     Attributes:
         learning_rate: Its default; None: the script must give it.
@@ -33,6 +51,13 @@ class OptimizerSpec:
         ignored: Arguments that have no effect, for scripts written for the reference, and their
             defaults.
         lazy: True if rows of a sparse parameter always rest while they have no gradient.
+        fields: Argument -> the field that it sets, where their names differ.
+        required: Names of arguments that the script must give, separated by spaces.
+        decay: Field that is 0 for parameters whose weights do not decay.
+        options: Arguments that are no fields -> their annotations and defaults.
+        rules: Makes the optimizer's rules from the rule's class, its fields, the first learning rate,
+            `lazy_mode` and the options; None: one rule, with the fields.
+        doc: Docstring of the optimizer; empty: that of the rule.
     """
 
     learning_rate: float | None = 0.001
@@ -40,6 +65,12 @@ class OptimizerSpec:
     older: str = "regularization name"
     ignored: Mapping[str, float] = field(default_factory=dict)
     lazy: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)
+    required: str = ""
+    decay: str = ""
+    options: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    rules: Callable[..., OptimizerRules] | None = None
+    doc: str = ""
 
 
 @dataclass(frozen=True)
