@@ -5,20 +5,13 @@ rate and goes on. Those that count epochs are advanced by `epoch()`.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from psfleet.core.base.validation.annotations import (
-    NonNegative,
-    NonNegativeInt,
-    PositiveInt,
-    Range,
-    checked,
-)
+from psfleet.core.base.validation.annotations import NonNegativeInt, PositiveInt, checked
 from psfleet.optimizer import lr
-from psfleet.optimizer.lr.scheduler import LRScheduler, Measure, Mode, argument, set_constructor
-from psfleet.optimizer.lr.schedules import BelowOne
+from psfleet.optimizer.lr.scheduler import LRScheduler, argument, set_constructor
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 
 __all__ = [
@@ -112,8 +105,38 @@ class LinearLrWarmup(_PerUpdateSchedule, older=lr.linear_lr_warmup, begin=1):
     """From start_lr to end_lr in warmup_steps updates, then `learning_rate`, or that schedule."""
 
 
+S = TypeVar("S", bound=LRScheduler)
+
+
+def _with_arguments(order: str, *ignored: Parameter) -> Callable[[type[S]], type[S]]:
+    """Give a schedule the older constructor: arguments of its own one, in this order, some by other names.
+
+    Args:
+        order: Names, separated by spaces; `gamma:decay_rate` is `gamma` by the name `decay_rate`.
+        ignored: Arguments behind these, for scripts written for the reference.
+    """
+    names = {older or own: own for own, _, older in (name.partition(":") for name in order.split())}
+
+    def decorate(kind: type[S]) -> type[S]:
+        inherited: Callable[..., None] = kind.__init__
+        own = inspect.signature(inherited).parameters
+        arguments = [own[name].replace(name=older) for older, name in names.items()]
+
+        def construct(self: S, values: dict[str, Any]) -> None:
+            inherited(self, **{name: values[older] for older, name in names.items()})
+
+        set_constructor(kind, [*arguments, *ignored], construct)
+        return kind
+
+    return decorate
+
+
 class _PerEpochSchedule(LRScheduler):
     """A schedule that counts epochs, with the older name of `step`."""
+
+    if TYPE_CHECKING:  # what `_with_arguments` makes is checked when it is called
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     @checked
     def epoch(self, epoch: int | None = None) -> None:
@@ -121,61 +144,29 @@ class _PerEpochSchedule(LRScheduler):
         self.step(epoch)
 
 
+@_with_arguments("learning_rate step_size gamma:decay_rate")
 class StepDecay(_PerEpochSchedule, lr.StepDecay):
     """learning_rate times decay_rate after every step_size epochs."""
 
-    @checked
-    def __init__(
-        self, learning_rate: NonNegative, step_size: PositiveInt, decay_rate: BelowOne = 0.1
-    ) -> None:
-        super().__init__(learning_rate, step_size, decay_rate)
 
-
+@_with_arguments("learning_rate milestones gamma:decay_rate")
 class MultiStepDecay(_PerEpochSchedule, lr.MultiStepDecay):
     """learning_rate times decay_rate for every milestone that has been reached."""
 
-    @checked
-    def __init__(
-        self, learning_rate: NonNegative, milestones: Sequence[float], decay_rate: BelowOne = 0.1
-    ) -> None:
-        super().__init__(learning_rate, milestones, decay_rate)
 
-
+@_with_arguments("learning_rate lr_lambda")
 class LambdaDecay(_PerEpochSchedule, lr.LambdaDecay):
     """learning_rate * lr_lambda(epoch)."""
 
-    @checked
-    def __init__(self, learning_rate: NonNegative, lr_lambda: Callable[[int], float]) -> None:
-        super().__init__(learning_rate, lr_lambda)
 
-
+@_with_arguments(
+    "learning_rate mode factor:decay_rate patience verbose threshold threshold_mode cooldown min_lr "
+    "epsilon:eps",
+    argument("dtype", str, "float32"),
+)
 class ReduceLROnPlateau(lr.ReduceOnPlateau):
     """lr.ReduceOnPlateau with the older arguments."""
 
-    @checked
-    def __init__(
-        self,
-        learning_rate: NonNegative,
-        mode: Mode = "min",
-        decay_rate: Annotated[float, Range(0, 1, high_open=True)] = 0.1,
-        patience: NonNegativeInt = 10,
-        verbose: bool = False,
-        threshold: NonNegative = 1e-4,
-        threshold_mode: Measure = "rel",
-        cooldown: NonNegativeInt = 0,
-        min_lr: NonNegative = 0,
-        eps: NonNegative = 1e-8,
-        dtype: str = "float32",
-    ) -> None:
-        super().__init__(
-            learning_rate,
-            mode,
-            decay_rate,
-            patience,
-            threshold,
-            threshold_mode,
-            cooldown,
-            min_lr,
-            eps,
-            verbose,
-        )
+    if TYPE_CHECKING:
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
