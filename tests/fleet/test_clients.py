@@ -12,7 +12,8 @@ import psfleet
 from psfleet import fleet, layers
 from psfleet.checkpoint import read_specs
 from psfleet.core.base.errors import CheckpointError, ConfigError, UsageError
-from psfleet.core.base.settings.environment import read_environment
+from psfleet.core.base.logs import set_up_logs
+from psfleet.core.base.settings.environment import read_environment, unknown_variables
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.program.program import Program, program_guard
@@ -264,3 +265,37 @@ def test_servers_without_a_role(name: str) -> None:
     """An environment with servers and no role is half of a cluster's, and refused."""
     with pytest.raises(ConfigError, match=f"{name} is 'h:1' but PSFLEET_ROLE is not set"):
         read_environment({name: "h:1"})
+
+
+SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PADDLE_TRAINERS_NUM", "PSFLEET_WORKERS")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_several_processes_without_a_fleet(name: str) -> None:
+    """Another launcher's processes, which no fleet connects, are refused; a single process trains alone."""
+    with pytest.raises(ConfigError, match=f"{name} is '2', so .* psfleet-launch --workers 2,"):
+        read_environment({name: "2"})
+    for alone in ("1", "", "many"):
+        assert read_environment({name: alone}).role is None
+    fleet_of_two = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "h:1", "PSFLEET_RANK": "0"}
+    assert read_environment({name: "2", **fleet_of_two}).role == "worker"
+
+
+def test_unknown_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable that only looks like psfleet's is warned of, once, with the name that is meant. Those of
+    tests, of docker-compose.yml, of the launcher and of a service in Kubernetes are known."""
+    known = ("DURABILITY", "CHAOS", "TEST_GPU", "TORTURE", "SERVER_CORES", "JOB_ID", "SERVICE_HOST")
+    known += ("PORT_80_TCP_ADDR", "MASTER_SERVICE_PORT_HTTP")
+    variables = {f"PSFLEET_{name}": "1" for name in ("DURABILTY", "COLOUR", *known)}
+    assert unknown_variables({**variables, "HOME": "/", "_PSFLEET_COMPLETE": "1"}) == [
+        "PSFLEET_DURABILTY is set, and psfleet has no such variable; is PSFLEET_DURABILITY meant?",
+        "PSFLEET_COLOUR is set, and psfleet has no such variable; docs/settings.md lists all variables",
+    ]
+    monkeypatch.setenv("PSFLEET_ON_NON", "stop")
+    for _ in range(2):
+        set_up_logs()
+    assert capsys.readouterr().err == (
+        "PSFLEET_ON_NON is set, and psfleet has no such variable; is PSFLEET_ON_NAN meant?\n"
+    )

@@ -18,6 +18,7 @@ from psfleet_launch.job.job_plan import (
     command,
     job_name,
     listed,
+    unread_variables,
 )
 from psfleet_launch.job.job_request import JobRequest
 
@@ -135,3 +136,14 @@ def test_members_are_listed_workers_first() -> None:
     """As the failure report names them."""
     members = [Member("server", 0), Member("worker", 10), Member("worker", 9)]
     assert listed(members) == "worker 9, worker 10, server 0"
+
+
+def test_variables_that_the_launcher_does_not_read(script: str) -> None:
+    """A variable in place of which the launcher has a flag is warned of, unless the flag is given or the
+    launcher itself runs in a job, whose variables these are."""
+    variables = {"PSFLEET_DURABILITY": "log", "PSFLEET_RANK": "0", "PSFLEET_LANE": "inline"}
+    assert unread_variables(JobRequest(script), variables) == [
+        "PSFLEET_DURABILITY is 'log', which psfleet-launch does not pass on; use --durability"
+    ]
+    assert not unread_variables(JobRequest(script, durability="log"), variables)
+    assert not unread_variables(JobRequest(script), variables | {"PSFLEET_JOB_ID": "token"})

@@ -188,6 +188,16 @@ BY_HAND = {
         r"ConfigError: PSFLEET_SERVERS is 'h:1' but PSFLEET_ROLE is not set",
         variables=(("PSFLEET_SERVERS", "h:1"),),
     ),
+    "torchrun in place of the launcher": Mistake(
+        "fleet.init()",
+        r"ConfigError: WORLD_SIZE is '2', .*psfleet-launch --workers 2,",
+        variables=(("WORLD_SIZE", "2"),),
+    ),
+    "torchrun, and no fleet.init()": Mistake(
+        MODEL.replace("fleet.init()", "") + "exe.run(feed={'x': X, 'y': Y})",
+        r"ConfigError: WORLD_SIZE is '2', .*psfleet-launch --workers 2,",
+        variables=(("WORLD_SIZE", "2"),),
+    ),
     "an endpoint without a port": Mistake(
         "psfleet.connect()",
         r"ConfigError: endpoint 'localhost' is neither",

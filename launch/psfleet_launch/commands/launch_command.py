@@ -19,6 +19,7 @@ from psfleet.core.base.errors import ConfigError, FrameError
 from psfleet.core.base.object_store import latest_snapshot
 from psfleet.core.base.observability.tracing import check_tracing
 from psfleet.core.base.settings.declaration import settings_of
+from psfleet.core.base.settings.environment import unknown_variables
 from psfleet.core.base.settings.kinds import local_path
 from psfleet.core.engine.consistency import MODES, NO_MODE
 from psfleet.core.runtime.strategy.distributed_strategy import PARTS
@@ -41,7 +42,7 @@ from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, EngineSettings, load_engine
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_folder import claimed, private_folder
-from psfleet_launch.job.job_plan import Job, job_name, needed
+from psfleet_launch.job.job_plan import Job, job_name, needed, unread_variables
 from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.start_checks import check_this_machine, check_variables
 from psfleet_launch.job_runner import JobRunner
@@ -319,6 +320,8 @@ def _run(
     screen = Screen(launch.progress)
     runner = JobRunner(job, engine, supervisor, screen, chaos, followers)
     screen.begin(job, engine.name, importlib.metadata.version("psfleet"))
+    for sentence in (*unknown_variables(), *unread_variables(job.request)):
+        screen.say(f"warning   {sentence}")
     with _observed(launch, engine, runner, screen) as history:
         code = runner.run()
         if is_unused := code == 0 and not engine.has_joined():

@@ -224,6 +224,19 @@ def command(job: Job, member: Member) -> list[str]:
     return [sys.executable, job.request.script, *job.request.arguments]
 
 
+def unread_variables(request: JobRequest, variables: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a sentence for each variable of the user in place of which the launcher has a flag."""
+    if (
+        MARKER in variables
+    ):  # a script of a job starts another one, and the variables are those of the first
+        return []
+    return [
+        f"{one.env} is {variables[one.env]!r}, which psfleet-launch does not pass on; use {one.flag}"
+        for one in settings_of(JobSettings)
+        if one.flag and variables.get(one.env) and getattr(request, one.name) == one.default
+    ]
+
+
 def child_environment(
     job: Job,
     member: Member,

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import UserSettings
+from psfleet.core.base.settings.environment import unknown_variables
 from psfleet.core.base.settings.kinds import ROOT, parse_levels
 
 _QUIET = 1.0  # seconds between two lines of a RateLimitedLog
@@ -64,6 +65,8 @@ class RateLimitedLog:
 def set_up_logs(role: str | None = None, rank: int = 0) -> None:
     """Apply PSFLEET_LOG and PSFLEET_LOG_FORMAT to this process. What is set up later counts.
 
+    Warns, once in a process, of each variable that only looks like one of psfleet's.
+
     Args:
         role: Role of this process in its fleet; its lines begin with time, level, role and rank; None: it
             trains alone, and its lines are plain sentences.
@@ -81,6 +84,11 @@ def set_up_logs(role: str | None = None, rank: int = 0) -> None:
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
     _HANDLER.setFormatter(_JsonFormatter(process) if is_json else _TextFormatter(process))
+    for sentence in unknown_variables():
+        # The launcher has warned for all processes of its job.
+        if "PSFLEET_JOB" not in os.environ and sentence not in _warned:
+            _warned.add(sentence)
+            _ROOT.warning(sentence)
 
 
 class _TextFormatter(logging.Formatter):
@@ -143,6 +151,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 _HANDLER = _StderrHandler()
 _HANDLER.setFormatter(_TextFormatter(""))
 _levelled = [ROOT]
+_warned: set[str] = set()
 _ROOT = logging.getLogger(ROOT)
 _ROOT.addHandler(_HANDLER)
 _ROOT.propagate = False  # else a script's own handlers would write each line again

@@ -6,15 +6,19 @@ gets them from the launcher, which passes on only the UserSettings of its own en
 """
 
 import dataclasses
+import difflib
+import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.settings.declaration import check, from_variable, from_variables
+from psfleet.core.base.settings.declaration import check, from_variable, from_variables, settings_of
 from psfleet.core.base.settings.declared_settings import (
+    FaultSettings,
     FleetSettings,
     JobSettings,
     ProcessSettings,
@@ -134,7 +138,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """
     role = from_variable(FleetSettings, "role", variables)
     if role is None:
-        _check_no_servers(variables)
+        _check_no_fleet(variables)
         return Environment(
             strategy=from_variable(UserSettings, "strategy", variables),
             rules=from_variable(JobSettings, "rules", variables),
@@ -164,14 +168,59 @@ def reader_environment(
     return Environment(**values, servers=tuple(servers))
 
 
-def _check_no_servers(variables: Mapping[str, str]) -> None:
-    """Refuse an environment that names servers but no role: it is half of a cluster's."""
+_SIZES = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "PADDLE_TRAINERS_NUM",
+    "PSFLEET_WORKERS",
+)
+"""Variables with which other launchers (torchrun, mpirun, paddle) say how many processes they started."""
+
+
+def _check_no_fleet(variables: Mapping[str, str]) -> None:
+    """Refuse an environment without a role that names servers, or in which several processes were started.
+
+    The processes would train one unconnected copy of the model each.
+    """
     for name in ("PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"):
         if variables.get(name):
             raise ConfigError(
                 f"{name} is {variables[name]!r} but PSFLEET_ROLE is not set; set it to worker (or "
                 f"server), or unset {name} to train in this process alone"
             )
+    for name in _SIZES:
+        size = variables.get(name, "")
+        if size.isdecimal() and int(size) > 1:
+            raise ConfigError(
+                f"{name} is {size!r}, so {size} processes were started, and no fleet connects them: each
+                would "
+                f"train a copy of its own; start the script with psfleet-launch --workers {size}, or unset "
+                f"{name} to train in this process alone"
+            )
+
+
+# The first line has variables of tests, benchmarks, docker-compose.yml and the launcher's mark of its
+# processes. The second has those that Kubernetes makes for a service whose name begins with psfleet.
+_OTHERS = re.compile(
+    r"PSFLEET_((TEST|TORTURE|CALL_PATH|IMAGE|SCRIPT|JOB_ID|(SERVER|WORKER)_(CORES|MEMORY))(_.*)?"
+    r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_.*)?))"
+)
+
+
+def unknown_variables(variables: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a sentence for each variable that begins with PSFLEET_ and that nothing reads."""
+    groups = (Environment, FaultSettings)
+    known = [one.env.removeprefix("PSFLEET_") for group in groups for one in settings_of(group)]
+    sentences = []
+    for name in variables:
+        suffix = name.removeprefix("PSFLEET_")
+        if suffix == name or suffix in known or _OTHERS.fullmatch(name):
+            continue
+        near = difflib.get_close_matches(suffix, known, 1)
+        hint = f"is PSFLEET_{near[0]} meant?" if near else "docs/settings.md lists all variables"
+        sentences.append(f"{name} is set, and psfleet has no such variable; {hint}")
+    return sentences
 
 
 def check_alone(variables: Mapping[str, str] = os.environ) -> None:
