@@ -24,6 +24,7 @@ from psfleet.core.engine.worker_state import (
     read_states,
 )
 from psfleet.core.graph.execution.executor import check_trained
+from psfleet.core.runtime.process_runtime import current
 from psfleet.data.read_ahead import BufferedPeekable, Peekable, RepeatablePeekable, SizedPeekable
 
 _log = log_of(__name__)
@@ -138,7 +139,9 @@ class DataLoops:
 
     def _mark(self, loop: int, latest: bool = False) -> None:
         """The script is between two steps of a loop."""
-        if not self._there:
+        # What is remembered after steps whose gradients wait to be merged is ahead of the tables: a later
+        # incarnation has to make these steps again.
+        if not self._there or current().waiting_steps:
             return
         if self._is_open:
             self._note_collectives(self._place.loop, self._of_runtime("collectives", (0, 0)))

@@ -12,7 +12,7 @@ from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.inference import save_inference
 from psfleet.core.graph.execution.model_files import TableNames, load, save
 from psfleet.core.graph.parameters.binding import invalidate
-from psfleet.core.runtime.process_runtime import active
+from psfleet.core.runtime.process_runtime import active, check_none_waits, current
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.fleet.roles import FleetRole
 
@@ -27,9 +27,11 @@ class FleetSaving(FleetRole):
         Training of the other workers goes on. Worker 0 asks for it; for the others the call does
         nothing and gives "".
         """
-        folder = active().save("") if self.is_first_worker() else ""
-        if folder:
-            self._has_saved(folder)
+        if not self.is_first_worker():
+            return ""
+        check_none_waits(current().waiting_steps, "the snapshot")
+        folder = active().save("")
+        self._has_saved(folder)
         return folder
 
     def _has_saved(self, folder: str) -> None:

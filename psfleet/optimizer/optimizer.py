@@ -22,7 +22,7 @@ from psfleet.optimizer.clip import ClipGradBase, clip_by_own
 from psfleet.optimizer.lr.scheduler import LRScheduler
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 from psfleet.optimizer.optimizer_state import StatefulOptimizer, restore
-from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
+from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet.regularizer import WeightDecay, as_decay, as_regularizer
 
 Rate = NonNegative | LRScheduler | Annotated[Any, Must(program_access.is_symbolic, "a variable")]
@@ -67,9 +67,8 @@ class Optimizer(StatefulOptimizer):
     factor = 1.0  # on the learning rate, of the parameters of a group
     lazy = False  # whether rows of a sparse parameter rest while they have no gradient
     every_row = False  # whether those of a parameter with rows for any id do not
-    works_on_worker = (
-        False  # whether it does more than its rule, so that a push past it would skip a part
-    )
+    streams_evictions = False  # whether tables say which rows have gone
+    works_on_worker = False  # whether it does more than its rule, which a push past it would skip
 
     @as_documented("regularization", "name")
     def __init__(
@@ -95,10 +94,7 @@ class Optimizer(StatefulOptimizer):
         self.regularization = as_regularizer(decay, owner)
         self._grad_clip = grad_clip
         self._lenders: dict[str, Optimizer] = {}  # of parameters in groups, by their names
-        self.merger: GradientMerger[Parameter] | None = None
         self._promise(self._parameters or [], early=False)
-
-    # -- what it is ----------------------------------------------------------------------------
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
         """The update rule for a parameter; None: for one without exceptions."""
@@ -165,8 +161,6 @@ class Optimizer(StatefulOptimizer):
         """The parameters that it was given, or else those that it has updated."""
         return list(self._known.values()) if self._parameters is None else list(self._parameters)
 
-    # -- learning rate -------------------------------------------------------------------------
-
     def get_lr(self) -> float:
         """The learning rate of the next update."""
         return self._rate.last_lr if isinstance(self._rate, LRScheduler) else self._rate
@@ -195,8 +189,6 @@ class Optimizer(StatefulOptimizer):
         """Let a schedule decide the rate from now on."""
         self._rate = scheduler
         self._last_rate = None
-
-    # -- minimizing ----------------------------------------------------------------------------
 
     @checked
     def minimize(
@@ -330,8 +322,6 @@ class Optimizer(StatefulOptimizer):
 
     clear_gradients = clear_grad
 
-    # -- updating ------------------------------------------------------------------------------
-
     def apply_values(self, pairs: Pairs, samples: int = 0, loss: float | None = None) -> None:
         """Update by these gradients: the end of one step.
 
@@ -346,6 +336,12 @@ class Optimizer(StatefulOptimizer):
                 return
             pairs, samples = step
         self._update(pairs, samples, loss)
+
+    @checked
+    def push_merged(self) -> None:
+        """Push what gradient_merge keeps, though it is of fewer steps than k; all workers do it together."""
+        if self.merger is not None and (self.merger.waiting or tables().runtime.worker_num > 1):
+            self._update(*self.merger.take_waiting(), None)
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
         pairs = self._checked(pairs)

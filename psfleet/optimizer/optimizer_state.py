@@ -14,9 +14,10 @@ from psfleet.core.engine.interface import TableState
 from psfleet.core.graph.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.parameters.parameter_client import slots_of
+from psfleet.core.runtime.process_runtime import check_none_waits
 from psfleet.core.runtime.stages import here
 from psfleet.optimizer.lr.scheduler import LRScheduler
-from psfleet.optimizer.outgoing_gradients import GradientScaler, check_scaling
+from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler, check_scaling
 
 Floats = NDArray[np.float32]
 _WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weights"})
@@ -40,6 +41,7 @@ class StatefulOptimizer(ABC):
         self._updates = 0
         self._last_rate: float | None = None
         self.scaler: GradientScaler | None = None
+        self.merger: GradientMerger[Parameter] | None = None
 
     @property
     @abstractmethod
@@ -63,7 +65,11 @@ class StatefulOptimizer(ABC):
             A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
             `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
             with multi_precision `master_weights` has the float32 weights by name.
+
+        Raises:
+            UsageError: gradient_merge keeps gradients, which the state would lack.
         """
+        self._check_none_waits()
         if not self._updates:
             return dict(self._waiting)
         home = tables()
@@ -103,6 +109,8 @@ class StatefulOptimizer(ABC):
         home = tables()
         seats = [self._find(p) for p in self._known.values()]
         restore(home, self._name, [seat for seat in seats if seat is not None], state_dict)
+        if self.merger is not None:
+            self.merger.drop_waiting()
         self._waiting = dict(state_dict)
         self._updates = int(state_dict.get("global_step", self._updates))
         self._last_rate = None
@@ -110,6 +118,10 @@ class StatefulOptimizer(ABC):
             self.scaler.set_state_dict(state_dict["loss_scaling"])
         if isinstance(self._rate, LRScheduler) and "LR_Scheduler" in state_dict:
             self._rate.set_state_dict(state_dict["LR_Scheduler"])
+
+    def _check_none_waits(self) -> None:
+        if self.merger is not None:
+            check_none_waits(self.merger.waiting, "a state dict")
 
     def _check_state(self, state: Any) -> None:
         """Refuse what is no state of this optimizer, before any of it is used."""

@@ -11,6 +11,7 @@ from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.number_formats import overflows
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.graph.program.operation import summed
+from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import AMPSettings, GradientMergeSettings
 
 _LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
@@ -113,7 +114,7 @@ class GradientMerger(Generic[P]):
     """Keeps the gradients of steps and gives their sum or mean every k-th time; P: what has gradients.
 
     Gradients are added in the order of the steps; rows of sparse ones are kept side by side and
-    summed by the push. What waits when training ends before a k-th step is not applied.
+    summed by the push. What waits when training ends before a k-th step is only applied by `take_waiting`.
     """
 
     def __init__(self, settings: GradientMergeSettings) -> None:
@@ -143,12 +144,20 @@ class GradientMerger(Generic[P]):
             )
         self._steps += 1
         self._samples += samples
-        if self._steps < self._settings.k_steps:
-            return None
+        current().mergers.add(self)
+        return None if self._steps < self._settings.k_steps else self.take_waiting()
+
+    def take_waiting(self) -> tuple[list[tuple[P, Grad]], int]:
+        """Return the merged gradients of the steps so far and their samples; afterwards none wait."""
         factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
         merged_pairs = [
             (p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()
         ]
-        total, self._steps, self._samples = self._samples, 0, 0
-        self._kept.clear()
+        total = self._samples
+        self.drop_waiting()
         return merged_pairs, total
+
+    def drop_waiting(self) -> None:
+        """Forget the gradients that wait."""
+        self._steps = self._samples = 0
+        self._kept.clear()

@@ -16,6 +16,7 @@ from psfleet.core.base.validation.annotations import (
     Range,
     checked,
 )
+from psfleet.core.engine.evictions import EvictionReader
 from psfleet.core.engine.interface import TableState
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules.rule import Rule
@@ -151,6 +152,8 @@ class LookAhead(Optimizer):
         self.k = k
         self._parameters = inner_optimizer._parameters
         self._slow: dict[str, tuple[Ids | None, Floats]] = {}
+        self._evictions: dict[str, EvictionReader] = {}
+        inner_optimizer.streams_evictions = True
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
         """The inner optimizer's."""
@@ -203,23 +206,30 @@ class LookAhead(Optimizer):
         self._updates += 1
         if home.runtime.worker_index == 0:
             for seat in seats:
-                if seat.parameter.name not in self._slow:
-                    self._slow[seat.parameter.name] = _weights(home, seat)
+                name = seat.parameter.name
+                if seat.spec.streams_evictions and name not in self._evictions:
+                    self._evictions[name] = EvictionReader(home.runtime, seat.spec)
+                    _evicted(home, self._evictions[name])
+                if name not in self._slow:
+                    self._slow[name] = _weights(home, seat)
         if self._updates % self.k == 0:
             home.exclusively(lambda: self._look(home, seats))
 
     def _look(self, home: BoundTables, seats: list[BoundTable]) -> None:
         for seat in seats:
+            name = seat.parameter.name
             state = home.runtime.read_table(seat.key)
-            slow = _joined(self._slow[seat.parameter.name], state, seat)
+            reader = self._evictions.get(name)
+            evicted = np.zeros(0, np.int64) if reader is None else _evicted(home, reader)
+            slow = _joined(self._slow[name], state, seat, evicted)
             slow += self.alpha * (state.values[0] - slow)
-            self._slow[seat.parameter.name] = (state.ids, slow)
-            home.runtime.write_table(
-                seat.key, TableState(state.step, [slow, *state.values[1:]], state.ids)
-            )
+            self._slow[name] = (state.ids, slow)
+            state.values[0] = slow
+            home.runtime.write_table(seat.key, state)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and on worker 0 `name.slow` in the form of a state slot."""
+        self._check_none_waits()
         state = self.inner_optimizer.state_dict()
         for name, (ids, slow) in self._slow.items():
             state[f"{name}.slow"] = slow.copy()
@@ -232,6 +242,8 @@ class LookAhead(Optimizer):
         """Go on from a state made by `state_dict()`."""
         self.inner_optimizer.set_state_dict(state_dict)
         self._updates = self.inner_optimizer._updates
+        if self.merger is not None:
+            self.merger.drop_waiting()
         self._slow = {
             key.removesuffix(".slow"): (state_dict.get(f"{key}_ids"), np.array(values, np.float32))
             for key, values in state_dict.items()
@@ -245,18 +257,27 @@ def _weights(home: BoundTables, seat: BoundTable) -> tuple[Ids | None, Floats]:
     return state.ids, state.values[0]
 
 
-def _joined(slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable) -> Floats:
+def _evicted(home: BoundTables, reader: EvictionReader) -> Ids:
+    """Return the ids whose rows have gone since the last call."""
+    if len(reader.position) != max(home.runtime.server_num, 1):
+        reader.position = ()  # another number of servers counts anew
+    return np.concatenate([np.zeros(0, np.int64), *(gone.ids for gone in reader)])
+
+
+def _joined(
+    slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable, evicted: Ids
+) -> Floats:
     """The slow weights of the table's rows.
 
-    A row that came after the first update was untouched then: it starts from its first value. One that has
-    gone since, by eviction or a shrink, is left out.
+    A row that came after the first update was untouched then: it starts from its first value. So does one
+    that has gone since the last look, by eviction or a shrink, and has come back.
     """
     ids, values = slow
     if ids is None or state.ids is None:
         return values
     spec = seat.spec
     whole = initial_rows(state.ids, spec.dim, spec.initializer, spec.seed, spec.name)
-    stay = np.isin(ids, state.ids)
+    stay = np.isin(ids, state.ids) & ~np.isin(ids, evicted)
     whole[np.searchsorted(state.ids, ids[stay])] = values[stay]
     return whole
 

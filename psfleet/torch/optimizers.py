@@ -19,7 +19,7 @@ from psfleet.core.engine.gradients import Grad, SparseGrad, gradient_of
 from psfleet.core.engine.interface import Gradient, Runtime, is_trained
 from psfleet.core.graph.parameters.binding import watch
 from psfleet.core.graph.parameters.parameter_client import ParameterClient
-from psfleet.core.runtime.process_runtime import active
+from psfleet.core.runtime.process_runtime import active, check_none_waits
 from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
@@ -152,8 +152,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "model.state_dict() and opt.state_dict()"
         )
 
-    # -- training ------------------------------------------------------------------------------
-
     @untraced
     @torch.no_grad()
     def step(
@@ -184,12 +182,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if push is None:
             self._bring([], self._ahead())
         else:
-            pairs, samples = push
-            self._client.send(self._gradients(pairs), samples, loss)
-            for owner in self._owners:
-                owner.advance()
-            self.refresh()
+            self._push(*push, loss)
         return value
+
+    @torch.no_grad()
+    def push_merged(self) -> None:
+        """Push what gradient_merge keeps, though it is of fewer steps than k; all workers do it together."""
+        if self._merger is not None and (self._merger.waiting or self.runtime.worker_num > 1):
+            self._push(*self._merger.take_waiting(), None)
+
+    def _push(self, pairs: Sequence[Pair], samples: int, loss: float | None) -> None:
+        self._client.send(self._gradients(pairs), samples, loss)
+        for owner in self._owners:
+            owner.advance()
+        self.refresh()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset gradients as torch does; also of the embeddings that have an optimizer of their own."""
@@ -240,11 +246,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UsageError: A state dict cannot hold it; the error says how to save it.
         """
         state_dicts.check_saved(self._settings, self.runtime.worker_num)
-        if self._merger is not None and self._merger.waiting:
-            raise UsageError(
-                f"gradients of {self._merger.waiting} steps wait to be merged, and a state dict does "
-                "not have them; call state_dict() after a step that pushes"
-            )
+        if self._merger is not None:
+            check_none_waits(self._merger.waiting, "a state dict")
         self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
             state = super().state_dict()
@@ -288,6 +291,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 table.owner.set_state_dict(schedule)
         if self._scaler is not None and "loss_scaling" in state_dict:
             self._scaler.set_state_dict(state_dict["loss_scaling"])
+        if self._merger is not None:
+            self._merger.drop_waiting()
         self._client.exclusively(lambda: _all(writes))
         self.refresh()
 
@@ -303,8 +308,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             own = {id(p) for part in self._modules for p in part.parameters()}
             self._own = [dense for dense in self._dense if id(dense.parameter) in own]
             self._own_rows = [sparse for sparse in self._sparse if id(sparse.rows.weight) in own]
-
-    # -- parts of a step -----------------------------------------------------------------------
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
         """The gradients to push and their samples; None: they are kept for a later step."""
@@ -362,8 +365,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 continue
             place = next(i for i, own in enumerate(self.param_groups) if own is settings.group)
             settings.check(settings.group | groups[place], " of the state dict")
-
-    # -- values --------------------------------------------------------------------------------
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Before the whole model computes or is saved: what others have changed is brought."""

@@ -1,18 +1,23 @@
 """Strategies: what they may say, who has the last word, and what the switches do."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psfleet import optimizer
-from psfleet.core.base.errors import ConfigError
+import psfleet
+from psfleet import fleet, optimizer
+from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.engine.worker_state import PLACE, read_states
 from psfleet.core.graph.parameters.parameter import Parameter
-from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current, using
 from psfleet.core.runtime.strategy import Settings, load_strategy_file, resolve
 from psfleet.fleet import DistributedStrategy, Fleet
+from psfleet.fleet.data_loops import DataLoops
 from psfleet.optimizer.distributed import DistributedOptimizer
 
 
@@ -90,6 +95,47 @@ def test_gradient_merge_pushes_the_mean_of_k_steps() -> None:
     assert dense.numpy().tolist() == [-8.0, -8.0, -8.0]
     assert np.allclose(rows.lookup(np.array([5])), first - 8)
     assert merged.state_dict()["w.step"] == 2
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda inner: inner, lambda inner: optimizer.LookAhead(inner, k=9)]
+)
+def test_gradients_that_wait_are_not_left_out(
+    tmp_path: Path, wrap: Callable[[optimizer.Optimizer], optimizer.Optimizer]
+) -> None:
+    """Whatever is saved between two pushes of merged gradients, by the script or in a snapshot of what it
+    remembers, is refused or belongs to the last push. `push_merged` pushes what waits."""
+    with using(EmbeddedRuntime()) as process:
+        w = Parameter("w", np.zeros(1))
+        opt = distributed(wrap(optimizer.SGD(0.1)), gradient_merge={"k_steps": 3})
+        loops = DataLoops(0, 1, lambda: None, snapshots=True)
+        saves = (
+            opt.state_dict,
+            lambda: fleet.save_persistables(str(tmp_path / "saved")),
+            fleet.snapshot,
+            lambda: psfleet.connect().save(tmp_path / "client"),
+        )
+        for number in loops.shard(range(1, 8), True):
+            opt.apply_gradients([(w, np.ones(1, np.float32))])
+            if number == 3:
+                before = opt.state_dict()
+            if number == 5:
+                kept = read_states(json.loads(loops._worker_state.state_at(0)))
+                assert kept[PLACE]["item"] == 3
+                for save in saves:
+                    with pytest.raises(UsageError, match=r"gradients of 2 step.*opt\.push_merged"):
+                        save()
+        assert w.numpy() == np.float32(-0.2)
+        opt.push_merged()
+        assert w.numpy() == np.float32(-0.2) - np.float32(0.1)
+        fleet.save_persistables(str(tmp_path / "saved"))
+        opt.apply_gradients([(w, np.ones(1, np.float32))])
+        opt.set_state_dict(before)
+        opt.push_merged()
+        assert w.numpy() == np.float32(-0.2) - np.float32(0.1)
+        opt.apply_gradients([(w, np.ones(1, np.float32))])
+        fleet.load_model(str(tmp_path / "saved"))
+        assert process.waiting_steps == 0
 
 
 @pytest.mark.parametrize(

@@ -275,10 +275,13 @@ def test_waiting_gradients_are_not_lost() -> None:
     under(gradient_merge={"k_steps": 2, "avg": True})
     model, opt = adam(net())
     dense_curve(model, [opt], dense_batches(1, 1))
-    with pytest.raises(UsageError, match="gradients of 1 steps wait to be merged"):
+    with pytest.raises(UsageError, match=r"gradients of 1 step\(s\) wait to be merged"):
         opt.state_dict()
     dense_curve(model, [opt], dense_batches(1, 1))
     assert opt.state_dict()["state"][0]["step"] == 1
+    dense_curve(model, [opt], dense_batches(1, 1))
+    opt.push_merged()
+    assert opt.state_dict()["state"][0]["step"] == 2
 
 
 def test_optimizers_that_were_converted_refuse() -> None:

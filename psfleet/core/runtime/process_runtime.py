@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import check_alone
 from psfleet.core.engine.interface import Runtime, load_runtime
@@ -24,11 +25,13 @@ class ProcessRuntime:
     Attributes:
         bound_tables: Binding of the active runtime's tables, see psfleet.core.graph.parameters.binding.
         caches: Values of its tables that were read, to be forgotten when others have changed them.
+        mergers: Those that have kept gradients of the active runtime (GradientMerger).
     """
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         self.bound_tables: Any = None
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.mergers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._make: Callable[[Parts], Runtime] | None = None
         self._exit: SystemExit | None = None
         self._runtime: Runtime | None = None
@@ -63,6 +66,11 @@ class ProcessRuntime:
         return int(getattr(self._runtime, "pushes", 0))
 
     @property
+    def waiting_steps(self) -> int:
+        """Number of steps whose gradients gradient_merge keeps in this process until a later step."""
+        return max((merger.waiting for merger in self.mergers), default=0)
+
+    @property
     def newest_snapshot(self) -> tuple[str, int] | None:
         """Folder of the newest of the job's snapshots, and the script's last push in it; 0: not known."""
         snapshot: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
@@ -83,6 +91,7 @@ class ProcessRuntime:
     def use(self, runtime: Runtime | None) -> Runtime | None:
         """Make `runtime` the active one and return the one before it. None: made when next asked for."""
         before, self._runtime = self._runtime, runtime
+        self.mergers.clear()
         self._clients = 0  # open ones of the active runtime
         self._is_kept = runtime is not None  # it stays open when the last of them is closed
         self._lingers = False  # the last one failed: the script's end decides whether to leave
@@ -141,6 +150,23 @@ class ProcessRuntime:
         exit code.
         """
         return self._exit is not None or hasattr(sys, "last_value")
+
+
+def check_none_waits(steps: int, holder: str) -> None:
+    """Refuse to save what lacks the gradients of steps that wait to be merged.
+
+    Args:
+        steps: Number of these steps.
+        holder: What is to be saved.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if steps:
+        raise UsageError(
+            f"gradients of {steps} step(s) wait to be merged (gradient_merge), and {holder} would lack "
+            "them; save after a step that pushes, or let every worker push them first: opt.push_merged()"
+        )
 
 
 def is_failure(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from psfleet.core.base.errors import CheckpointError, ConfigError, UsageError
 from psfleet.core.engine.interface import Runtime, passes
 from psfleet.core.graph.parameters.binding import invalidate
 from psfleet.core.graph.parameters.parameter import living_names
+from psfleet.core.runtime.process_runtime import check_none_waits, current
 
 TableNames = Iterable[str] | Mapping[str, str]
 """Names of tables, or by name the one of the checkpoint whose weights it gets."""
@@ -33,9 +34,11 @@ def save(runtime: Runtime, path: str, *, delta: bool = False, base: bool = False
     Raises:
         ConfigError: The path is empty.
         CheckpointError: The fleet has no table yet, or the folder cannot be written.
+        UsageError: gradient_merge keeps gradients, which the folder would lack.
     """
     if not path:
         raise ConfigError("the folder to save into is ''; name one")
+    check_none_waits(current().waiting_steps, f"the folder {path!r}")
     runtime.flush()
     if not any(server["tables"] for server in runtime.stats()):
         raise CheckpointError(
@@ -70,6 +73,8 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
 
             warm_start(runtime, path, tables)
     runtime.barrier()
+    for merger in current().mergers:
+        merger.drop_waiting()
     _loads += 1
     invalidate()
 

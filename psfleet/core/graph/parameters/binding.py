@@ -17,6 +17,7 @@ from psfleet.core.engine.gradients import Grad, SparseElements, SparseGrad, grad
 from psfleet.core.engine.interface import Asked, Gradient, PooledIds, Runtime, is_trained
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.schema.entry import EvictionStreamEntry, part_of
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.graph.parameters.parameter import Parameter, check_rows
 from psfleet.core.graph.parameters.parameter_client import ParameterClient, are_equal
@@ -35,6 +36,7 @@ class TableOwner(Protocol):
 
     lazy: bool
     every_row: bool
+    streams_evictions: bool
 
     def rule(self, parameter: Parameter | None = None) -> Rule: ...
     def decay(self, parameter: Parameter | None = None) -> DecaySpec: ...
@@ -256,10 +258,15 @@ class BoundTables(ParameterClient):
     def _spec(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> TableSpec:
         if by_rows and len(parameter.shape) == 2:
             parameter.sparse = True
+        streams = owner.streams_evictions
         owner = owner.lender(parameter)
         rule, decay = owner.rule(parameter), owner.decay(parameter)
         where = place(parameter, rule, decay, owner.lazy, owner.every_row)
         shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]
+        entry = parameter.entry
+        if streams and where.kind == "sparse" and part_of(entry, EvictionStreamEntry) is None:
+            stream = EvictionStreamEntry()
+            entry = stream if entry is None else entry & stream
         # A second table for one name: another optimizer's, or of a parameter that came later.
         number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
         name = parameter.name if number == 1 else f"{parameter.name}~{number}"
@@ -272,7 +279,7 @@ class BoundTables(ParameterClient):
             parameter.initializer,
             parameter.seed,
             where.every_row,
-            parameter.entry,
+            entry,
             servers=parameter.servers,
             precision=parameter.precision,
         )
@@ -398,6 +405,7 @@ class _Average:
     momentum: float
     lazy: bool = False
     every_row: bool = False
+    streams_evictions: bool = False
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
         return SGD()
