@@ -278,7 +278,7 @@ def evaluate_cut(
         folder_of(folder or temporary, "evaluate"), *(["cut"] if temporary else [])
     ).absolute()
     try:
-        save(runtime, str(cut))
+        save(runtime, str(cut), resumes=False)
     except BaseException:
         _remove(temporary)
         raise

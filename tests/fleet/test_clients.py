@@ -286,8 +286,8 @@ def test_unknown_variables(
 ) -> None:
     """A variable that only looks like psfleet's is warned of, once, with the name that is meant. Those of
     tests, of docker-compose.yml, of the launcher and of a service in Kubernetes are known."""
-    known = ("DURABILITY", "CHAOS", "TEST_GPU", "TORTURE", "SERVER_CORES", "JOB_ID", "SERVICE_HOST")
-    known += ("PORT_80_TCP_ADDR", "MASTER_SERVICE_PORT_HTTP")
+    known = ["DURABILITY", "CHAOS", "TEST_GPU", "TORTURE", "SERVER_CORES", "JOB_ID", "SERVICE_HOST"]
+    known += ["PORT_80_TCP_ADDR", "MASTER_SERVICE_PORT_HTTP"]
     variables = {f"PSFLEET_{name}": "1" for name in ("DURABILTY", "COLOUR", *known)}
     assert unknown_variables({**variables, "HOME": "/", "_PSFLEET_COMPLETE": "1"}) == [
         "PSFLEET_DURABILTY is set, and psfleet has no such variable; is PSFLEET_DURABILITY meant?",

@@ -18,6 +18,13 @@ from psfleet.optimizer import SGD, LookAhead, Optimizer
 ZERO = InitializerSpec("constant", 0.0)
 
 
+def parameter(evicting: entry.Entry | None) -> Parameter:
+    """One with rows for any id."""
+    return Parameter(
+        "w", shape=(1, 1), sparse=True, distributed=True, initializer=ZERO, entry=evicting
+    )
+
+
 def pushed(optimizer: Optimizer, row: Parameter, ids: list[int]) -> None:
     """Push a gradient of -1 for each id."""
     gradient = SparseGrad(np.array(ids), np.full((len(ids), 1), -1, np.float32))
@@ -46,14 +53,13 @@ def test_rows_go_as_without_it(evicting: entry.Entry, k: int) -> None:
     left = []
     for make in (SGD, lambda rate: LookAhead(SGD(rate), k=k)):
         with using(EmbeddedRuntime()) as process:
-            row = Parameter(
-                "w", shape=(1, 1), sparse=True, distributed=True, initializer=ZERO, entry=evicting
-            )
+            row = parameter(evicting)
             optimizer = make(1.0)
             for number in range(40):
                 pushed(optimizer, row, [number, number // 8])
             left.append(rows_of(process.active()).keys())
-    assert left[0] == left[1] and len(left[0]) < 10
+    assert left[0] == left[1]
+    assert len(left[0]) < 10
 
 
 def _expire(optimizer: Optimizer, row: Parameter) -> None:
@@ -74,9 +80,7 @@ def test_a_row_that_comes_back_is_new(gone: Callable[[Optimizer, Parameter], Non
     that stayed goes on from its slow weight."""
     evicting = entry.TTLEntry(steps=2) if gone is _expire else None
     with using(EmbeddedRuntime()) as process:
-        row = Parameter(
-            "w", shape=(1, 1), sparse=True, distributed=True, initializer=ZERO, entry=evicting
-        )
+        row = parameter(evicting)
         optimizer = LookAhead(SGD(1.0), alpha=0.5, k=8)
         for _ in range(8):
             pushed(optimizer, row, [0, 1])

@@ -39,7 +39,7 @@ from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
 from psfleet_worker.session.retries import Patience
 from psfleet_worker.session.worker_session import Collectives
-from psfleet_worker.snapshot_marks import SnapshotMarks
+from psfleet_worker.snapshot_marks import SnapshotMarks, StateAt
 from psfleet_worker.tensors.transfers import Transfers
 from psfleet_worker.tensors.whole_tables import WorkerTables
 from psfleet_worker.worker_metrics import StepTimes
@@ -120,6 +120,7 @@ class ClusterRuntime:
         if chaos is not None:
             chaos.audit.begin(self._session.incarnation, self.server_num)
             self._fleet.on_move.append(lambda: chaos.audit.move_to(self.server_num))
+        self._marks.start()
         self._transfers.begin()
 
     def _make_transfers(self) -> Transfers:
@@ -241,7 +242,10 @@ class ClusterRuntime:
     @deferred()
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers. Sync mode: rounds of the others go on without this worker."""
-        result: CollectiveResult = self._transfers.run(self._collectives.gather(), timeout=timeout)
+        with self._marks.blocking():
+            result: CollectiveResult = self._transfers.run(
+                self._collectives.gather(), timeout=timeout
+            )
         self._mode_request = result.mode_request
 
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
@@ -257,7 +261,8 @@ class ClusterRuntime:
         """Combine a value of every worker; return the result."""
         check_reduction(mode)
         program = self._collectives.gather(mode, np.ascontiguousarray(value))
-        result: NDArray[Any] = self._transfers.run(program).value
+        with self._marks.blocking():
+            result: NDArray[Any] = self._transfers.run(program).value
         return result.reshape(np.shape(value))
 
     @deferred()
@@ -277,7 +282,8 @@ class ClusterRuntime:
             raise ConfigError(
                 f"{self.wire} and the consistency mode {mode.name!r} contradict each other: {conflict}"
             )
-        self._transfers.run(self._collectives.set_mode(mode))
+        with self._marks.blocking():
+            self._transfers.run(self._collectives.set_mode(mode))
         self._transfers.forget()
         self._transfers.begin()
 
@@ -318,13 +324,14 @@ class ClusterRuntime:
         self.flush()
         return self._marks.take(path, delta=delta, base=base)
 
-    def keep(self, state_at: Callable[[int], bytes]) -> bytes:
+    def keep(self, state_at: StateAt) -> bytes:
         """Snapshots get what `state_at` gives of this worker; returns what it has kept in the one from
         which the fleet has started (JSON; empty: nothing).
 
         Args:
             state_at: Returns the state as of the number of its last push in the snapshot (below 0: of its
-                last ones, see psfleet.core.engine.worker_state); called by another thread.
+                last ones, see psfleet.core.engine.worker_state), and gets whether the script cannot end its
+                step meanwhile; called by another thread.
         """
         self._marks.state_at = state_at
         return self._marks.introduce(keeps=True)
@@ -404,6 +411,7 @@ class ClusterRuntime:
         self._closed = True
         self._fleet.close()
         self._transfers.close()
+        self._marks.close()
         self._end_traces()
 
     def close(self) -> None:

@@ -1,13 +1,15 @@
 """A worker's part in snapshots: it marks its stream of pushes between two steps, and never stops for it.
 
-Server 0 asks in its answer to a heartbeat. The worker says that it has heard; when all workers have, each
-cuts its stream after the last push that it has begun, and tells all servers. Later pushes carry the mark.
+Server 0 tells of a snapshot by answering a call that waits for it, and in its answers to heartbeats. The
+worker says that it has heard; when all workers have, each cuts its stream after the last push that it has
+begun, and tells all servers. Later pushes carry the mark.
 """
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.core.base.settings.kinds import place_or_url
@@ -21,6 +23,11 @@ from psfleet_worker.session.instructions import AwaitMarking, CutStream, Instruc
 
 _CALL_TIMEOUT = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
 _PAUSE = 0.05
+_LISTENING = 300.0  # seconds of one call that waits for news
+_LATER = 1.0  # seconds until the next one, if it brought none
+_MEETING = 0.1  # seconds in which a collective ends for which all workers have come
+
+StateAt = Callable[[int, Callable[[], bool]], bytes]
 
 
 class SnapshotMarks:
@@ -28,19 +35,49 @@ class SnapshotMarks:
 
     Attributes:
         state_at: Returns the worker's state as of its push of this number (JSON); below 0: a list of [number,
-            state] for its last ones; empty: nothing.
+            state] for its last ones; empty: nothing. Its second argument says whether the script cannot end
+            its step, so that waiting for that is no use.
         newest: The newest snapshot in the job's folder: where it lies, and this worker's last push in it (0:
             it is not known); None: no one has told of any.
     """
 
     def __init__(self, fleet: FleetConnection) -> None:
-        self.state_at: Callable[[int], bytes] = lambda number: b""
+        self.state_at: StateAt = lambda number, is_stuck: b""
         self.newest: tuple[str, int] | None = None
         self._fleet = fleet
         self._lasts: dict[int, int] = {}  # its last push in snapshots that may become complete
         self._keeps = False
-        self._closing = False
+        self._hearing = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._over = threading.Event()
+        self._news = ServiceThread(self._listen, "snapshot news")
+        self._script_waits = (
+            False  # a script waits for the snapshot of which this worker has heard last
+        )
+        self._stuck_from = (
+            math.inf
+        )  # time from which on a call of the script waits for that in vain
+
+    def start(self) -> None:
+        """Begin to listen for snapshots."""
+        self._news.start()
+
+    @contextlib.contextmanager
+    def blocking(self, seconds: float = _MEETING) -> Iterator[None]:
+        """Within, the script waits for all workers, or for a snapshot.
+
+        Args:
+            seconds: Time after which it waits for a worker whose script waits for a snapshot, if one does.
+        """
+        self._stuck_from = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._stuck_from = math.inf
+
+    def _is_stuck(self) -> bool:
+        # While the script of one worker waits for a snapshot, no collective of all workers ends.
+        return self._script_waits and time.monotonic() >= self._stuck_from
 
     def introduce(self, *, keeps: bool) -> bytes:
         """Send the endpoints of all servers to server 0, and whether this worker keeps a state.
@@ -73,14 +110,19 @@ class SnapshotMarks:
             base: The next delta holds the changes since this snapshot.
         """
         request = snapshot_pb2.TakeRequest(
-            path=place_or_url(path) if path else "", kind="delta" if delta else "full", base=base
+            path=place_or_url(path) if path else "",
+            kind="delta" if delta else "full",
+            base=base,
+            script_waits=True,
         )
         call = self._fleet.clients[0].start(
             "SnapshotCoordinator/Take",
             request.SerializeToString(),
             seconds=self._fleet.patience.wait,
         )
-        return snapshot_pb2.TakeReply.FromString(wait_all([call])[0]).path
+        with self.blocking(0):
+            [reply] = wait_all([call])
+        return snapshot_pb2.TakeReply.FromString(reply).path
 
     def say_goodbye(self) -> None:
         """This incarnation ends: snapshots that are not complete yet, and later ones, may need what it
@@ -90,7 +132,7 @@ class SnapshotMarks:
         request = snapshot_pb2.KeepRequest(
             worker=self._fleet.worker,
             incarnation=self._fleet.session.incarnation,
-            state=self.state_at(-1),
+            state=self.state_at(-1, bool),
         )
         with contextlib.suppress(PsfleetError):  # the script did not request that snapshot
             self._call(0, "SnapshotCoordinator/Keep", request)
@@ -102,17 +144,38 @@ class SnapshotMarks:
             self.newest = complete.folder, self._lasts.get(complete.number, 0)
             for before in [number for number in tuple(self._lasts) if number < complete.number]:
                 del self._lasts[before]
-        number = reply.snapshot.number
-        if not self._closing and self._fleet.stream.hears(number):
+        self._hear(reply.snapshot.number)
+
+    def _listen(self) -> None:
+        """Hear of each snapshot as soon as server 0 announces it, not only with the next heartbeat."""
+        while not self._over.is_set():
+            number, heard = 0, self._fleet.stream.last_snapshot
+            request = snapshot_pb2.ListenRequest(worker=self._fleet.worker, number=heard)
+            with contextlib.suppress(PsfleetError):  # server 0 is away, or starts again
+                reply = self._fleet.clients[0].attempt(
+                    "SnapshotCoordinator/Listen", request.SerializeToString(), _LISTENING
+                )
+                number = snapshot_pb2.ListenReply.FromString(reply).number
+            self._hear(number)
+            if number <= heard:
+                self._over.wait(_LATER)
+
+    def _hear(self, number: int) -> None:
+        with self._hearing:  # heartbeats tell of it too
+            if self._over.is_set() or not self._fleet.stream.hears(number):
+                return
             thread = ServiceThread(self._reply, "mark", (number,))
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
             thread.start()
 
     def close(self) -> None:
         """End the threads; the connection must be closed before."""
-        self._closing = True
-        for thread in self._threads:
-            thread.join()
+        self._over.set()
+        with self._hearing:
+            threads = [*self._threads, self._news]
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
 
     def _reply(self, number: int) -> None:
         # A snapshot that fails fails at server 0, which waits for this worker and reports it.
@@ -126,13 +189,14 @@ class SnapshotMarks:
                 ready_request = snapshot_pb2.ReadyRequest(number=number, **who)
                 reply = self._call(0, "SnapshotCoordinator/Ready", ready_request)
                 ready = snapshot_pb2.ReadyReply.FromString(reply)
+                self._script_waits = ready.script_waits
                 return ready.mark, ready.round
             case CutStream():
                 for server in range(len(self._fleet.clients)):
                     self._call(server, "Snapshots/Mark", _mark_request(instruction.to(server)))
             case ReportState(number, last):
                 self._lasts[number] = last
-                state = self.state_at(last)
+                state = self.state_at(last, self._is_stuck)
                 request = snapshot_pb2.KeepRequest(number=number, last=last, state=state, **who)
                 self._call(0, "SnapshotCoordinator/Keep", request)
         return None
@@ -143,7 +207,7 @@ class SnapshotMarks:
         deadline = time.monotonic() + _CALL_TIMEOUT
         while True:
             rest = deadline - time.monotonic()
-            if rest <= 0 or self._closing:
+            if rest <= 0 or self._over.is_set():
                 raise DeadlineExceeded(
                     f"{method} was not answered within {_CALL_TIMEOUT:g} seconds"
                 )

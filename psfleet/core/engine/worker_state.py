@@ -15,8 +15,9 @@ import itertools
 import json
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ PLACE = "psfleet.place"
 
 _STEPS = 64  # whose states are at hand
 _STEP_END_TIMEOUT = 5.0  # seconds for the script to end the step that a snapshot holds
+_STUCK_EVERY = 0.02  # seconds between two looks whether it cannot
 
 
 class LoopPosition:
@@ -164,18 +166,22 @@ class WorkerState:
             if name in states and name != PLACE:
                 _set_state(name, thing, states[name])
 
-    def state_at(self, step: int) -> bytes:
+    def state_at(self, step: int, is_stuck: Callable[[], bool] = bool) -> bytes:
         """JSON of all states after that step; of one before it if the script does not get there.
 
-        A step below 0: a list of [step, states] for all steps whose states are at hand.
+        Args:
+            step: Below 0: a list of [step, states] for all steps whose states are at hand.
+            is_stuck: Whether the script waits, in the middle of a step, for what asks for this.
         """
         with self._changed:
             if step < 0:
                 every = (b"[%d,%s]" % states for states in self._states)
                 return b"[%s]" % b",".join(every)
-            self._changed.wait_for(
-                lambda: bool(self._states) and self._states[-1][0] >= step, _STEP_END_TIMEOUT
-            )
+            deadline = time.monotonic() + _STEP_END_TIMEOUT
+            while not (self._states and self._states[-1][0] >= step):
+                if is_stuck() or time.monotonic() > deadline:
+                    break
+                self._changed.wait(_STUCK_EVERY)
             states = [state for at, state in self._states if at <= step]
             return states[-1] if states else b""
 

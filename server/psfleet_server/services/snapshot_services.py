@@ -45,6 +45,7 @@ def snapshot_handlers(
             grpc.method_handlers_generic_handler(
                 "psfleet.v1.SnapshotCoordinator",
                 {
+                    "Listen": parkable(coordination.listen),
                     "Ready": parkable(coordination.ready),
                     "Keep": immediate(coordination.keep),
                     "Kept": immediate(coordination.kept),
@@ -132,6 +133,15 @@ class _SnapshotCoordination:
         self._host = host
         self._runner = runner
 
+    def listen(self, request: bytes, reply: DeferredReply) -> None:
+        message = parsed(snapshot_pb2.ListenRequest, request)
+        with self._host.lock:
+            is_known = message.worker in self._host.shard.workers.incarnations
+        if is_known:
+            self._runner.news.listen(message.worker, message.number, reply)
+        else:  # it joins again soon, after this server has started anew
+            reply.complete(encoded(snapshot_pb2.ListenReply()))
+
     def ready(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(snapshot_pb2.ReadyRequest, request)
         self._runner.post(WorkerLearned(reply, message.number, message.worker, message.incarnation))
@@ -157,7 +167,9 @@ class _SnapshotCoordination:
         message = parsed(snapshot_pb2.TakeRequest, request)
         if message.kind not in ("", "full", "delta"):
             raise FrameError(f"a snapshot of kind {message.kind!r} is wanted; use full or delta")
-        snapshot = SnapshotRequest(message.path, message.kind == "delta", message.base)
+        snapshot = SnapshotRequest(
+            message.path, message.kind == "delta", message.base, script_waits=message.script_waits
+        )
         ticket = self._runner.take(snapshot)
         self._host.park(reply, "the snapshot was not complete in time; it may still become so")
         ticket.add_done_callback(lambda ticket: _reply(reply, ticket))

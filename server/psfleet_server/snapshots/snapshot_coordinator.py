@@ -290,7 +290,8 @@ class SnapshotCoordinator:
     def _announce(self, at: float) -> Instructions:
         """Tell the workers. Unless rounds are cut, they mark their streams when all of them know.
 
-        Their heartbeats are up to a second apart, and a push behind a mark waits for the last mark.
+        One may hear of it up to a heartbeat later than another, and a push behind a mark waits for the last
+        mark.
         """
         announcement = AnnounceSnapshot(self._number)
         if self._now.round is not None:

@@ -38,12 +38,14 @@ class SnapshotRequest:
             longer remembers that one, because the server was started again.
         base: The next delta holds the changes since this snapshot.
         every: Sync mode: cut after the next round that is a multiple of this; 0: after any round.
+        script_waits: The script of a worker waits for it.
     """
 
     path: str = ""
     delta: bool = False
     base: bool = False
     every: int = 0
+    script_waits: bool = False
 
 
 class SnapshotPostponed(CheckpointError):
@@ -271,7 +273,7 @@ class SettleCuts:
 
 @dataclass(frozen=True)
 class AnnounceSnapshot:
-    """Tell all workers of this snapshot, with their heartbeats; None: stop telling them."""
+    """Tell all workers of this snapshot, at once and with their heartbeats; None: stop telling them."""
 
     number: int | None
 
@@ -283,6 +285,7 @@ class ReleaseWorker:
     call: Call
     mark: bool
     round: int
+    script_waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ from psfleet_server.snapshots.snapshot_events import (
     WarnOperator,
     WatchCut,
 )
+from psfleet_server.snapshots.snapshot_news import SnapshotNews
 
 _log = log_of(__name__)
 _LONGEST = threading.TIMEOUT_MAX
@@ -179,6 +180,7 @@ class SnapshotRunner:
         restored: States for workers that ask where to continue.
         latest: Time at which the last snapshot was complete, in seconds since the epoch, and its bytes; None:
             there was none since this process started.
+        news: Calls of the workers that wait for the next snapshot.
     """
 
     def __init__(
@@ -192,6 +194,7 @@ class SnapshotRunner:
         self.endpoints: Sequence[str] = ()
         self.restored = RestoredStates()
         self.latest: tuple[float, int] | None = None
+        self.news = SnapshotNews()
         self._host = host
         self._access = access
         self._folder = folder
@@ -220,6 +223,7 @@ class SnapshotRunner:
     def stop(self) -> None:
         """Begin no snapshot any more. The present one ends soon, unless its files are being written."""
         self.post(StopSnapshots())
+        self.news.stop()
 
     def close(self) -> None:
         """End the threads; no requests follow. A snapshot under way is dropped."""
@@ -271,8 +275,6 @@ class SnapshotRunner:
             last = max((heartbeat.snapshot for heartbeat in heartbeats.values()), default=0)
             self.post(MembersChanged(leavers, frozenset(heartbeats), unheard, last))
 
-    # -- the thread of events ------------------------------------------------------------------
-
     def _run(self) -> None:
         while (event := self._next()) is not None:
             for instruction in self._coordinator.handle(event, time.monotonic()):
@@ -299,9 +301,10 @@ class SnapshotRunner:
                 self._watch_cut(number)
             case AnnounceSnapshot(announced):
                 self._announce(announced)
-            case ReleaseWorker(call, mark, last):
+            case ReleaseWorker(call, mark, last, script_waits):
                 reply: Any = call
-                reply.complete(snapshot_pb2.ReadyReply(mark=mark, round=last).SerializeToString())
+                message = snapshot_pb2.ReadyReply(mark=mark, round=last, script_waits=script_waits)
+                reply.complete(message.SerializeToString())
             case SendError(call, error):
                 caller: Any = call
                 caller.fail(error)
@@ -332,6 +335,7 @@ class SnapshotRunner:
         with self._host.lock:
             order = None if number is None else (number, coordinator.view)
             coordinator.worker_requests.snapshot = order
+        self.news.announce(number or 0)
 
     def _tell_workers(self, number: int, path: str) -> None:
         if self._folder is not None and path == self._folder.path_of(number):
@@ -346,8 +350,6 @@ class SnapshotRunner:
             self.post(CutLost(number) if is_lost else CutMade(number))
 
         self._host.parts.await_part(number, told, cut=True)
-
-    # -- files ---------------------------------------------------------------------------------
 
     def _open(self, number: int, path: str) -> DraftOpened:
         place = place_or_url(path) if path else ""
@@ -389,8 +391,6 @@ class SnapshotRunner:
             self._folder.prune()
         except (PsfleetError, OSError) as error:
             _log.warning(f"old snapshots are not removed: {error}")
-
-    # -- the thread of calls -------------------------------------------------------------------
 
     def _call_servers(self) -> None:
         while (ask := self._asks.get()) is not None:

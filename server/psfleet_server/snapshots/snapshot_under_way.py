@@ -104,7 +104,8 @@ class SnapshotUnderWay:
 
     def release(self, call: Call) -> ReleaseWorker:
         """Tell a worker what to do for this snapshot."""
-        return ReleaseWorker(call, mark=self.round is None, round=self.round or 0)
+        waits = self.asked.request.script_waits
+        return ReleaseWorker(call, self.round is None, self.round or 0, waits)
 
     def explained(self, error: Exception) -> PsfleetError:
         """Return the error for the caller that asked for the snapshot."""

@@ -7,7 +7,6 @@ gets them from the launcher, which passes on only the UserSettings of its own en
 
 import dataclasses
 import difflib
-import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -193,15 +192,14 @@ def _check_no_fleet(variables: Mapping[str, str]) -> None:
         size = variables.get(name, "")
         if size.isdecimal() and int(size) > 1:
             raise ConfigError(
-                f"{name} is {size!r}, so {size} processes were started, and no fleet connects them: each
-                would "
-                f"train a copy of its own; start the script with psfleet-launch --workers {size}, or unset "
-                f"{name} to train in this process alone"
+                f"{name} is {size!r}, so {size} processes were started, and no fleet connects them: each "
+                f"would train a copy of its own; start the script with psfleet-launch --workers {size}, or "
+                f"unset {name} to train in this process alone"
             )
 
 
-# The first line has variables of tests, benchmarks, docker-compose.yml and the launcher's mark of its
-# processes. The second has those that Kubernetes makes for a service whose name begins with psfleet.
+# Variables of tests, benchmarks and docker-compose.yml, and the launcher's mark of its processes; then
+# those that Kubernetes makes for a service whose name begins with psfleet.
 _OTHERS = re.compile(
     r"PSFLEET_((TEST|TORTURE|CALL_PATH|IMAGE|SCRIPT|JOB_ID|(SERVER|WORKER)_(CORES|MEMORY))(_.*)?"
     r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_.*)?))"

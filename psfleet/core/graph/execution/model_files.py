@@ -28,8 +28,10 @@ def folder_of(path: Any, caller: str) -> str:
     return os.fspath(path)
 
 
-def save(runtime: Runtime, path: str, *, delta: bool = False, base: bool = False) -> None:
-    """Write every table of the fleet; see Runtime.save.
+def save(
+    runtime: Runtime, path: str, *, delta: bool = False, base: bool = False, resumes: bool = True
+) -> None:
+    """Write every table of the fleet; see Runtime.save. `resumes`: training may go on from it.
 
     Raises:
         ConfigError: The path is empty.
@@ -38,7 +40,8 @@ def save(runtime: Runtime, path: str, *, delta: bool = False, base: bool = False
     """
     if not path:
         raise ConfigError("the folder to save into is ''; name one")
-    check_none_waits(current().waiting_steps, f"the folder {path!r}")
+    if resumes:
+        check_none_waits(current().waiting_steps, f"the folder {path!r}")
     runtime.flush()
     if not any(server["tables"] for server in runtime.stats()):
         raise CheckpointError(

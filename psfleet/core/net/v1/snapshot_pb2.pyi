@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/snapshot.proto, SHA-256 4683f5eb675ac2818f99394487a13025705eb7c466fcdf25b78df356bcb838b2
+# From protos/psfleet/v1/snapshot.proto, SHA-256 a8022c89caa811c456713bcf79f3387bd28a247872171e3b3f56a56c965a4437
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -100,6 +100,20 @@ class SettleReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ListenRequest(_message.Message):
+    __slots__ = ("worker", "number")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    number: int
+    def __init__(self, worker: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ListenReply(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class ReadyRequest(_message.Message):
     __slots__ = ("number", "worker", "incarnation")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -111,12 +125,14 @@ class ReadyRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class ReadyReply(_message.Message):
-    __slots__ = ("mark", "round")
+    __slots__ = ("mark", "round", "script_waits")
     MARK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_WAITS_FIELD_NUMBER: _ClassVar[int]
     mark: bool
     round: int
-    def __init__(self, mark: bool = ..., round: _Optional[int] = ...) -> None: ...
+    script_waits: bool
+    def __init__(self, mark: bool = ..., round: _Optional[int] = ..., script_waits: bool = ...) -> None: ...
 
 class KeepRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "number", "state", "last")
@@ -155,14 +171,16 @@ class KeptReply(_message.Message):
     def __init__(self, state: _Optional[bytes] = ...) -> None: ...
 
 class TakeRequest(_message.Message):
-    __slots__ = ("path", "kind", "base")
+    __slots__ = ("path", "kind", "base", "script_waits")
     PATH_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_WAITS_FIELD_NUMBER: _ClassVar[int]
     path: str
     kind: str
     base: bool
-    def __init__(self, path: _Optional[str] = ..., kind: _Optional[str] = ..., base: bool = ...) -> None: ...
+    script_waits: bool
+    def __init__(self, path: _Optional[str] = ..., kind: _Optional[str] = ..., base: bool = ..., script_waits: bool = ...) -> None: ...
 
 class TakeReply(_message.Message):
     __slots__ = ("number", "path")
