@@ -60,6 +60,7 @@ class FleetCallbacks(FleetSaving):
             UsageError: It is no such name or value. Nothing is logged.
             ConfigError: The event file cannot be written, or tensorboardX is not installed.
         """
+        current().check_process("what is logged here")
         number = self._logged.log(name, value, current().pushes if step is None else step)
         if self._callbacks:
             self._step_values[name] = number
@@ -76,6 +77,7 @@ class FleetCallbacks(FleetSaving):
         Raises:
             UsageError: A value is no number, or a callback needs another one.
         """
+        current().check_process("this evaluation")
         names = sorted(values)
         numbers = np.array([float(values[name]) for name in names], np.float64)
         if self.worker_num() > 1:

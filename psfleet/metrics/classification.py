@@ -2,14 +2,20 @@
 
 import math
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, ShapeError
 from psfleet.core.base.validation.annotations import NonNegative, Numbers, PositiveInt, checked
-from psfleet.metrics.streaming_metric import Batch, Metric, sums_by_slice
+from psfleet.metrics.streaming_metric import (
+    Batch,
+    Metric,
+    finite_numbers,
+    sums_by_slice,
+    whole_numbers,
+)
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -181,12 +187,17 @@ class _MeanMetric(Metric):
 class _ProbabilityMetric(_MeanMetric):
     def check(self, batch: Batch) -> None:
         super().check(batch)
-        batch.check_probabilities(self.name)
-        labels = batch.labels
-        if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
-            raise ShapeError(
-                f"{self.name} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
-            )
+        _check_chances(self.name, batch)
+
+
+def _check_chances(what: str, batch: Batch) -> None:
+    """Refuse predictions and labels outside [0, 1]."""
+    batch.check_probabilities(what)
+    labels = batch.labels
+    if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
+        raise ShapeError(
+            f"{what} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
+        )
 
 
 @checked
@@ -271,16 +282,30 @@ def accuracy(scores: Numbers, labels: Numbers, k: PositiveInt = 1) -> float:
         labels: Whole numbers, [n] or [n, 1].
         k: Number of guesses that count.
     """
-    values, classes = np.asarray(scores), np.asarray(labels).reshape(-1, 1)
-    if values.ndim != 2 or len(values) != len(classes) or not 1 <= k <= values.shape[1]:
+    finite_numbers(scores, "score")
+    return share_of_hits(scores, labels, k)
+
+
+def share_of_hits(scores: Numbers, labels: Numbers, k: int) -> float:
+    """The accuracy; a sample with a score of NaN is no hit."""
+    values, count = np.asarray(scores), np.size(labels)
+    if values.ndim != 2 or len(values) != count or not 1 <= k <= values.shape[1]:
         raise ShapeError(
-            f"accuracy of scores {values.shape} and {len(classes)} labels with k {k}: "
+            f"accuracy of scores {values.shape} and {count} labels with k {k}: "
             "scores must be [n, classes], and k at most the number of classes"
         )
+    numbers = whole_numbers(labels, count, "labels")
+    assert numbers is not None
+    if count and not 0 <= numbers.min() <= numbers.max() < values.shape[1]:
+        raise ShapeError(
+            f"accuracy: labels are {numbers.min()} to {numbers.max()}; scores {values.shape} have the "
+            f"classes 0 to {values.shape[1] - 1}"
+        )
+    classes = numbers.reshape(-1, 1)
     own = np.take_along_axis(values, classes, axis=1)
-    # Ties are broken towards the lower class, as argmax does.
-    ahead = (values > own) | ((values == own) & (np.arange(values.shape[1]) < classes))
-    return float(np.mean(ahead.sum(axis=1) < k)) if len(values) else 0.0
+    # Ties are broken towards the lower class, as argmax does. What is not known to be behind is ahead: NaN.
+    behind = (values < own) | ((values == own) & (np.arange(values.shape[1]) >= classes))
+    return float(np.mean((~behind).sum(axis=1) < k)) if count else 0.0
 
 
 @checked
@@ -291,7 +316,8 @@ def auc(labels: Numbers, scores: Numbers) -> float:
         labels: 0 or 1, any shape.
         scores: Scores, as many; higher means 1.
     """
-    truth, values = _flat_pair(labels, scores)
+    batch = _flat_batch(labels, scores)
+    truth, values = batch.labels > 0, batch.predictions
     positives = int(truth.sum())
     negatives = len(truth) - positives
     if positives == 0 or negatives == 0:
@@ -304,16 +330,17 @@ def auc(labels: Numbers, scores: Numbers) -> float:
 
 @checked
 def log_loss(labels: Numbers, probabilities: Numbers) -> float:
-    """The mean of -log(probability of what happened), probabilities kept 1e-7 from 0 and 1."""
-    truth, values = _flat_pair(labels, probabilities)
-    return float(np.mean(cross_entropy(truth.astype(np.float64), values.astype(np.float64))))
+    """The mean of -y log p - (1 - y) log(1 - p), probabilities kept 1e-7 from 0 and 1."""
+    batch = _flat_batch(labels, probabilities)
+    _check_chances("log_loss", batch)
+    return float(np.mean(cross_entropy(batch.labels, batch.predictions)))
 
 
-def _flat_pair(labels: Numbers, scores: Numbers) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-    truth, values = np.asarray(labels).reshape(-1) > 0, np.asarray(scores).reshape(-1)
-    if len(truth) != len(values) or len(truth) == 0:
-        raise ShapeError(f"there are {len(truth)} labels for {len(values)} scores")
-    return truth, values
+def _flat_batch(labels: Numbers, scores: Numbers) -> Batch:
+    """Return the samples, checked as those of streaming metrics are."""
+    if np.size(labels) != np.size(scores) or not np.size(labels):
+        raise ShapeError(f"there are {np.size(labels)} labels for {np.size(scores)} scores")
+    return Batch.of(np.asarray(scores).reshape(-1), labels)
 
 
 @checked
@@ -330,7 +357,7 @@ class Accuracy:
 
     def update(self, value: Numbers, weight: NonNegative) -> None:
         """Take in one batch's accuracy; the weight is its number of samples."""
-        if not (values := np.asarray(value).reshape(-1)).size:
+        if not (values := finite_numbers(value, "accuracy")).size:
             raise ShapeError("the accuracy of a batch is an empty array; give one number")
         self.value += float(values[0]) * weight
         self.weight += weight

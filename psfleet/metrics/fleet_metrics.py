@@ -7,6 +7,7 @@ that any worker may read at any time, see docs/metrics.md.
 import functools
 import hashlib
 import operator
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.core.base.errors import ConfigError, ShapeError, TableConflict
 from psfleet.core.base.validation.annotations import Numbers, checked
+from psfleet.core.engine.gradient_checks import check_process
 from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.schema.table import OWN
 from psfleet.data.feature_sets.jagged import as_jagged
@@ -201,6 +203,7 @@ class FleetMetrics:
         decay: float = 0.0,
     ) -> None:
         self._runtime: Any = runtime
+        self._process = os.getpid()
         self._slices = MetricSlices(slices)
         self._tasks = _named(metrics, self._slices.count)
         self._windows = window, decay
@@ -258,6 +261,7 @@ class FleetMetrics:
             ConfigError: There is no such task.
             ShapeError: The arrays cannot be meant; no metric has counted them.
         """
+        check_process(self._process, "what metrics count here")
         if task not in self._tasks:
             raise ConfigError(f"task is {task!r}; it must be one of {sorted(self._tasks)}")
         batches = [

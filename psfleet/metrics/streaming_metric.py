@@ -61,19 +61,21 @@ class Batch:
         scores = np.asarray(preds)
         if scores.ndim == 2 and scores.shape[1] == 2:
             scores = scores[:, 1]
-        predictions = _finite(scores, "prediction")
+        predictions = finite_numbers(scores, "prediction")
         n = len(predictions)
-        weighted = None if weights is None else _as_many(_finite(weights, "weight"), n, "weights")
+        weighted = (
+            None if weights is None else _as_many(finite_numbers(weights, "weight"), n, "weights")
+        )
         if weighted is not None and n and weighted.min() < 0:
             raise ShapeError(f"weight {weighted.min()} is negative; give weights of at least 0")
         return cls(
             predictions,
-            _as_many(_finite(labels, "label"), n, "labels"),
+            _as_many(finite_numbers(labels, "label"), n, "labels"),
             weighted,
-            _numbers(slices, n, "slices"),
+            whole_numbers(slices, n, "slices"),
             None if groups is None else _as_many(np.asarray(groups).reshape(-1), n, "groups"),
-            _numbers(users, n, "users"),
-            _numbers(items, n, "items"),
+            whole_numbers(users, n, "users"),
+            whole_numbers(items, n, "items"),
         )
 
     def __len__(self) -> int:
@@ -94,7 +96,12 @@ class Batch:
             raise ShapeError(f"{what} needs scores in [0, 1]; they are {low} to {high}")
 
 
-def _finite(numbers: Numbers, what: str) -> Floats:
+def finite_numbers(numbers: Numbers, what: str) -> Floats:
+    """Return the numbers as float64 [n].
+
+    Raises:
+        ShapeError: One is NaN or infinite; it is named.
+    """
     values = np.asarray(numbers, np.float64).reshape(-1)
     if not np.isfinite(values).all():
         place = int(np.argmin(np.isfinite(values)))
@@ -102,7 +109,12 @@ def _finite(numbers: Numbers, what: str) -> Floats:
     return values
 
 
-def _numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
+def whole_numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
+    """Return the numbers as int64 [n]; None for None.
+
+    Raises:
+        ShapeError: They are not whole, or not one for each score.
+    """
     if numbers is None:
         return None
     values = np.asarray(numbers).reshape(-1)

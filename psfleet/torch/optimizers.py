@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from psfleet import fleet
 from psfleet.core.base.errors import UsageError
-from psfleet.core.base.validation.annotations import checked
+from psfleet.core.base.validation.annotations import LossValue, checked
 from psfleet.core.engine.gradients import Grad, SparseGrad, gradient_of
 from psfleet.core.engine.interface import Gradient, Runtime, is_trained
 from psfleet.core.graph.parameters.binding import watch
@@ -159,13 +159,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         closure: Callable[[], Any] | None = None,
         *,
         samples: int = 0,
-        loss: float | None = None,
+        loss: LossValue | None = None,
     ) -> Any:
         """Push every gradient, then bring the new values. Under gradient_merge every k-th time.
 
         Args:
             closure: Computes the loss anew, as for any torch optimizer.
-            samples, loss: Samples and loss of this step, for the fleet's progress display.
+            samples, loss: Of this step, for the progress display; of a NaN loss --on-nan decides.
 
         Returns:
             What the closure returned.

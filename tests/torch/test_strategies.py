@@ -1,6 +1,7 @@
 """Parts of a fleet's strategy under psfleet.torch: each works or is refused with a sentence."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 import psfleet.torch as pst
 from psfleet import fleet as fleet_api
+from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.runtimes import CountingRuntime
@@ -147,3 +149,43 @@ def test_barrier_brings_what_others_have_changed(fleet: EmbeddedRuntime) -> None
     fleet_api.barrier_worker()
     assert model(torch.ones(1, 2)).item() == pytest.approx(before - 2)
     assert opt.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda loss: loss.item(), lambda loss: loss.detach(), lambda loss: np.float32(loss.item())],
+)
+@pytest.mark.parametrize("policy", ["say", "stop", "skip", "ignore"])
+def test_the_nan_policy_decides_about_a_loss(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    policy: str,
+    value: Callable[[torch.Tensor], Any],
+) -> None:
+    """The documented loop hands over a loss of NaN as it is, and PSFLEET_ON_NAN says what becomes of it."""
+    monkeypatch.setenv("PSFLEET_ON_NAN", policy)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    model, opt = pst.convert(
+        model, torch.optim.SGD(model.parameters(), 1.0), runtime=CountingRuntime()
+    )
+    loss = model(torch.ones(1, 1)).sum() * torch.nan
+    loss.backward()
+    if policy == "stop":
+        with pytest.raises(
+            UsageError, match=r"^worker 0, step 1: the loss is nan; it was not pushed"
+        ):
+            opt.step(samples=1, loss=value(loss))
+    else:
+        opt.step(samples=1, loss=value(loss))
+    assert bool(model.weight.isnan()) == (policy in ("say", "ignore"))
+    assert capfd.readouterr().err.count("the loss is nan") == (policy in ("say", "skip"))
+
+
+def test_what_is_no_loss_is_refused() -> None:
+    """A loss is a number."""
+    model = nn.Linear(1, 1)
+    _, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 1.0))
+    for wrong in ("0.5", [0.5], torch.ones(2), True):
+        with pytest.raises(UsageError, match=r"step: loss is .*, it must be a number or None"):
+            opt.step(loss=wrong)

@@ -3,6 +3,7 @@ gradient that is no finite number, which is noticed before it is pushed, and sai
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -28,6 +29,23 @@ CheckedGradient = tuple[TableSpec, Gradient, Floats, Ids | None]
 _EMPTY = np.zeros(0, np.float32)
 _FLOAT32 = np.dtype(np.float32)
 _INT64 = np.dtype(np.int64)  # to compare a dtype with a type takes six times as long
+
+
+def check_process(process: int, what: str) -> None:
+    """Refuse to take something in a fork of the process that it is meant for, where it would be lost.
+
+    Args:
+        process: Id of that process.
+        what: What would be lost.
+
+    Raises:
+        UsageError: This process is such a fork, as of a DataLoader with workers.
+    """
+    if os.getpid() != process:
+        raise UsageError(
+            f"process {os.getpid()} was forked from process {process}, which would never see {what}; do "
+            f"that in process {process}, and let forks such as those of a DataLoader only prepare data"
+        )
 
 
 def as_float32(gradient: Any) -> Floats:

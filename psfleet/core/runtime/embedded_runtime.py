@@ -23,6 +23,7 @@ from psfleet.core.engine.gradient_checks import (
     SkippedGradients,
     check_gradients,
     check_ids,
+    check_process,
     check_reduction,
     check_spec_value,
     without_values,
@@ -105,6 +106,7 @@ class EmbeddedRuntime:
         self._shard.tables.budget.only_reads = only_reads
         folder = "" if only_reads else from_variable(JobSettings, "disk", os.environ)
         self._shard.tables.choice = MemoryChoice.embedded(folder)
+        self._process = os.getpid()
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
         self._compressor = GradientCompressor(self.worker_index, self.wire.gradients)
@@ -126,6 +128,7 @@ class EmbeddedRuntime:
 
     @deferred()
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
+        check_process(self._process, "a table that is made here")
         flat = check_spec_value(spec, value)
         if spec.servers is not None:  # for the fleet that goes on from a snapshot
             spec = placed(spec, self._specs.values())
@@ -171,6 +174,7 @@ class EmbeddedRuntime:
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
+        check_process(self._process, "a push from here")
         sums = self._merged(with_counts(gradients, self.counters))
         values = ((spec.name, g.values, g.ids) for spec, g in sums)
         try:
@@ -239,6 +243,7 @@ class EmbeddedRuntime:
 
     @deferred()
     def write_table(self, table: int, state: TableState) -> None:
+        check_process(self._process, "what is written here")
         self._compressor.forget()
         target = self._shard.tables[table]
         if isinstance(target, DenseTable):
@@ -256,6 +261,7 @@ class EmbeddedRuntime:
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
+        check_process(self._process, "that rows are removed here")
         return self._expect(self._shard.handle(Shrink(table, threshold, unseen), "shrink"))
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
@@ -281,6 +287,7 @@ class EmbeddedRuntime:
 
     @deferred()
     def load(self, path: str) -> None:
+        check_process(self._process, "what is loaded here")
         self.restore(Snapshot(path).events(0, 1))
 
     def restore(self, events: Events) -> None:

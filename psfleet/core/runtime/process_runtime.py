@@ -1,6 +1,7 @@
 """The runtime of a process, which a script, `psfleet.fleet` and all clients share: one seat in the fleet."""
 
 import atexit
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import check_alone
+from psfleet.core.engine.gradient_checks import check_process
 from psfleet.core.engine.interface import Runtime, load_runtime
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -47,6 +49,7 @@ class ProcessRuntime:
         """
         if self._runtime is None:
             self._runtime = self._make({}) if self._make else _alone()
+            self._process = os.getpid()
         self._is_kept = True
         return self._runtime
 
@@ -64,6 +67,11 @@ class ProcessRuntime:
     def pushes(self) -> int:
         """Number of the script's pushes, with those of earlier incarnations; 0 without a runtime."""
         return int(getattr(self._runtime, "pushes", 0))
+
+    def check_process(self, what: str) -> None:
+        """Refuse to take something in a fork of the process that trains, as `check_process` does."""
+        if self._runtime is not None:
+            check_process(self._process, what)
 
     @property
     def waiting_steps(self) -> int:
@@ -91,6 +99,7 @@ class ProcessRuntime:
     def use(self, runtime: Runtime | None) -> Runtime | None:
         """Make `runtime` the active one and return the one before it. None: made when next asked for."""
         before, self._runtime = self._runtime, runtime
+        self._process = os.getpid()
         self.mergers.clear()
         self._clients = 0  # open ones of the active runtime
         self._is_kept = runtime is not None  # it stays open when the last of them is closed
@@ -104,6 +113,7 @@ class ProcessRuntime:
         """
         if self._runtime is None:
             self._runtime = (self._make or make)(parts)
+            self._process = os.getpid()
             atexit.unregister(self._leave)
             atexit.register(self._leave)
         self._clients += 1

@@ -35,6 +35,7 @@ __all__ = [
     "AnyNumber",
     "FilePath",
     "Form",
+    "LossValue",
     "Must",
     "NonNegative",
     "NonNegativeInt",
@@ -68,6 +69,26 @@ if typing.TYPE_CHECKING:
 else:
     AnyNumber = Annotated[Any, Must(_is_number, "a number")]
     """Infinity and NaN too."""
+
+
+class _LossValue:
+    """A number, infinity and NaN too: the NaN policy (PSFLEET_ON_NAN) decides about them."""
+
+    @classmethod
+    def from_argument(cls, value: Any) -> float:
+        """Return the number, also of an array, a tensor or a variable that holds it alone."""
+        content = getattr(value, "value", value)
+        if hasattr(content, "item") and np.prod(content.shape) == 1:
+            content = content.item()
+        if not _is_number(content):
+            raise TypeError
+        return float(content)
+
+
+if typing.TYPE_CHECKING:
+    LossValue = float
+else:
+    LossValue = Annotated[_LossValue, Must(lambda value: True, "a number")]
 Numbers = Annotated[ArrayLike, Must(_is_numeric, "an array of numbers")]
 NonNegative = Annotated[float, Range(0)]
 NonNegativeInt = Annotated[int, Range(0)]

@@ -19,7 +19,8 @@ from psfleet.core.graph.program.operation import (
     same,
 )
 from psfleet.core.graph.program.ops.activation import log_softmax, sigmoid
-from psfleet.metrics import Auc, accuracy
+from psfleet.metrics import Auc
+from psfleet.metrics.classification import share_of_hits
 
 if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
@@ -245,7 +246,7 @@ class Accuracy(Op, saved="accuracy k"):
         return (), np.dtype(np.float32)
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:
-        return np.asarray(accuracy(x, label, self.k), np.float32)
+        return np.asarray(share_of_hits(x, label, self.k), np.float32)
 
 
 @dataclass(frozen=True)
