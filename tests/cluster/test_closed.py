@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import psfleet
-from psfleet import fleet
+from psfleet import fleet, metrics
 from psfleet.core.base.errors import PsfleetError, UsageError
 from psfleet.core.client import Client, SparseTable
-from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.process_runtime import current, using
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam
 
@@ -106,3 +107,49 @@ def test_a_fork_of_a_worker_is_told_so(mode: str) -> None:
         before = table.pull(IDS)
         table.push(IDS, GRADS).wait(60)
         assert (table.pull(IDS) != before).all()
+
+
+def _all_uses(table: SparseTable, counted: metrics.FleetMetrics, replies: Pipe) -> None:
+    for use in (
+        lambda: table.push(IDS, GRADS),
+        lambda: table.write(IDS, GRADS),
+        lambda: psfleet.connect().sparse_table("other", dim=4, optimizer=SGD(1.0)),
+        lambda: psfleet.connect().runtime.load("nowhere"),
+        fleet.shrink,
+        lambda: fleet.log("loss", 1.0),
+        lambda: fleet.report_evaluation({"auc": 0.5}),
+        lambda: counted.update([0.5], [1]),
+    ):
+        try:
+            use()
+            replies.send("it worked")
+        except PsfleetError as error:
+            replies.send(str(error))
+    replies.send(table.pull(IDS))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_of_an_embedded_fleet_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a forked process would push, write or log is refused: its parent would not see it. It may read."""
+    monkeypatch.setattr(fleet._fleet, "_joined", None)
+    with using(EmbeddedRuntime()) as process:
+        client = Client(process.active())
+        table = client.sparse_table("t", dim=4, optimizer=SGD(1.0))
+        table.push(IDS, GRADS)
+        before = table.pull(IDS)
+        counted = fleet.metrics([metrics.LogLoss()])
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(
+            target=_all_uses, args=(table, counted, theirs)
+        )
+        child.start()
+        for use in range(8):
+            assert ours.poll(60)
+            assert "was forked from process" in ours.recv(), use
+        np.testing.assert_array_equal(ours.recv(), before)
+        child.join(60)
+        ours.close()
+        theirs.close()
+        table.push(IDS, GRADS)
+        counted.update([0.5], [1])
+        np.testing.assert_array_equal(table.pull(IDS), before - 1)

@@ -8,7 +8,9 @@ import pytest
 
 from psfleet import fluid, metrics
 from psfleet.core.base.errors import ConfigError, ShapeError
+from psfleet.metrics.classification import share_of_hits
 from tests.metrics.pooled import Samples, area, every_metric, expected, top_values
+from tests.refusals import check_refusals
 
 SAMPLES = Samples.drawn(150, seed=1)
 
@@ -174,3 +176,39 @@ def test_precision_and_recall_are_the_references() -> None:
         recall.update(scores, labels)
         assert (precision.eval(), recall.accumulate()) == pytest.approx(wanted)
     assert (fluid.metrics.Precision.default_name, recall.name) == ("precision", "recall")
+
+
+REFUSED = """
+metrics.accuracy([[NAN, 1], [0, 1]], [0, 1])  # score 0 is nan; metrics need finite numbers
+metrics.accuracy([[0, 1], [INF, 1]], [0, 1])  # score 2 is inf
+metrics.accuracy([[0, 1]], [-1])  # accuracy: labels are -1 to -1; scores (1, 2) have the classes 0 to 1
+metrics.accuracy([[0, 1]], [2])  # accuracy: labels are 2 to 2; scores (1, 2) have the classes 0 to 1
+metrics.accuracy([[0, 1]], [0.5])  # labels have dtype float64; give whole numbers
+metrics.accuracy([[0, 1]], [NAN])  # labels have dtype float64; give whole numbers
+metrics.auc([0, 1], [0.5, NAN])  # prediction 1 is nan
+metrics.auc([NAN, 1], [0.5, 0.5])  # label 0 is nan
+metrics.auc([], [])  # there are 0 labels for 0 scores
+metrics.log_loss([0, 1], [-3, 4])  # log_loss needs scores in [0, 1]; they are -3.0 to 4.0
+metrics.log_loss([-1, 1], [0.5, 0.5])  # log_loss needs labels in [0, 1]; they are -1.0 to 1.0
+metrics.log_loss([0, 1], [0.5, NAN])  # prediction 1 is nan
+metrics.Accuracy().update(NAN, 1)  # accuracy 0 is nan
+fluid.metrics.accuracy([[0, 1]], [2])  # labels are 2 to 2
+fluid.metrics.Accuracy().update([INF], 1)  # accuracy 0 is inf
+"""
+
+
+def test_exact_metrics_refuse_what_streaming_ones_do() -> None:
+    """Numbers that are not finite, scores and labels out of range, and classes that there are not."""
+    check_refusals(REFUSED, globals() | {"NAN": math.nan, "INF": math.inf})
+
+
+def test_exact_log_loss_is_the_streaming_one() -> None:
+    """Also of labels between 0 and 1."""
+    streaming = metrics.LogLoss()
+    streaming.update([0.2, 0.9], [0.3, 1])
+    assert metrics.log_loss([0.3, 1], [0.2, 0.9]) == pytest.approx(streaming.result(), abs=1e-15)
+
+
+def test_a_program_counts_no_hit_where_a_score_is_nan() -> None:
+    """The NaN policy, not a metric, decides whether a program that computes NaN goes on."""
+    assert share_of_hits([[math.nan, 1.0], [math.nan, math.nan], [0.0, 1.0]], [0, 1, 1], 1) == 1 / 3
