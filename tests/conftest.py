@@ -45,7 +45,11 @@ _SLOW = {
     ),
     *("datasets/test_kafka.py", "fluid/test_data.py"),
     *("kernels/test_cuda.py", "kernels/test_generate.py"),
-    *("metrics/test_fleet_metrics.py", "metrics/test_interfaces.py"),
+    *(
+        "metrics/test_evaluation_loop.py",
+        "metrics/test_fleet_metrics.py",
+        "metrics/test_interfaces.py",
+    ),
     *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
     "optimizer/test_sparse_adam.py",
     *("pipeline/test_links.py", "pipeline/test_plan.py", "pipeline/test_processes.py"),

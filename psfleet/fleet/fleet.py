@@ -4,7 +4,7 @@ import atexit
 import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -354,6 +354,7 @@ class Fleet(FleetCallbacks):
         metrics: Tasks,
         slices: Slices = (),
         folder: str | os.PathLike[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> CutEvaluation:
         """Evaluate the model as it is now, while training goes on, also in this process.
 
@@ -375,13 +376,15 @@ class Fleet(FleetCallbacks):
             metrics, slices: See `psfleet.metrics.FleetMetrics`.
             folder: Folder of the snapshot, visible to all servers. None: in the folder for
                 temporary files, which the servers must share with this worker, until it is read.
+            transform: Makes probabilities of a model that gives logits: `torch.sigmoid` of a module, and of a
+                program any function of an array. None: the metrics get what the model gives.
 
         Raises:
             CheckpointError: The snapshot cannot be taken.
             UsageError: The model, or what is asked of it, cannot be meant.
         """
         make = predictor_of(model)
-        return evaluate_cut(active(), make, batches, metrics, slices, folder)
+        return evaluate_cut(active(), make, batches, metrics, slices, folder, transform)
 
     # -- snapshots -----------------------------------------------------------------------------
 

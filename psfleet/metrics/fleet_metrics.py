@@ -225,7 +225,10 @@ class FleetMetrics:
     def _join(self, name: str) -> None:
         counters = self._runtime.counters
         if any(getattr(counter, "spec", None) == self._sums.spec for counter in counters):
-            raise ConfigError(f"this process counts metrics {name!r} already; use another name")
+            raise ConfigError(
+                f"this process counts metrics {name!r} already; go on with that object, whose read().window "
+                "has one evaluation at a time if it has window=1, or use another name for other metrics"
+            )
         try:
             self._runtime.create(self._sums.spec)
         except TableConflict:
@@ -281,13 +284,19 @@ class FleetMetrics:
                 metric.sums += sums
 
     def publish(self) -> None:
-        """Push what is counted now, after a step without a push, such as one of an evaluation.
+        """Let all workers read what is counted now, after a step without a push, as in an evaluation.
 
-        In sync mode it is this worker's part of a round: every worker must call it.
+        In sync mode every worker must call it, at the same step. It is this worker's part of a round; within
+        `fleet.dataset`, whose rounds have one push each, the sums of all are put together, and worker 0's
+        next push brings them.
         """
-        self._runtime.flush()
-        self._runtime.push_counts()
-        self._runtime.flush()
+        runtime = self._runtime
+        runtime.flush()
+        if getattr(runtime, "in_round", False):
+            self._sums.share(runtime.all_reduce, carries=runtime.worker_index == 0)
+            return
+        runtime.push_counts()
+        runtime.flush()
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -93,7 +93,9 @@ class Batch:
         """
         low, high = (self.predictions.min(), self.predictions.max()) if len(self) else (0, 0)
         if low < 0 or high > 1:
-            raise ShapeError(f"{what} needs scores in [0, 1]; they are {low} to {high}")
+            raise ShapeError(
+                f"{what} needs scores in [0, 1]; they are {low} to {high} (of logits take the sigmoid)"
+            )
 
 
 def finite_numbers(numbers: Numbers, what: str) -> Floats:
@@ -299,11 +301,13 @@ class SumTable:
         self._servers = servers
         self._ids, self._dealt = np.zeros(2 * rows, np.int64), 0
         self._left: tuple[Ids, Floats] | None = None
+        self._shared: Floats | None = None  # sums of all workers that the next round brings
 
     # -- a PushCounter -------------------------------------------------------------------------
 
     def leave(self) -> Gradient | None:
         with self.lock:
+            self._shared = None
             self._give_back()
             rows = np.flatnonzero(self._rows.any(axis=1))
             if not len(rows):
@@ -316,6 +320,22 @@ class SumTable:
     def arrived(self) -> None:
         with self.lock:
             self._left = None
+
+    def share(self, reduce: Callable[[Floats], Floats], carries: bool) -> None:
+        """Count what all workers have pending, which leaves with the next push of one of them.
+
+        Args:
+            reduce: Returns the sum over all workers, each of which calls this. Their next pushes must be in
+                the same round, so that none reads the sums twice.
+            carries: They leave with this worker's push.
+        """
+        with self.lock:
+            self._give_back()
+            own = self.pending.copy()
+        total = reduce(own)
+        with self.lock:
+            self.pending[:] = total if carries else 0
+            self._shared = total
 
     def _give_back(self) -> None:
         if self._left is not None:
@@ -344,7 +364,8 @@ class SumTable:
         if state.ids is not None and len(state.ids):
             values = np.sum(state.values, axis=0, dtype=np.float64)
             np.add.at(rows, state.ids >> (_SALT + 1), values)
-        return rows.reshape(-1)[: len(self.pending)]
+        totals = rows.reshape(-1)[: len(self.pending)]
+        return totals if self._shared is None else totals + self._shared
 
     # -- what is not pushed ----------------------------------------------------------------------
 

@@ -255,6 +255,7 @@ def evaluate_cut(
     metrics: Tasks,
     slices: Slices = (),
     folder: Any = None,
+    transform: Callable[[Any], Any] | None = None,
 ) -> CutEvaluation:
     """Take a snapshot and evaluate a model on it.
 
@@ -267,6 +268,7 @@ def evaluate_cut(
         metrics, slices: As for `FleetMetrics`.
         folder: Folder of the snapshot, which stays; all servers see it. None: it is removed, and
             must fit into the folder for temporary files, which all servers see.
+        transform: Makes of the model's predictions, of each task, what the metrics get; None: nothing else.
 
     Raises:
         CheckpointError: The snapshot cannot be taken.
@@ -290,7 +292,7 @@ def evaluate_cut(
             _remove(temporary)
         predict = make(tables)
         for batch in batches:
-            _count(scores, predict, batch)
+            _count(scores, predict, batch, transform or (lambda predictions: predictions))
         scores.publish()
         return scores.read().run
 
@@ -302,7 +304,9 @@ def _remove(temporary: str | None) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _count(scores: FleetMetrics, predict: Callable[[Any], Any], batch: Any) -> None:
+def _count(
+    scores: FleetMetrics, predict: Predictor, batch: Any, transform: Callable[[Any], Any]
+) -> None:
     if not isinstance(batch, tuple) or not 2 <= len(batch) <= 3:
         raise UsageError(
             f"a batch of the evaluation is {batch!r:.80}; it must be a tuple (inputs, labels) or "
@@ -312,11 +316,11 @@ def _count(scores: FleetMetrics, predict: Callable[[Any], Any], batch: Any) -> N
     extra = more[0] if more else {}
     predictions = predict(inputs)
     if not isinstance(labels, Mapping):
-        scores.update(predictions, labels, **extra)
+        scores.update(transform(predictions), labels, **extra)
         return
     for task, own in labels.items():
         if not isinstance(predictions, Mapping) or task not in predictions:
             raise UsageError(
                 f"there are labels of the task {task!r}, and no predictions of that name"
             )
-        scores.update(predictions[task], own, task=task, **extra)
+        scores.update(transform(predictions[task]), own, task=task, **extra)

@@ -150,3 +150,15 @@ def test_messages_of_the_troubleshooting_page_are_there() -> None:
     ]
     missing = {words for words in quoted if not any(words in text for text in texts)}
     assert not missing, f"no message has {sorted(missing)}"
+
+
+@pytest.mark.parametrize(
+    "job", [[], ["--sync", "--servers", "2", "--workers", "2"]], ids=["one", "2x2"]
+)
+def test_the_loop_that_evaluates(tmp_path: Path, job: list[str]) -> None:
+    """The page's loop ends with the best model, in one process and in a job of two servers and workers."""
+    first, *others = blocks("metrics.md")
+    [loop] = [block for block in others if "EarlyStopping" in block]
+    output = run(first + loop, tmp_path, *job, *(["--no-progress"] if job else []))
+    assert len(set(re.findall(r"best AUC \d\.\d{4}, in epoch \d+", output))) == 1, output
+    assert (tmp_path / "best" / "manifest.json").exists()

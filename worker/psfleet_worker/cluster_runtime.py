@@ -380,6 +380,11 @@ class ClusterRuntime:
         return feed.steps(self._worker_data, batch, merged)
 
     @property
+    def in_round(self) -> bool:
+        """The script is in a step of `data_steps` in which it may push once."""
+        return self._worker_data.in_round
+
+    @property
     def next_ranges(self) -> tuple[Range, ...]:
         """Positions of the step after the present one of `data_steps`, if they are known; else empty."""
         return self._worker_data.next_ranges

@@ -240,6 +240,7 @@ class Client:
         metrics: Tasks,
         slices: Slices = (),
         folder: str | os.PathLike[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> "CutEvaluation":
         """Evaluate a model at one cut through the training, which goes on meanwhile; see `fleet.evaluate`.
 
@@ -251,7 +252,7 @@ class Client:
         Args:
             model: Gets a client whose tables are those of the cut, to be read only, and the inputs of a
                 batch; gives the predictions. It is called by another thread.
-            batches, metrics, slices, folder: As for `fleet.evaluate`.
+            batches, metrics, slices, folder, transform: As for `fleet.evaluate`.
         """
 
         from psfleet.serving.prediction import evaluate_cut  # loads programs
@@ -259,7 +260,7 @@ class Client:
         def make(tables: Runtime) -> "Predictor":
             return functools.partial(model, Client(tables))
 
-        return evaluate_cut(self.runtime, make, batches, metrics, slices, folder)
+        return evaluate_cut(self.runtime, make, batches, metrics, slices, folder, transform)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write every table of the fleet, optimizer state included, as `fleet.save_persistables` does.

@@ -37,12 +37,14 @@ class WorkerData:
         count: Number of datasets so far, with the present one.
         position: Position that the next push reports to servers: leases used up, and samples of the next one.
         next_ranges: Positions of the step after the present one, if the worker has them already.
+        in_round: The script is in a step of a dataset in rounds, each of which has one push of every worker.
     """
 
     def __init__(self, session: Session) -> None:
         self.count = 0
         self.position: tuple[int, int] | None = None
         self.next_ranges: Ranges = ()
+        self.in_round = False
         self._session = session
         self._leases = 0
         self._used = 0
@@ -107,7 +109,11 @@ class WorkerData:
             session.progress.catch_up()  # what is planned from here on has not been pushed
             # All stages of a worker use what its first one has.
             for ranges in _parts(plan.share(session.worker - self._process, number), merged):
-                yield TrainStep(ranges)
+                self.in_round = True
+                try:
+                    yield TrainStep(ranges)
+                finally:  # a script may leave its loop
+                    self.in_round = False
                 if session.turns != turns:
                     return True
             if self._made(number) == 0:
