@@ -8,8 +8,8 @@ import pytest
 from psfleet import metrics
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from psfleet.data.batches import batches
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.metrics import FleetMetrics

@@ -188,4 +188,4 @@ def test_what_is_no_loss_is_refused() -> None:
     _, opt = pst.convert(model, torch.optim.SGD(model.parameters(), 1.0))
     for wrong in ("0.5", [0.5], torch.ones(2), True):
         with pytest.raises(UsageError, match=r"step: loss is .*, it must be a number or None"):
-            opt.step(loss=wrong)
+            opt.step(loss=wrong)  # type: ignore[arg-type]
