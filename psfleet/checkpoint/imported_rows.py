@@ -24,6 +24,10 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.data.feature_sets.value_types import hashed
 
+Arrays = Mapping[str, NDArray[Any]]
+_COUNTS = re.compile(r"([0-9]{1,18})[ \t]([0-9]{1,18})")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+|nan|inf)(e[+-]?[0-9]+)?", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class TableContent:
@@ -53,9 +57,6 @@ def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
     planes = np.split(rows.values, len(spec.slot_names), axis=1)
     slots = dict(zip(spec.slot_names, map(np.ascontiguousarray, planes), strict=True))
     return TableContent({"ids": rows.ids, **slots}, table.step)
-
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -295,10 +296,6 @@ def _of_words(path: str, buckets: int, salt: str) -> RowFile:
         raise CheckpointError(f"{path!r} has no words")
     ids = hashed(np.array(words, object), buckets, salt)
     return _checked(path, RowFile(ids, np.stack(rows)), words)
-
-
-_COUNTS = re.compile(r"([0-9]{1,18})[ \t]([0-9]{1,18})")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+|nan|inf)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 def _count(head: Sequence[tuple[int, str]]) -> int | None:

@@ -44,6 +44,11 @@ from psfleet.core.net.table_messages import read_clock
 _MOST = 2**62
 
 
+_PAGE = 1 << 16  # rows read at a time
+Ids = NDArray[np.int64]
+Events = Iterator[CreateTable | RestorePart]
+
+
 def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any, Any]]) -> None:
     """Compare the tensors and the clocks of every file with the manifest.
 
@@ -137,12 +142,6 @@ def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
         raise ValueError(
             f"tensor {name!r} is {tensor.get_dtype()} {tensor.get_shape()}, not {dtype} {list(shape)}"
         )
-
-
-_PAGE = 1 << 16  # rows read at a time
-
-Ids = NDArray[np.int64]
-Events = Iterator[CreateTable | RestorePart]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,13 @@ LATEST = max(each.since or 1 for each in _LATER)
 """The version of snapshots that has every later field."""
 
 
+_FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
+_PART = Format("part of a snapshot")
+MANIFEST = "manifest.json"
+_LONGEST_CHAIN = 1000
+_LONGEST = 256 << 20  # bytes of a manifest; what workers keep is in it
+
+
 def version_of(document: Any) -> int:
     """Return the version of snapshots that a definition in a document needs."""
     there = document if isinstance(document, dict) else {}
@@ -111,13 +118,6 @@ def _later_from_json(document: dict[str, Any], later: list[LaterField]) -> dict[
         kinds = {each.name: each.kind for each in later if each.inside == key}
         values |= zip(kinds, exact(document[key], key, **kinds), strict=True)
     return values
-
-
-_FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
-_PART = Format("part of a snapshot")
-MANIFEST = "manifest.json"
-_LONGEST_CHAIN = 1000
-_LONGEST = 256 << 20  # bytes of a manifest; what workers keep is in it
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,12 @@ from psfleet.core.engine.tables.sparse import SparseTable
 Floats = NDArray[np.float32]
 
 
+ExportKind = Literal["safetensors", "npz", "parquet"]
+Arrays = Mapping[str, NDArray[Any]]
+_EXPORT = Format("exported table")
+_LONGEST = 200  # bytes of a file's name before its ending
+
+
 def shape_text(shape: Sequence[int]) -> str:
     """A shape as the command line has it, such as "113x64"."""
     return "x".join(map(str, shape))
@@ -211,13 +217,6 @@ def _difference(
     return TableDifference(
         name, missing, extra, differing, len(differs) - differing, largest, steps
     )
-
-
-ExportKind = Literal["safetensors", "npz", "parquet"]
-Arrays = Mapping[str, NDArray[Any]]
-
-_EXPORT = Format("exported table")
-_LONGEST = 200  # bytes of a file's name before its ending
 
 
 def export(

@@ -42,19 +42,18 @@ _SECTION = 128  # batches until the broker is asked for new partitions
 _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.partition.eof"}
 
 
+Place = tuple[int, int, int]
+"""A partition, the first of its offsets, and the one behind the last."""
+Sample = tuple[dict[str, Any], int, str]
+"""The values of a message's columns, its time, and where it is, for messages."""
+
+
 @dataclass
 class _Span:
     """Offsets of a partition that are to be read, from the first up to, and without, the second."""
 
     low: int
     high: int
-
-
-Place = tuple[int, int, int]
-"""A partition, the first of its offsets, and the one behind the last."""
-
-Sample = tuple[dict[str, Any], int, str]
-"""The values of a message's columns, its time, and where it is, for messages."""
 
 
 @checked

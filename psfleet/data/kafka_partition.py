@@ -23,6 +23,15 @@ _QUIET = 30.0  # seconds of waiting for a message of which a line is printed
 _ASK = 10.0  # seconds for the broker to answer
 
 
+_PASSING = {
+    kafka.KafkaError._TRANSPORT,
+    kafka.KafkaError._ALL_BROKERS_DOWN,
+    kafka.KafkaError._TIMED_OUT,
+    kafka.KafkaError._RESOLVE,
+}
+"""Errors after which the client connects again by itself."""
+
+
 class Partition:
     """Messages of one partition, by their offsets.
 
@@ -157,12 +166,3 @@ class Partition:
 
     def close(self) -> None:
         self._consumer.close()
-
-
-_PASSING = {
-    kafka.KafkaError._TRANSPORT,
-    kafka.KafkaError._ALL_BROKERS_DOWN,
-    kafka.KafkaError._TIMED_OUT,
-    kafka.KafkaError._RESOLVE,
-}
-"""Errors after which the client connects again by itself."""

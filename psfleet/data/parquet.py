@@ -35,6 +35,14 @@ __all__ = ["ParquetFiles", "RowGroup", "SampleBatch"]
 _BUFFER = 1 << 16  # bytes that are read at once of a column
 
 
+_FORMAT = Format("predictions")
+_PLAN = "_predictions.json"  # readers of the folder skip what begins so
+_FORMER_PLAN = "predictions.json"
+_LONGEST = 256 << 20  # bytes of the plan
+_SKIPPED = b"psfleet.skipped"
+Predict = Callable[[dict[str, Any]], Any]
+
+
 class ParquetFiles(RowGroupFiles):
     """The rows of Parquet files, as samples of a feature set: a source of `fleet.dataset`.
 
@@ -118,14 +126,6 @@ class ParquetFiles(RowGroupFiles):
         check_schema(schema, self.features, self.labels, file, self._time)
         for number in range(metadata.num_row_groups):
             yield RowGroup(file, number, metadata.row_group(number).num_rows, metadata)
-
-
-_FORMAT = Format("predictions")
-_PLAN = "_predictions.json"  # readers of the folder skip what begins so
-_FORMER_PLAN = "predictions.json"
-_LONGEST = 256 << 20  # bytes of the plan
-_SKIPPED = b"psfleet.skipped"
-Predict = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,28 @@ from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.value_types import Kind, typed
 from psfleet.data.sample_batch import chosen_columns, joined_columns
 
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+_NUMBERS = ("int", "float", "bool", "null")
+_NUMERALS_TOO = "numbers or texts, or lists of them", (*_NUMBERS, "text")
+_WHOLE: tuple[Kind, Any, str] = ("int", pa.int64(), r"^-?[0-9]{1,18}$")
+_NUMERALS: dict[str, tuple[Kind, Any, str]] = {
+    "int": _WHOLE,
+    "id": _WHOLE,
+    "float": ("float", pa.float64(), r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"),
+}
+"""Kind that texts are judged as, the type that Arrow converts the usual ones to, and the form of these."""
+_KINDS = [
+    ("int", pa.types.is_integer),
+    ("float", pa.types.is_floating),
+    ("bool", pa.types.is_boolean),
+    ("null", pa.types.is_null),
+    ("text", pa.types.is_string),
+    ("text", pa.types.is_large_string),
+    ("time", lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind)),
+    ("", lambda kind: pa.types.is_temporal(kind) or pa.types.is_nested(kind)),
+]
+
 
 def partition_of(file: str) -> dict[str, str | None]:
     """The columns whose values the folders of a path name, as in `clicks/dt=2026-11-01/part-0.parquet`."""
@@ -45,10 +67,6 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
 def reason_of(error: Exception) -> str:
     """Describe an error of reading in one short line."""
     return " ".join(str(error).split())[:200]
-
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +145,6 @@ def check_schema(
             )
 
 
-_NUMBERS = ("int", "float", "bool", "null")
-_NUMERALS_TOO = "numbers or texts, or lists of them", (*_NUMBERS, "text")
-
-
 def _wanted(
     features: FeatureSet, labels: Sequence[str], time: str | None
 ) -> Iterator[tuple[str, str, Sequence[str]]]:
@@ -193,15 +207,6 @@ class _BadRows:
         for row in np.unique(rows).tolist():
             number = self._first + row
             self.found.setdefault(number, BadRow(number, f"{column.name} is {column.shown(row)}"))
-
-
-_WHOLE: tuple[Kind, Any, str] = ("int", pa.int64(), r"^-?[0-9]{1,18}$")
-_NUMERALS: dict[str, tuple[Kind, Any, str]] = {
-    "int": _WHOLE,
-    "id": _WHOLE,
-    "float": ("float", pa.float64(), r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"),
-}
-"""Kind that texts are judged as, the type that Arrow converts the usual ones to, and the form of these."""
 
 
 class _Column:
@@ -353,18 +358,6 @@ def _plain(flat: Any) -> tuple[Any, str]:
         return flat.cast(pa.large_string(), safe=False), "text"
     except pa.ArrowException:
         return flat, ""
-
-
-_KINDS = [
-    ("int", pa.types.is_integer),
-    ("float", pa.types.is_floating),
-    ("bool", pa.types.is_boolean),
-    ("null", pa.types.is_null),
-    ("text", pa.types.is_string),
-    ("text", pa.types.is_large_string),
-    ("time", lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind)),
-    ("", lambda kind: pa.types.is_temporal(kind) or pa.types.is_nested(kind)),
-]
 
 
 def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:

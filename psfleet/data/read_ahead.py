@@ -11,6 +11,10 @@ from psfleet.core.engine.round_plan import Range
 T = TypeVar("T")
 
 
+Ranges = tuple[Range, ...]
+Prepare = Callable[[Ranges], Callable[[], Any]]
+
+
 class Peekable(Generic[T]):
     """An iterator over a source that can show its next item.
 
@@ -100,10 +104,6 @@ def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[t
     source = iterator if isinstance(iterator, Peekable) else BufferedPeekable(iterator)
     for item in source:
         yield item, source.peek() if looks_ahead() else None
-
-
-Ranges = tuple[Range, ...]
-Prepare = Callable[[Ranges], Callable[[], Any]]
 
 
 class ReadAhead:

@@ -12,6 +12,8 @@ from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Nu
 from psfleet.data.feature_sets.jagged import Jagged, array_of, as_plain, joined
 from psfleet.data.feature_sets.value_types import Kind, as_typed, is_missing, is_of, typed
 
+Ids = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class SampleBatch:
@@ -64,9 +66,6 @@ def joined_batches(parts: Sequence[SampleBatch]) -> SampleBatch:
         joined_columns([part.labels for part in parts]),
         np.concatenate(times) if times else None,
     )
-
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ Part = Sequence[tuple[int, bytes]]
 _Quote = Annotated[str, Must(lambda quote: len(quote) == 1 and quote.isascii(), "one character")]
 
 
+_NO_CELLS = (
+    "{!r:.80} has no cells: a quoted cell does not end, or goes on behind its closing quote, or a line ends "
+    "within it; pass quote=None if quotes are part of the texts"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Lines:
     """Lines of a row group: their positions, the number of the first one, and the columns of the file.
@@ -297,12 +303,6 @@ class TextFiles(RowGroupFiles):
         form = pcsv.ParseOptions(delimiter=delimiter, quote_char=self._quote or False)
         source, options = pa.BufferReader(data + b"\n"), pcsv.ReadOptions(block_size=len(data) + 2)
         return tuple(pcsv.read_csv(source, options, form).column_names)
-
-
-_NO_CELLS = (
-    "{!r:.80} has no cells: a quoted cell does not end, or goes on behind its closing quote, or a line ends "
-    "within it; pass quote=None if quotes are part of the texts"
-)
 
 
 def _form_of(delimiter: str, quote: str | None) -> re.Pattern[bytes]:

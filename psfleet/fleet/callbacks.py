@@ -33,6 +33,9 @@ from psfleet.core.base.validation.annotations import FilePath, PositiveInt, chec
 __all__ = ["BestValue", "Callback", "EarlyStopping", "KeepBest", "MlflowLogger", "WandbLogger"]
 
 
+_REPLY_TIMEOUT = 10.0  # seconds for a tracking server to reply at all
+
+
 class Callback:
     """Actions at points of the training loop; derive from it, and override what you need.
 
@@ -170,9 +173,6 @@ class KeepBest(BestValue):
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
         if self.is_better(step, values):
             self.fleet.save_persistables(self.folder)
-
-
-_REPLY_TIMEOUT = 10.0  # seconds for a tracking server to reply at all
 
 
 class _RunLogger(Callback):

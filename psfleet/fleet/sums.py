@@ -12,6 +12,9 @@ from psfleet.core.base.validation.annotations import checked
 from psfleet.core.runtime.process_runtime import active
 from psfleet.metrics.classification import area_under_curve
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class _FleetView(Protocol):
     """Part of the fleet that a helper uses."""
@@ -77,10 +80,6 @@ class Util:
         """Print on one worker only."""
         if self._fleet.worker_index() == rank_id and not self._fleet.is_later_stage():
             print(message, flush=True)
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class MetricSums(Generic[P, R]):

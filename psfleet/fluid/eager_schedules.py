@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+S = TypeVar("S", bound=LRScheduler)
+
+
 class _PerUpdateSchedule(PerUpdateSchedule):
     """An older schedule at begin + step * (updates before this one).
 
@@ -103,9 +106,6 @@ class CosineDecay(_PerUpdateSchedule, older=lr.cosine_decay):
 
 class LinearLrWarmup(_PerUpdateSchedule, older=lr.linear_lr_warmup, begin=1):
     """From start_lr to end_lr in warmup_steps updates, then `learning_rate`, or that schedule."""
-
-
-S = TypeVar("S", bound=LRScheduler)
 
 
 def _with_arguments(order: str, *ignored: Parameter) -> Callable[[type[S]], type[S]]:

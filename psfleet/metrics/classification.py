@@ -24,6 +24,9 @@ Spacing = Literal["linear", "logit"]
 _REACH = 16.0  # logits at which the outer bins of the logit spacing begin
 
 
+_LEAST = 1e-7  # distance that probabilities keep from 0 and 1
+
+
 @checked
 class Auc(Metric):
     """The area under the ROC curve over many batches, from a histogram of the scores.
@@ -158,9 +161,6 @@ class BinaryRecall(_BinaryMetric):
 
     def counted(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         return np.rint(batch.predictions) == 1, batch.labels == 1
-
-
-_LEAST = 1e-7  # distance that probabilities keep from 0 and 1
 
 
 def cross_entropy(labels: Floats, probabilities: Floats) -> Floats:

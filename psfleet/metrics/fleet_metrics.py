@@ -27,6 +27,12 @@ from psfleet.metrics.streaming_metric import Batch, Metric, SumTable
 Floats = NDArray[np.float64]
 
 
+Ids = NDArray[np.int64]
+Slices = Sequence[str] | Mapping[str, Sequence[int | str]]
+_OTHER = "other"
+Tasks = Mapping[str, Sequence[Metric]] | Sequence[Metric]
+
+
 @dataclass(frozen=True)
 class MetricReading:
     """Values by name, such as "auc", "ctr/auc" of task ctr, "ctr/auc[mobile]" of its slice mobile.
@@ -80,11 +86,6 @@ class Readings:
             self._decayed = self._decay * self._decayed + (totals - self._last)
         self._last = totals
         return self._decayed
-
-
-Ids = NDArray[np.int64]
-Slices = Sequence[str] | Mapping[str, Sequence[int | str]]
-_OTHER = "other"
 
 
 class MetricSlices:
@@ -167,9 +168,6 @@ class MetricSlices:
         values = bags.values[starts[single]].tolist()
         numbers[single] = [number_of.get(value, number_of[_OTHER]) for value in values]
         return numbers
-
-
-Tasks = Mapping[str, Sequence[Metric]] | Sequence[Metric]
 
 
 @checked

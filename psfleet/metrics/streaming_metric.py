@@ -22,6 +22,10 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
+_WIDTH = 32  # sums of a row
+_SALT = 16  # bits of an id that only decide on which server its row lies
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Checked samples: predictions, labels and weights are finite, weights at least 0.
@@ -265,10 +269,6 @@ def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> 
     return np.stack(
         [cast(Floats, np.bincount(slices, column, minlength=count)) for column in columns], axis=1
     )
-
-
-_WIDTH = 32  # sums of a row
-_SALT = 16  # bits of an id that only decide on which server its row lies
 
 
 class SumTable:

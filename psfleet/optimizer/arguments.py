@@ -13,6 +13,11 @@ from psfleet.optimizer import program_access
 _DECAY = frozenset({"regularization", "weight_decay"})  # two names of one argument
 
 
+P = ParamSpec("P")
+S = TypeVar("S")
+_SHARED = frozenset({"learning_rate", "multi_precision", "name", "parameter_list", "parameters"})
+
+
 @dataclass(frozen=True)
 class ParameterGroup:
     """One dict of a list of groups.
@@ -81,11 +86,6 @@ def _group(owner: str, group: Any, names: Sequence[str]) -> ParameterGroup:
     return ParameterGroup(
         list(parameters) if isinstance(parameters, list | tuple) else [parameters], factor, settings
     )
-
-
-P = ParamSpec("P")
-S = TypeVar("S")
-_SHARED = frozenset({"learning_rate", "multi_precision", "name", "parameter_list", "parameters"})
 
 
 def as_documented(

@@ -27,6 +27,10 @@ from psfleet.regularizer import WeightDecay
 Floats = NDArray[np.float32]
 
 
+_SPILL = 16384  # updates after which sum_1 goes over to sum_2, so that it stays exact
+_COUNTS = ("num_updates", "num_accumulates", "old_num_accumulates")
+
+
 class WeightAverage:
     """Common part of both averages: the choice of parameters, and showing the averages in their place.
 
@@ -366,10 +370,6 @@ class ModelAverage(WeightAverage):
         for name, count in counts.items():
             setattr(self, name, count)
         self._sums = sums
-
-
-_SPILL = 16384  # updates after which sum_1 goes over to sum_2, so that it stays exact
-_COUNTS = ("num_updates", "num_accumulates", "old_num_accumulates")
 
 
 def _accumulate(sums: list[Floats], value: Floats, spill: bool, full: bool) -> None:

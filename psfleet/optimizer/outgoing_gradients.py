@@ -17,6 +17,9 @@ from psfleet.core.runtime.strategy import AMPSettings, GradientMergeSettings
 _LARGEST_SCALE = 2.0**100  # far beyond what a gradient needs, and within float32
 
 
+P = TypeVar("P")
+
+
 class _HasTable(Protocol):
     """Object that has a table."""
 
@@ -105,9 +108,6 @@ def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
         return gradient
     sums = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
     return dataclasses.replace(gradient, values=sums.rows, ids=sums.ids, bags=None)
-
-
-P = TypeVar("P")
 
 
 class GradientMerger(Generic[P]):

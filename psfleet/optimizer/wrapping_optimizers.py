@@ -32,6 +32,10 @@ from psfleet.optimizer.outgoing_gradients import GradientScaler
 COMMON = frozenset({"__class__", "_inner", "minimize"})
 
 
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
 class WrappingOptimizer(Optimizer):
     """Its methods and attributes are those of the wrapped optimizer, but for the names in `own`."""
 
@@ -118,10 +122,6 @@ def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeO
     wrapper = RecomputeOptimizer(optimizer)
     wrapper._set_checkpoints(list(settings.checkpoints) or Automatic(settings.budget))
     return wrapper
-
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 
 class LookAhead(Optimizer):

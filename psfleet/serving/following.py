@@ -24,6 +24,13 @@ Floats = NDArray[np.float32]
 _PAGES = 8  # of rows between two requests for changes
 
 
+_log = log_of(__name__)
+_ROUND_INTERVALS = 1.5  # intervals in which the round of a cut has to come
+_SHARE = 0.03  # of a server's CPU time that replies may take; to send them takes as much again
+_LEAST = 0.01  # of its time, however little it does
+_MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
+
+
 @dataclass(frozen=True)
 class AskChanges:
     """Ask each server what has changed; None: not that one. Comes to the replies, in their order."""
@@ -155,14 +162,6 @@ class WeightCopy:
                 table.remove(np.setdiff1d(before, change.ids, assume_unique=True))
             self._whole[server, change.spec.name] = change.ids
         table.put(change.ids, change.weights)
-
-
-_log = log_of(__name__)
-
-_ROUND_INTERVALS = 1.5  # intervals in which the round of a cut has to come
-_SHARE = 0.03  # of a server's CPU time that replies may take; to send them takes as much again
-_LEAST = 0.01  # of its time, however little it does
-_MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ _IDLE = 75.0  # seconds without a byte after which a connection is closed
 _BUFFER = 64 << 10
 
 
+_MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/([0-9]{1,18}))?(:predict)?")
+_OPEN = (b"/healthz", b"/readyz")
+
+
 @dataclass
 class HttpRequest:
     """A request.
@@ -214,8 +218,6 @@ class HttpListener(Http2Server):
         return self._make(transport)
 
 
-_MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/([0-9]{1,18}))?(:predict)?")
-_OPEN = (b"/healthz", b"/readyz")
 _TEXT, _JSON = "text/plain; version=0.0.4", "application/json"
 
 

@@ -35,6 +35,9 @@ FEATURES = ("features.toml", "features.json")
 """Files of a model's folder that describe its inputs; the first one that is there counts."""
 
 
+_log = log_of(__name__)
+
+
 class Model:
     """A model with all that it needs to predict. Any thread may call it.
 
@@ -216,9 +219,6 @@ def follow(
     except BaseException:
         rows.close()
         raise
-
-
-_log = log_of(__name__)
 
 
 @dataclass(frozen=True)

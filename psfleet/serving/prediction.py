@@ -35,6 +35,9 @@ Predictor = Callable[[Any], Any]
 MakePredictor = Callable[[Runtime], Predictor]
 
 
+PROGRAM = "program.json"
+
+
 def predictor_of(model: Any) -> MakePredictor:
     """Return the maker of a predictor that computes as the model does, with a runtime's values.
 
@@ -86,9 +89,6 @@ def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
         return results[0] if list(names) == [""] else dict(zip(names, results, strict=True))
 
     return predict
-
-
-PROGRAM = "program.json"
 
 
 def is_folder(model: str) -> bool:

@@ -45,6 +45,13 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+EXPORT = "export.json"
+Arrays = dict[str, NDArray[Any]]
+_FORMAT = Format("exported model")
+_ARRAYS = Format("arrays of an exported model")
+_LONGEST = 64 << 20  # bytes of export.json
+
+
 class RowSource(Protocol):
     """Source of a model's rows and dense values. Any thread may call it."""
 
@@ -255,13 +262,6 @@ class SourceRuntime(ReadOnlyRuntime, ForwardingRuntime):
             return self.rows.dense(name)
         rows = self.rows.look_up(name, np.ascontiguousarray(ids.reshape(-1)))
         return rows.reshape(*ids.shape, rows.shape[1])
-
-
-EXPORT = "export.json"
-Arrays = dict[str, NDArray[Any]]
-_FORMAT = Format("exported model")
-_ARRAYS = Format("arrays of an exported model")
-_LONGEST = 64 << 20  # bytes of export.json
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,13 @@ Floats = NDArray[np.float32]
 Codes = NDArray[Any]
 
 
+_SMALLEST = 2.0**-100  # a scale; a row whose values are all smaller becomes zeros
+_NO_SCALES: Floats = np.empty(0, np.float32)
+Ids = NDArray[np.int64]
+_GROWTH = 9, 8  # of the arrays of rows, when they are full
+_SLOTS = 5, 4  # of the index, at least, for each row
+
+
 @dataclass(frozen=True)
 class RowCodec:
     """Rows in one form.
@@ -42,10 +49,6 @@ class RowCodec:
     def width(self, dim: int) -> int:
         """Number of codes of a row."""
         return -(-dim // self.per_code)
-
-
-_SMALLEST = 2.0**-100  # a scale; a row whose values are all smaller becomes zeros
-_NO_SCALES: Floats = np.empty(0, np.float32)
 
 
 def _bytes(rows: Floats) -> tuple[Codes, Floats]:
@@ -92,11 +95,6 @@ CODECS: dict[RowForm, RowCodec] = {
     "int8": RowCodec(np.int8, 1, _bytes, _of_bytes),
     "int4": RowCodec(np.uint8, 2, _pairs, _of_pairs),
 }
-
-
-Ids = NDArray[np.int64]
-_GROWTH = 9, 8  # of the arrays of rows, when they are full
-_SLOTS = 5, 4  # of the index, at least, for each row
 
 
 class ServedTable:

@@ -24,6 +24,9 @@ from psfleet.torch.table_weight import untraced
 Floats = NDArray[np.float32]
 
 
+Mode = Literal["sum", "mean", "max"]
+
+
 def scores_of(
     ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
 ) -> Floats:
@@ -58,9 +61,6 @@ def _by_id(name: str, ids: Tensor, values: Tensor, ends: Tensor | None) -> Float
             "value for each bag or each id"
         )
     return np.repeat(counts.reshape(-1), bags).astype(np.float32)
-
-
-Mode = Literal["sum", "mean", "max"]
 
 
 @checked

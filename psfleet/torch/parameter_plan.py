@@ -25,6 +25,9 @@ from psfleet.torch.table_weight import TableWeight, as_tensor
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
+_living: "weakref.WeakSet[DenseBinding]" = weakref.WeakSet()
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DenseBinding:
     """A dense parameter, its table, and the group that has its rate.
@@ -79,9 +82,6 @@ class DenseBinding:
                 "leave out .half(), .bfloat16() and .double(), and compute in 16 bits with "
                 "torch.autocast"
             )
-
-
-_living: "weakref.WeakSet[DenseBinding]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)

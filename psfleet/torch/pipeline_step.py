@@ -22,6 +22,9 @@ _PLAIN = {torch.bfloat16: torch.int16}  # what NumPy has no name for travels as
 _KINDS = {str(kind): kind for kind in _PLAIN}
 
 
+Loss = Callable[[Any, Any], Tensor]
+
+
 def tensors_of(value: Any, maker: str) -> list[Tensor]:
     """The tensors of what a module gives: a tensor, or a tuple of them.
 
@@ -215,9 +218,6 @@ def _smooth(value: Any, place: int) -> Any:
 def contiguous(tensor: Any) -> Any:
     """The tensor with its values side by side; None is None."""
     return None if tensor is None else tensor.contiguous()
-
-
-Loss = Callable[[Any, Any], Tensor]
 
 
 class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):

@@ -20,6 +20,10 @@ from psfleet.core.engine.schema.table import DecaySpec
 Group = Mapping[str, Any]
 
 
+Floats = NDArray[np.float32]
+_DERIVED = ("step", "mu_product")  # beside the slots
+
+
 @dataclass(frozen=True, slots=True)
 class RuleMapping:
     """Update rule of a parameter on the servers. Attributes as in
@@ -97,11 +101,6 @@ def _require(
             f"torch.optim.{kind.__name__}: {option} is {value!r}, for which psfleet has "
             f"no exact rule; it must be {expected!r}" + (f" ({hint})" if hint else "")
         )
-
-
-Floats = NDArray[np.float32]
-
-_DERIVED = ("step", "mu_product")  # beside the slots
 
 
 @dataclass(frozen=True, slots=True)

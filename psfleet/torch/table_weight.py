@@ -29,6 +29,12 @@ _disable: Any = torch.compiler.disable
 _NAMED = {"reason": _REASON} if "reason" in inspect.signature(_disable).parameters else {}
 
 
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+_ROOM = 2**31  # lookups between two steps that a table without a number of rows can tell apart
+_MOST = 2**30  # numbers of bags begin anew before they get there
+
+
 def refuse_graph() -> None:
     """Say why the model cannot become a graph."""
     raise UsageError(_REASON)
@@ -52,12 +58,6 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
     opaque: Callable[P, R] = _disable(run, **_NAMED)
     return opaque
-
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-
-_ROOM = 2**31  # lookups between two steps that a table without a number of rows can tell apart
 
 
 class TableWeight(nn.Parameter):
@@ -210,9 +210,6 @@ def as_tensor(array: Floats) -> Tensor:
 def _values(grad: Tensor) -> Floats:
     values: Floats = grad._values().detach().cpu().numpy()
     return values
-
-
-_MOST = 2**30  # numbers of bags begin anew before they get there
 
 
 class GradientBags:

@@ -46,6 +46,11 @@ _DISK: tuple[tuple[str, str, Callable[[DiskTraffic], float]], ...] = (
 )
 
 
+_MOST_WAITING = (
+    8  # readers that wait for the end: a launcher, and those before it that have hung up
+)
+
+
 class ServerMetrics:
     """Collects the metrics of a server.
 
@@ -223,11 +228,6 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
             gauge("standby_table_bytes", "Memory of the tables so far", size),
         ]
     )
-
-
-_MOST_WAITING = (
-    8  # readers that wait for the end: a launcher, and those before it that have hung up
-)
 
 
 class MetricsService:

@@ -41,6 +41,9 @@ _ORPHAN = 30.0  # seconds that a standby waits for its order when the primary is
 _News = tuple[Literal["promoted", "required", "lost", "failed", "over", "stopped"], str]
 
 
+_log = log_of(__name__)
+
+
 class Standby:
     """Follows the primary of the same server.
 
@@ -238,9 +241,6 @@ class Standby:
 def _is_starting(error: PsfleetError) -> bool:
     """Return whether the primary may answer later."""
     return isinstance(error, (ServerUnavailable, ProtocolError))
-
-
-_log = log_of(__name__)
 
 
 class TakeoverCommands:

@@ -27,6 +27,9 @@ from psfleet.core.graph.program.operation import Array
 from psfleet.core.net.connections.access import Access
 from psfleet.core.runtime.stages import StagePosition
 
+_LINGER = 2000
+"""Milliseconds in which messages may still leave after the end of the script."""
+
 
 class CurveAuthenticator:
     """Keys of a job, and the thread that turns others away."""
@@ -73,10 +76,6 @@ def curve_for(
             "PSFLEET_TLS, use ipc:// on one host, or say PSFLEET_INSECURE=1"
         )
     return CurveAuthenticator(context, access.credentials.token)
-
-
-_LINGER = 2000
-"""Milliseconds in which messages may still leave after the end of the script."""
 
 
 class StageLinks:

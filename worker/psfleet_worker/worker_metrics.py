@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from psfleet.core.net.gradient_compressor import GradientCompressor
 
 
+Ids = NDArray[np.int64]
+_log = log_of(__name__)
+_SAMPLE = 8192  # ids of all tables in one look
+_FADE = 63 / 64  # by which earlier looks weigh less: with one look a second about a minute counts
+_MANY = 100
+_HOT = 0.1  # share of an id that is worth a word
+_ENOUGH = 1000  # ids that must have been seen before that word
+
+
 @dataclass
 class StepTimes:
     """Times are in ns.
@@ -75,9 +84,6 @@ class StepTimes:
         self._spent = others
         self._pushed, self.loss = now, loss
         self.samples += samples
-
-
-Ids = NDArray[np.int64]
 
 
 class FrequentIds:
@@ -125,16 +131,6 @@ class FrequentIds:
     def first(self) -> int | None:
         """Return the most frequent id; None: none is held."""
         return int(self.ids[self.counts.argmax()]) if len(self.ids) else None
-
-
-_log = log_of(__name__)
-
-
-_SAMPLE = 8192  # ids of all tables in one look
-_FADE = 63 / 64  # by which earlier looks weigh less: with one look a second about a minute counts
-_MANY = 100
-_HOT = 0.1  # share of an id that is worth a word
-_ENOUGH = 1000  # ids that must have been seen before that word
 
 
 class HotIds:

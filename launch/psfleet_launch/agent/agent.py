@@ -27,6 +27,10 @@ from psfleet_launch.engines.remote.machine import why_unreachable
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
 
+_CHUNK = 1 << 16  # bytes
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK = 0.1  # seconds between looks for output and for the end of the connection
+
 
 class AgentEngine(LocalEngine):
     """Processes of this machine, which die with the agent.
@@ -59,9 +63,6 @@ class AgentEngine(LocalEngine):
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             peak_memory=usage.ru_maxrss * 1024,
         )
-
-
-_CHUNK = 1 << 16  # bytes
 
 
 class OutputTails:
@@ -101,10 +102,6 @@ class OutputTails:
 def _message(member: Member, data: bytes) -> pb.AgentMessage:
     chunk = pb.OutputChunk(member=member_message(member), data=data)
     return pb.AgentMessage(output=chunk)
-
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK = 0.1  # seconds between looks for output and for the end of the connection
 
 
 class Agent:

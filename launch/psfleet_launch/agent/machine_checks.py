@@ -44,6 +44,13 @@ _TIMEX = 512  # bytes, more than the kernel's struct has
 _BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+_NAME = 16  # bytes by which a check knows another one
+_ROUNDS = 20  # bytes there and back; the median counts
+_CONNECT = 2.0  # seconds for one try
+_PAUSE = 0.1  # seconds between looks and tries
+_SLOW = 0.005  # seconds; a step of training has several messages one after the other
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at.
@@ -236,13 +243,6 @@ def _kibibytes(path: Path, name: str) -> int:
         if line.startswith(name):
             return int(line.split()[1])
     return 0
-
-
-_NAME = 16  # bytes by which a check knows another one
-_ROUNDS = 20  # bytes there and back; the median counts
-_CONNECT = 2.0  # seconds for one try
-_PAUSE = 0.1  # seconds between looks and tries
-_SLOW = 0.005  # seconds; a step of training has several messages one after the other
 
 
 class PeerCheck:

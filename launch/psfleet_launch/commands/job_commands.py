@@ -26,6 +26,10 @@ from psfleet_launch.observability.job_report import write_report
 T = TypeVar("T")
 
 
+_EVERY = 1.0  # seconds between two looks at the history
+_LOOK = 0.1  # seconds between two looks whether the workers have been told
+
+
 def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the argument JOB and the option --log-dir."""
     where = click.option(
@@ -127,9 +131,6 @@ def report(log_dir: Path, job: str, output: Path | None) -> int:
     return 0
 
 
-_EVERY = 1.0  # seconds between two looks at the history
-
-
 @click.command()
 @job_argument
 @click.option("--once", is_flag=True, help="Print what there is now, and end.")
@@ -164,9 +165,6 @@ def _look(folder: Path) -> tuple[PastJob, bool]:
     is_running = is_claimed(folder)  # before its last lines are read
     past = read_history(folder)
     return past, is_running and past.code is None
-
-
-_LOOK = 0.1  # seconds between two looks whether the workers have been told
 
 
 def _forms() -> str:

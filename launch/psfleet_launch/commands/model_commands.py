@@ -20,6 +20,9 @@ from psfleet.core.base.object_store import readable, upload
 from psfleet.core.base.settings.kinds import ExportFormat, RowForm, shown_url, url_of
 from psfleet.core.base.threads import handled, stops_on_signals
 
+_LOOK = 0.02  # seconds between two looks whether a process has ended
+_ROWS = click.Choice(get_args(RowForm))
+
 
 @click.command()
 @click.argument("model")
@@ -76,9 +79,6 @@ def export(
     )
     print(out)
     return 0
-
-
-_LOOK = 0.02  # seconds between two looks whether a process has ended
 
 
 @click.command()
@@ -174,9 +174,6 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
                     f"a process of the prediction {how}; run the command again, and it does what is left"
                 )
         time.sleep(_LOOK)
-
-
-_ROWS = click.Choice(get_args(RowForm))
 
 
 @click.command()

@@ -19,6 +19,21 @@ from psfleet.core.runtime.strategy.strategy_parts import ConsistencySettings, mo
 Command = Callable[..., Any]
 
 
+_HEADINGS = {
+    "servers": "Servers",
+    "workers": "Workers",
+    "job": "The job",
+    "network": "Network",
+    "engine": "Machines",
+    "chaos": "Chaos",
+    "strategy": "Strategy",
+    "": "Other options",
+}
+"""By table of a job file, in the order in which they are shown."""
+_ALL = "psfleet.help_all"
+USAGE_EXIT = 2  # bad usage, which no second attempt mends
+
+
 def options(
     settings: Iterable[Setting], shows_default: bool = True
 ) -> Callable[[Command], Command]:
@@ -168,19 +183,6 @@ def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type
                 )
 
 
-_HEADINGS = {
-    "servers": "Servers",
-    "workers": "Workers",
-    "job": "The job",
-    "network": "Network",
-    "engine": "Machines",
-    "chaos": "Chaos",
-    "strategy": "Strategy",
-    "": "Other options",
-}
-"""By table of a job file, in the order in which they are shown."""
-
-
 def _explained(
     error: click.NoSuchOption, context: click.Context, words: Sequence[str]
 ) -> click.UsageError:
@@ -191,9 +193,6 @@ def _explained(
     command = f"{context.command_path} {script} {error.option_name}"
     sentence = f"{error.format_message()} An option of the script goes after it: {command}"
     return click.UsageError(sentence, context)
-
-
-_ALL = "psfleet.help_all"
 
 
 def _help_all(context: click.Context, option: click.Parameter, is_asked: bool) -> None:
@@ -298,9 +297,6 @@ class CommandGroup(click.Group):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
-
-
-USAGE_EXIT = 2  # bad usage, which no second attempt mends
 
 
 def run_command(

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from psfleet.core.net.v1.shard_pb2 import StatusReply
 
 
+_PLAIN_EVERY = 5.0
+_WINDOW = 5
+"""Rates are those of the last 5 looks."""
+
+
 @dataclass(frozen=True)
 class FleetProgress:
     """Totals of the whole fleet at one moment.
@@ -140,11 +145,6 @@ class StandbyNotice:
         seconds, again = at - self._since, self._again
         self._since, self._again = None, " again"
         return f"standbys  ready{again} in {seconds:.1f} s"
-
-
-_PLAIN_EVERY = 5.0
-_WINDOW = 5
-"""Rates are those of the last 5 looks."""
 
 
 class Screen:

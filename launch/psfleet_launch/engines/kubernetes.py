@@ -36,6 +36,11 @@ _LOGS = "/logs"
 _CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+_SECRETS = "secrets.json"
+_FOLDERS = {LAUNCHER: "server", AGENT: "worker"}
+"""Role whose credentials each pod has."""
+
+
 def manifests(
     request: JobRequest, name: str, launch: Launch, chosen: "KubernetesSettings"
 ) -> dict[str, Manifest]:
@@ -274,11 +279,6 @@ class _JobObjects:
     def _metadata(self, suffix: str = "") -> Manifest:
         name = f"{self.name}-{suffix}" if suffix else self.name
         return {"name": name, "labels": {"psfleet.job": self.name}}
-
-
-_SECRETS = "secrets.json"
-_FOLDERS = {LAUNCHER: "server", AGENT: "worker"}
-"""Role whose credentials each pod has."""
 
 
 @dataclass(frozen=True)

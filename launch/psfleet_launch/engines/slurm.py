@@ -49,6 +49,22 @@ _OVER = (
 _ITS_OWN_END = ("COMPLETED", "FAILED")
 
 
+_SRUN = (
+    "srun",
+    "--overlap",  # the launcher's own step holds the first node
+    "--ntasks-per-node=1",
+    "--kill-on-bad-exit=0",
+    "--no-kill",
+    "--wait=0",
+    "--cpu-bind=none",  # an agent's processes share all cores of the job on its node
+    "--mpi=none",
+    "--label",  # lines begin with the number of their task
+)
+_NAMED = 'exec "$@" --name "$SLURMD_NODENAME"'
+_TASK = re.compile(r"srun: error: \S+: tasks? (\d+).*")
+_LAST_WORDS = 2.0  # seconds; what a task has written may come after the news of its end
+
+
 class SlurmQueue(BatchQueue):
     """The batch queue of Slurm."""
 
@@ -148,22 +164,6 @@ def _state(fields: Mapping[str, str]) -> BatchState:
 
 def _run(*command: str) -> None:
     subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
-
-
-_SRUN = (
-    "srun",
-    "--overlap",  # the launcher's own step holds the first node
-    "--ntasks-per-node=1",
-    "--kill-on-bad-exit=0",
-    "--no-kill",
-    "--wait=0",
-    "--cpu-bind=none",  # an agent's processes share all cores of the job on its node
-    "--mpi=none",
-    "--label",  # lines begin with the number of their task
-)
-_NAMED = 'exec "$@" --name "$SLURMD_NODENAME"'
-_TASK = re.compile(r"srun: error: \S+: tasks? (\d+).*")
-_LAST_WORDS = 2.0  # seconds; what a task has written may come after the news of its end
 
 
 @dataclass(frozen=True)

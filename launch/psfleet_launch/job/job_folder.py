@@ -35,6 +35,12 @@ _OWN = (
 _PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
 
 
+_MANIFEST = "manifest.json"  # a folder has it once everything else is there
+_LAST_SNAPSHOT_TIMEOUT = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
+_PAUSES = (0.25, 0.5, 1.0, 2.0)
+"""Seconds between attempts: one may fail, as when a worker comes or goes, or rows move to other servers."""
+
+
 @contextlib.contextmanager
 def claimed(parent: Path, name: str) -> Iterator[Path]:
     """A job's folder, without the logs of an earlier job of this name, for this job alone.
@@ -115,9 +121,6 @@ def _clear(folder: Path) -> None:
             old.unlink()
 
 
-_MANIFEST = "manifest.json"  # a folder has it once everything else is there
-
-
 def folder_of(logs: Path) -> Path:
     """Return the folder in which a job with these logs keeps its snapshots, unless it has another place."""
     return logs / "snapshots"
@@ -174,11 +177,6 @@ def clear(place: str, resume: str) -> None:
             remove_snapshot(each)
     if not is_own and url_of(place) is None:
         shutil.rmtree(place, ignore_errors=True)
-
-
-_LAST_SNAPSHOT_TIMEOUT = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
-_PAUSES = (0.25, 0.5, 1.0, 2.0)
-"""Seconds between attempts: one may fail, as when a worker comes or goes, or rows move to other servers."""
 
 
 class FinalSnapshot:

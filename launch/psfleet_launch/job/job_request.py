@@ -23,6 +23,13 @@ from psfleet.core.base.settings.kinds import (
 from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.start_checks import check_source
 
+T = TypeVar("T")
+_ALONE = (
+    f"at least 1; to train without a cluster run the script by itself; the most are {MOST_WORKERS}"
+)
+_HUNG_AT_LAST = 30
+"""Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
+
 
 @dataclass(frozen=True)
 class RoleSettings:
@@ -55,15 +62,6 @@ class RoleSettings:
         names="--restart-servers servers.restarts",
         least=0,
     )
-
-
-T = TypeVar("T")
-
-_ALONE = (
-    f"at least 1; to train without a cluster run the script by itself; the most are {MOST_WORKERS}"
-)
-_HUNG_AT_LAST = 30
-"""Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
 
 
 @dataclass(frozen=True)

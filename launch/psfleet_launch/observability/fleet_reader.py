@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 Who = tuple[str, str]
 
 
+_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; one that is silent is left out
+_LONGEST = 86_400.0  # seconds after which a server is asked again for the figures of its end
+_LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
+_EVERY = 2.0  # seconds between two looks
+_MOST = 600  # frames; of more, half are kept
+_NEWEST = 150  # frames that are never thinned out: 5 minutes
+_KEPT = 60  # figures that matter
+_PAUSE = 60.0  # seconds after a request, in which what it changes can be seen
+
+
 class JobCounters:
     """Takes what the runner of a job hears and does. One thread takes, any may ask."""
 
@@ -111,11 +121,6 @@ class JobCounters:
             count, seconds = self._takeovers.get(rank, (0, 0.0))
             took.add_metric(["server", rank], count, seconds)
         return [*metrics, took]
-
-
-_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; one that is silent is left out
-_LONGEST = 86_400.0  # seconds after which a server is asked again for the figures of its end
-_LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
 
 
 class FleetReader:
@@ -241,11 +246,6 @@ def look_at(families: "Sequence[Metric]") -> Look:
     for labels, at in look.samples.get(READ_AT, ()):
         look.times[labels["role"], labels["rank"]] = at
     return look
-
-
-_EVERY = 2.0  # seconds between two looks
-_MOST = 600  # frames; of more, half are kept
-_NEWEST = 150  # frames that are never thinned out: 5 minutes
 
 
 class Recorder:
@@ -378,10 +378,6 @@ def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
     span = times[old[-1]] - times[0] or 1.0
     last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
     return [*sorted(last.values()), *rest]
-
-
-_KEPT = 60  # figures that matter
-_PAUSE = 60.0  # seconds after a request, in which what it changes can be seen
 
 
 class ServerUsageWatch:

@@ -20,6 +20,37 @@ Series = Mapping[str, float | None]
 _PLACES = {panel.title: place for place, panel in enumerate(PANELS)}
 
 
+_INCIDENTS = 8  # that are shown
+_Ask = Callable[[str], Mapping[str, float | None]]
+_WORKERS = (
+    ("CPU", "CPU cores in use"),
+    ("step", "Step time by worker"),
+    ("steps", "Steps per second"),
+    ("pulls", "Time in pulls"),
+    ("pushes", "Time in pushes"),
+    ("waiting", "Time waiting"),
+    ("data", "Time waiting for data"),
+    ("loss", "Loss"),
+)
+_SERVERS = (
+    ("CPU", "CPU cores in use"),
+    ("pushes", "Pushes per second by server"),
+    ("push", "Time of a push, median"),
+    ("received", "Received by servers"),
+    ("sent", "Sent by servers"),
+    ("memory", "Resident memory"),
+)
+_STANDBYS = (
+    ("CPU", "CPU cores in use"),
+    ("ready", "Standby is ready"),
+    ("lacks", "Records that the standby lacks"),
+    ("takes", "Taken by standbys"),
+    ("memory", "Resident memory"),
+)
+"""Columns: heading and panel."""
+_SAID_BY_SERVERS = ("Standby is ready", "Records that the standby lacks")
+
+
 def logged(series: Series) -> Iterator[tuple[str, str]]:
     """Yield each name that scripts have logged, and the mean over the workers as text.
 
@@ -60,38 +91,6 @@ class FigureEvents:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-_INCIDENTS = 8  # that are shown
-_Ask = Callable[[str], Mapping[str, float | None]]
-
-_WORKERS = (
-    ("CPU", "CPU cores in use"),
-    ("step", "Step time by worker"),
-    ("steps", "Steps per second"),
-    ("pulls", "Time in pulls"),
-    ("pushes", "Time in pushes"),
-    ("waiting", "Time waiting"),
-    ("data", "Time waiting for data"),
-    ("loss", "Loss"),
-)
-_SERVERS = (
-    ("CPU", "CPU cores in use"),
-    ("pushes", "Pushes per second by server"),
-    ("push", "Time of a push, median"),
-    ("received", "Received by servers"),
-    ("sent", "Sent by servers"),
-    ("memory", "Resident memory"),
-)
-_STANDBYS = (
-    ("CPU", "CPU cores in use"),
-    ("ready", "Standby is ready"),
-    ("lacks", "Records that the standby lacks"),
-    ("takes", "Taken by standbys"),
-    ("memory", "Resident memory"),
-)
-"""Columns: heading and panel."""
-_SAID_BY_SERVERS = ("Standby is ready", "Records that the standby lacks")
 
 
 def job_view(job: PastJob, is_running: bool) -> RenderableType:

@@ -64,6 +64,18 @@ _MOST_BYTES = 16 << 20
 _READABLE = 2 * _MOST_BYTES
 
 
+_MARKS = {
+    "ended": "death",
+    "hung": "death",
+    "started": "restart",
+    "takeover": "takeover",
+    "ready": "takeover",
+    "stop": "death",
+    "said": "death",
+}
+_MOST_MARKS = 400
+
+
 @dataclass(frozen=True)
 class JobEvent:
     """Something that has happened.
@@ -415,18 +427,6 @@ def zone(at: float) -> tuple[float, str]:
 def clock(at: float) -> str:
     """The time of day, here."""
     return datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-5]
-
-
-_MARKS = {
-    "ended": "death",
-    "hung": "death",
-    "started": "restart",
-    "takeover": "takeover",
-    "ready": "takeover",
-    "stop": "death",
-    "said": "death",
-}
-_MOST_MARKS = 400
 
 
 def marks(job: PastJob) -> list[tuple[float, str, str]]:

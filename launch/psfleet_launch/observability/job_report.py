@@ -43,6 +43,19 @@ Table = dict[str, Any]
 _Figures = Mapping[str, float | None]
 
 
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
+_MINUTE = 60.0
+_PARTS = (
+    "dashboard.css",
+    "dashboard.js",
+    "charts.js",
+    "uplot.min.css",
+    "uplot.min.js",
+    "uplot-licence.txt",
+)
+_PLACE = '<script id="report" type="application/json">null</script>'
+
+
 @dataclass(frozen=True)
 class FiredAlert:
     """An alert that is or was in force.
@@ -154,10 +167,6 @@ def _shown(figures: _Figures, series: str, words: Callable[[float], str]) -> str
 
 
 # -- what went wrong ---------------------------------------------------------------------------
-
-
-_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
-_MINUTE = 60.0
 
 
 def fired_alerts(job: PastJob) -> Iterator[FiredAlert]:
@@ -289,17 +298,6 @@ def _rate(figures: _Figures, total: Any, is_running: bool) -> str:
     """Return the present rate; empty for a job that is over."""
     values = [value for value in figures.values() if value is not None]
     return number_text(total(values), "cps") if values and is_running else ""
-
-
-_PARTS = (
-    "dashboard.css",
-    "dashboard.js",
-    "charts.js",
-    "uplot.min.css",
-    "uplot.min.js",
-    "uplot-licence.txt",
-)
-_PLACE = '<script id="report" type="application/json">null</script>'
 
 
 def dashboard_page(report: str = "null") -> str:

@@ -11,6 +11,11 @@ from psfleet_launch.observability.job_history import PastJob, exit_words
 _STARTS = 10.0  # seconds after its start from which on a server has to answer
 
 
+SLOW = 1.5
+"""A process is called slow from this multiple of the median of the others on."""
+_RECENT = 30  # frames in which a worker of a running job is slow: a minute
+
+
 @dataclass
 class ProcessState:
     """One process of a job, as its events show it.
@@ -92,11 +97,6 @@ def mark_silent(job: PastJob, processes: Sequence[ProcessState]) -> None:
         is_silent = one.series.startswith("server") and one.series not in answering
         if one.mood == "good" and is_due and is_silent:
             one.words, one.mood = "does not answer", "bad"
-
-
-SLOW = 1.5
-"""A process is called slow from this multiple of the median of the others on."""
-_RECENT = 30  # frames in which a worker of a running job is slow: a minute
 
 
 def mark_slow(job: PastJob, is_running: bool, processes: Sequence[ProcessState]) -> None:

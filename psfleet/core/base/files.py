@@ -18,6 +18,12 @@ _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
+LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path of sys/un.h, less its end
+_ROOM = len("/server.00000")
+# Endpoints are listed with commas between them, and gRPC reads a path as a part of a URI.
+_PLAIN = re.compile(r"/[A-Za-z0-9_./+~-]*")
+
+
 def replace(where: Path, write: Callable[[Path], object]) -> None:
     """Replace a file atomically: readers see the old file or all of the new one.
 
@@ -168,13 +174,6 @@ def open_own_folder(where: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path of sys/un.h, less its end
-_ROOM = len("/server.00000")
-
-# Endpoints are listed with commas between them, and gRPC reads a path as a part of a URI.
-_PLAIN = re.compile(r"/[A-Za-z0-9_./+~-]*")
 
 
 def make_private_folder() -> Path:

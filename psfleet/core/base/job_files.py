@@ -26,6 +26,14 @@ _REQUEST = Format("mode request")
 _REPLY = Format("mode answer")
 
 
+_READY_FORMAT = Format("ready server")
+MOVED = "moved.json"
+"""Its name in the folder of a job's logs."""
+_RELOCATIONS_FORMAT = Format("moved servers")
+SERVERS = "servers.json"
+_RUNNING_FORMAT = Format("running job")
+
+
 def write_request(folder: Path, number: int, consistency: dict[str, Any]) -> None:
     """Request a mode: the settings of the strategy's part `consistency`."""
     _REQUEST.write(folder / REQUEST, number=number, consistency=consistency)
@@ -56,9 +64,6 @@ def read_reply(folder: Path) -> int:
     return int(number)
 
 
-_READY_FORMAT = Format("ready server")
-
-
 def write_ready(where: Path, index: int, endpoint: str, pid: int) -> None:
     """Let the file appear, whole."""
     _READY_FORMAT.write(where, index=index, endpoint=endpoint, pid=pid)
@@ -75,12 +80,6 @@ def read_ready(where: Path) -> tuple[str, int]:
     return endpoint, pid
 
 
-MOVED = "moved.json"
-"""Its name in the folder of a job's logs."""
-
-_RELOCATIONS_FORMAT = Format("moved servers")
-
-
 def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
     """Replace the file; `endpoints` has the new endpoint of each old one."""
     _RELOCATIONS_FORMAT.write(where, moved=dict(endpoints))
@@ -93,11 +92,6 @@ def read_relocations(where: Path) -> dict[str, str]:
     except (FileNotFoundError, FrameError):
         return {}
     return {str(old): str(new) for old, new in endpoints.items()}
-
-
-SERVERS = "servers.json"
-
-_RUNNING_FORMAT = Format("running job")
 
 
 def write_running_job(folder: Path, environment: Environment) -> None:

@@ -32,6 +32,11 @@ FIELDS = ("step", "round", "snapshot", "view", "worker", "incarnation", "table",
 _SHOWN = FIELDS[:3]
 
 
+_levelled = [ROOT]
+_warned: set[str] = set()
+_ROOT = logging.getLogger(ROOT)
+
+
 def log_of(module: str) -> logging.Logger:
     """Return a module's logger: `psfleet_server.engine.liveness` logs as `psfleet.server.engine.liveness`."""
     return logging.getLogger(module.replace("psfleet_", "psfleet.", 1))
@@ -150,9 +155,6 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 _HANDLER = _StderrHandler()
 _HANDLER.setFormatter(_TextFormatter(""))
-_levelled = [ROOT]
-_warned: set[str] = set()
-_ROOT = logging.getLogger(ROOT)
 _ROOT.addHandler(_HANDLER)
 _ROOT.propagate = False  # else a script's own handlers would write each line again
 _ROOT.setLevel(logging.INFO)

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
+_CGROUPS = Path("/sys/fs/cgroup")
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
+T = TypeVar("T")
+
 
 def available_memory() -> int:
     """Return bytes of memory that could be had without swapping; 0 if the kernel does not say."""
@@ -21,9 +26,6 @@ def resident() -> int:
     """Return bytes of memory that this process has now."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()
-
-
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_kills() -> int:
@@ -57,10 +59,8 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
 _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
-_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
 
 
 def unwritten_bytes(length: int) -> tuple[bytes, "ctypes.Array[Any]"]:
@@ -75,9 +75,6 @@ def unwritten_bytes(length: int) -> tuple[bytes, "ctypes.Array[Any]"]:
 def content_address(content: bytes) -> int:
     """Return the address of the content of a bytes object, valid for as long as the object is."""
     return id(content) + _HEAD
-
-
-T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True)

@@ -27,6 +27,10 @@ MARKS = ("manifest.json", "program.json", "export.json")
 """Files that make a folder whole, which are written last."""
 
 
+_copies: list[Path] = []
+_NAME = re.compile(r"snapshot-[0-9]{6}")
+
+
 class ObjectStore:
     """The files of one folder of a store. What fails is tried again.
 
@@ -152,9 +156,6 @@ def is_whole(place: str) -> bool:
     return any((local_path(place) / name).exists() for name in MARKS)
 
 
-_copies: list[Path] = []
-
-
 def _copied(url: str) -> Path:
     if not _copies:
         _copies.append(Path(tempfile.mkdtemp(prefix="psfleet-copies-")))
@@ -224,9 +225,6 @@ def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[s
     for name in ordered:
         store.put(folder / name, name)
     return ordered
-
-
-_NAME = re.compile(r"snapshot-[0-9]{6}")
 
 
 def own_name(number: int) -> str:

@@ -33,6 +33,20 @@ _log = log_of(__name__)
 _FAILED = 1  # exit code
 
 
+_LOOK = 0.1  # seconds between two looks for an interrupt in a wait
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Handler = Callable[[int, FrameType | None], Any]
+# `signal` looks every handler up in an enumeration: 17 us for each block, instead of 1.
+_signals: Any = importlib.import_module("_signal")
+_this_thread = threading.get_ident
+_main: int | None  # thread
+_interrupted = False
+_depth = 0  # blocks of the main thread that are under way
+_handler: _Handler | None = None  # of the script; None: the signal is ignored or ends the process
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
 class ServiceThread(threading.Thread):
     """A daemon thread whose unexpected error ends the process with one sentence on standard error.
 
@@ -70,22 +84,6 @@ def _ends_process(name: str) -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
         os._exit(_FAILED)
-
-
-_LOOK = 0.1  # seconds between two looks for an interrupt in a wait
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-_Handler = Callable[[int, FrameType | None], Any]
-
-# `signal` looks every handler up in an enumeration: 17 us for each block, instead of 1.
-_signals: Any = importlib.import_module("_signal")
-
-_this_thread = threading.get_ident
-_main: int | None  # thread
-_interrupted = False
-_depth = 0  # blocks of the main thread that are under way
-_handler: _Handler | None = None  # of the script; None: the signal is ignored or ends the process
 
 
 class _Deferred:
@@ -173,9 +171,6 @@ def _look() -> None:
 
 _look()
 os.register_at_fork(after_in_child=_look)  # the thread that forks is the child's main thread
-
-
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager

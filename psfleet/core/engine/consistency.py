@@ -22,6 +22,9 @@ at_least_1: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
 """Likewise, from 1 on."""
 
 
+_NAME = re.compile("[a-z][a-z0-9-]*")
+
+
 @dataclass(frozen=True)
 class ModeGuide:
     """A row of the table of modes in docs/strategies.md.
@@ -131,7 +134,6 @@ NO_MODE = ConsistencyMode()
 """The mode of a fleet that no worker has joined."""
 
 M = TypeVar("M", bound=ConsistencyMode)
-_NAME = re.compile("[a-z][a-z0-9-]*")
 
 
 def register(mode: type[M]) -> type[M]:

@@ -31,6 +31,13 @@ _FLOAT32 = np.dtype(np.float32)
 _INT64 = np.dtype(np.int64)  # to compare a dtype with a type takes six times as long
 
 
+_log = log_of(__name__)
+_SHORT = 1024  # values whose squares are summed before a BLAS has begun
+_LARGEST = float(np.finfo(np.float32).max)
+NamedValues = tuple[str, Floats, Ids | None]
+"""Name of a table, contiguous values, and whose rows or elements they are; None: those of the whole table."""
+
+
 def check_process(process: int, what: str) -> None:
     """Refuse to take something in a fork of the process that it is meant for, where it would be lost.
 
@@ -243,15 +250,6 @@ def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
             f"its first value has {None if value is None else value.shape}"
         )
     return np.ascontiguousarray(value, np.float32).reshape(-1)
-
-
-_log = log_of(__name__)
-
-_SHORT = 1024  # values whose squares are summed before a BLAS has begun
-_LARGEST = float(np.finfo(np.float32).max)
-
-NamedValues = tuple[str, Floats, Ids | None]
-"""Name of a table, contiguous values, and whose rows or elements they are; None: those of the whole table."""
 
 
 class SkippedGradients(Exception):

@@ -19,6 +19,10 @@ from psfleet.core.engine.evictions import EvictedIds
 from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.core.engine.schema.table import OWN, TableSpec
 
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Precision = Literal["float32", "bfloat16", "float16"]
+
 
 @dataclass(frozen=True)
 class ReadVersion:
@@ -60,11 +64,6 @@ class FollowedCut:
     def age(self) -> float:
         """Seconds since it was the newest."""
         return max(time.monotonic() - self.at, 0.0)
-
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @value_class

@@ -21,6 +21,11 @@ MOST = 1 << 62
 """Positions of a dataset at most. One that goes on until it is stopped has as many epochs as fit."""
 
 
+LOOKAHEAD = 2
+"""Rounds after the last closed one that a change of the members leaves as they were planned: a worker
+takes the samples of a round as soon as the round before the last is closed."""
+
+
 @dataclass
 class SourceParts:
     """Number of parts of a source that become more while it is read, such as partitions of a topic.
@@ -31,11 +36,6 @@ class SourceParts:
     """
 
     count: int
-
-
-LOOKAHEAD = 2
-"""Rounds after the last closed one that a change of the members leaves as they were planned: a worker
-takes the samples of a round as soon as the round before the last is closed."""
 
 
 def length(ranges: Iterable[Range]) -> int:

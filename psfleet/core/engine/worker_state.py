@@ -34,6 +34,10 @@ _STEP_END_TIMEOUT = 5.0  # seconds for the script to end the step that a snapsho
 _STUCK_EVERY = 0.02  # seconds between two looks whether it cannot
 
 
+_PROGRESS_FORMAT = Format("worker progress")
+_HEAD = json.dumps(_PROGRESS_FORMAT.document())[:-1]
+
+
 class LoopPosition:
     """Position of the script in the loops over its data.
 
@@ -261,10 +265,6 @@ def _set_state(name: str, thing: Any, state: Any) -> None:
     groups = getattr(getattr(thing, "optimizer", None), "param_groups", ())
     for group, rate in zip(groups, state.get("_last_lr", ()), strict=False):
         group["lr"] = rate
-
-
-_PROGRESS_FORMAT = Format("worker progress")
-_HEAD = json.dumps(_PROGRESS_FORMAT.document())[:-1]
 
 
 class ScriptProgress:

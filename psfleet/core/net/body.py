@@ -26,6 +26,9 @@ _KINDS = "biuf"  # of dtypes: bool, int, unsigned, float
 M = TypeVar("M", bound=Message)
 
 
+_CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
+
+
 def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> list[Part]:
     """Return the body in parts; each group of arrays is followed by zeros up to a multiple of 8 bytes."""
     head = message.SerializeToString(deterministic=True)
@@ -128,7 +131,6 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
 
 _BODY, _PADDING = 3, 8
-_CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
 
 
 def write_record(number: int, kind: int, body: bytes) -> Iterator[bytes]:

@@ -22,6 +22,14 @@ BYTES = 2  # the wire type of a field with a length
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5
 
 
+MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
+MAX_HEADER = 2**20
+"""Bytes of a header: enough for thousands of tables, and read in a tenth of a second whatever it holds."""
+Part = bytes | memoryview | NDArray[Any]
+_NOTHING = memoryview(b"")
+_MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
+
+
 def field(number: int, content: bytes) -> bytes:
     """Return a whole field of bytes."""
     length = len(content)
@@ -144,17 +152,10 @@ __all__ = [
     "split",
 ]
 
-MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
-MAX_HEADER = 2**20
-"""Bytes of a header: enough for thousands of tables, and read in a tenth of a second whatever it holds."""
-
-Part = bytes | memoryview | NDArray[Any]
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
 _HEADER_TAG = _HEADER << 3 | BYTES
 _SHORT_FIELDS = [bytes((_HEADER_TAG, size)) for size in range(128)]  # what comes before a header
-_NOTHING = memoryview(b"")
-_MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
 
 
 def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> bytes:

@@ -19,6 +19,10 @@ from psfleet.core.net.v1 import membership_pb2, shard_pb2
 Change = NDArray[np.int64]
 
 
+INSTALL = Converter(InstallView, membership_pb2.InstallRequest, others=("boot",))
+PLAN_ENTRY = Converter(PlanEntry, membership_pb2.PlanEntry)
+
+
 class ModeFields(Protocol):
     """Mode fields of a message."""
 
@@ -166,7 +170,3 @@ def read_report(message: membership_pb2.Standing) -> ViewReport:
         {worker: seat.progress for worker, seat in seats.items() if seat.progress},
         {worker: tuple(seat.addressed) for worker, seat in seats.items() if seat.addressed},
     )
-
-
-INSTALL = Converter(InstallView, membership_pb2.InstallRequest, others=("boot",))
-PLAN_ENTRY = Converter(PlanEntry, membership_pb2.PlanEntry)

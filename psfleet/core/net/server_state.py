@@ -29,6 +29,16 @@ VERSION = 1
 Arrays = Iterator[NDArray[Any]]
 
 
+_WORKERS = Converter(
+    Workers,
+    state_pb2.ShardState,
+    omitted=("server", "count", "promised", "frozen", "refused"),
+    others=None,
+)
+_ROUNDS = Converter(Rounds, state_pb2.ShardState, omitted=("held", "reached"), others=None)
+_BY_HAND = {*MODE.fields, "switches", "cut", "held", "clocks", "leading_steps", "makers"}
+
+
 @dataclass(frozen=True)
 class ServerState:
     """State of a server without the content of its tables.
@@ -72,14 +82,6 @@ def read_state(content: memoryview) -> ServerState:
     return ServerState(_read_shard(message.shard, arrays), coordinator)
 
 
-_WORKERS = Converter(
-    Workers,
-    state_pb2.ShardState,
-    omitted=("server", "count", "promised", "frozen", "refused"),
-    others=None,
-)
-_ROUNDS = Converter(Rounds, state_pb2.ShardState, omitted=("held", "reached"), others=None)
-_BY_HAND = {*MODE.fields, "switches", "cut", "held", "clocks", "leading_steps", "makers"}
 check_shared(state_pb2.ShardState, (_WORKERS, _ROUNDS), _BY_HAND)
 
 

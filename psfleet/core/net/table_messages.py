@@ -29,6 +29,17 @@ from psfleet.core.net.v1.follower_pb2 import RowsReply
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
 
 
+CLOCK = Converter(TableClock, log_pb2.TableClock)
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+NO_IDS = np.zeros(0, np.int64)
+_NO_WEIGHTS = np.zeros(0, np.float32)
+# Fields of ChangesReply, TableChanges and RowsReply.
+# Fields of ChangesReply, TableChanges and RowsReply.
+_TABLES = 4
+
+
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
     """Return the message that defines a table."""
     return shard_pb2.TableSpec(
@@ -125,18 +136,6 @@ def read_clock(document: Any) -> TableClock:
     return TableClock(step, tuple(shrinks), tuple((float(t), at) for t, at in ticks))
 
 
-CLOCK = Converter(TableClock, log_pb2.TableClock)
-
-
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
-
-NO_IDS = np.zeros(0, np.int64)
-_NO_WEIGHTS = np.zeros(0, np.float32)
-# Fields of ChangesReply, TableChanges and RowsReply.
-# Fields of ChangesReply, TableChanges and RowsReply.
-_TABLES = 4
 _IDS, _WEIGHTS, _REMOVED = 3, 4, 5
 _PAGE_IDS, _PAGE_WEIGHTS = 1, 2
 

@@ -10,6 +10,10 @@ from psfleet.core.net.segments import OutgoingSegment, write_gradient
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.core.net.v1.frame_pb2 import Header
 
+JOIN = Converter(Join, shard_pb2.JoinRequest, MODE)
+LEAVE = Converter(Leave, shard_pb2.LeaveRequest)
+SHRINK = Converter(Shrink, shard_pb2.ShrinkRequest)
+
 
 def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
     """Return the header of a push as it was accepted, and the pieces with its gradients."""
@@ -67,8 +71,3 @@ def read_push(
         tuple(header.addressed),
         header.withdrawn,
     )
-
-
-JOIN = Converter(Join, shard_pb2.JoinRequest, MODE)
-LEAVE = Converter(Leave, shard_pb2.LeaveRequest)
-SHRINK = Converter(Shrink, shard_pb2.ShrinkRequest)

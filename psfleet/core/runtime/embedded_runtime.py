@@ -72,6 +72,9 @@ Floats = NDArray[np.float32]
 _CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
 
 
+Columns = Mapping[str, NDArray[Any]]
+
+
 class EmbeddedRuntime:
     """Implements psfleet.core.engine.interface.Runtime on a shard in this process; bit-equal to one server.
 
@@ -352,9 +355,6 @@ class EmbeddedRuntime:
                 raise PsfleetError(f"unexpected instruction {instruction!r}")
             number = instruction.number
         return number
-
-
-Columns = Mapping[str, NDArray[Any]]
 
 
 class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):

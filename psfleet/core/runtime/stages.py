@@ -23,6 +23,10 @@ from psfleet.core.base.settings.kinds import Schedule
 Array = NDArray[Any]
 
 
+_steps = itertools.count()
+Value = TypeVar("Value")
+
+
 class Links(Protocol):
     """Messages between the processes of one worker, in order from each to each.
 
@@ -98,7 +102,6 @@ class StagePosition:
 _here = StagePosition()
 _make: Callable[[StagePosition, int], Links] | None = None
 _links: Links | None = None
-_steps = itertools.count()
 
 
 def here() -> StagePosition:
@@ -190,9 +193,6 @@ def even_sizes(samples: int, micro_batches: int) -> list[int]:
     count = max(min(micro_batches, samples), 1)
     least, longer = divmod(samples, count)
     return [least + (i < longer) for i in range(count)]
-
-
-Value = TypeVar("Value")
 
 
 class PipelineEngine(ABC, Generic[Value]):

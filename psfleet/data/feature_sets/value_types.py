@@ -21,6 +21,31 @@ Ids = NDArray[np.int64]
 _WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,19}")
 
 
+Dtype = Literal["int", "float", "text"]
+Kind = Literal["int", "float", "text", "id", "key"]
+"""A dtype; or, of a feature without one, "id": whole numbers, or if it is hashed "key": texts too."""
+Mask = NDArray[np.bool_]
+MISSING_TEXTS = ("", r"\N")
+"""Texts that stand for a missing value, wherever values come from."""
+_BLANKS = " \t"
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_REAL_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_LARGEST = float.fromhex("0x1.ffffffp+127")  # from here on float32 rounds to infinity
+_EXACT = 2**53  # from here on a float of 64 bits may be another whole number than was meant
+_WORDS = {
+    "int": "whole number from -2**63 to 2**63 - 1",
+    "float": "finite number",
+    "text": "text",
+    "id": "whole number from -2**63 to 2**63 - 1",
+    "key": "whole number of 64 bits and no text",
+}
+_ADVICE = {
+    "id": "set hashed=True for texts, or dtype='int' for numbers such as 7.0",
+    "key": "declare a dtype, such as 'float' with Bucketize",
+}
+_DTYPES = {"int": np.int64, "float": np.float32, "text": object, "id": np.int64, "key": object}
+
+
 @checked
 def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Ids:
     """The id of each value, int64 [n]: the same in every process, on every machine.
@@ -101,32 +126,6 @@ def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
         return np.asarray(values == whole) if whole is not None else np.zeros(len(values), bool)
     same = np.asarray(values == (text.encode() if values.dtype.kind == "S" else text))
     return same | (values == whole) if values.dtype.kind == "O" and whole is not None else same
-
-
-Dtype = Literal["int", "float", "text"]
-Kind = Literal["int", "float", "text", "id", "key"]
-"""A dtype; or, of a feature without one, "id": whole numbers, or if it is hashed "key": texts too."""
-Mask = NDArray[np.bool_]
-
-MISSING_TEXTS = ("", r"\N")
-"""Texts that stand for a missing value, wherever values come from."""
-
-_BLANKS = " \t"
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
-_REAL_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_LARGEST = float.fromhex("0x1.ffffffp+127")  # from here on float32 rounds to infinity
-_EXACT = 2**53  # from here on a float of 64 bits may be another whole number than was meant
-_WORDS = {
-    "int": "whole number from -2**63 to 2**63 - 1",
-    "float": "finite number",
-    "text": "text",
-    "id": "whole number from -2**63 to 2**63 - 1",
-    "key": "whole number of 64 bits and no text",
-}
-_ADVICE = {
-    "id": "set hashed=True for texts, or dtype='int' for numbers such as 7.0",
-    "key": "declare a dtype, such as 'float' with Bucketize",
-}
 
 
 def whole_number(text: str) -> int:
@@ -394,4 +393,3 @@ _CONVERTERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "id": (_id, 0),
     "key": (_key, ""),
 }
-_DTYPES = {"int": np.int64, "float": np.float32, "text": object, "id": np.int64, "key": object}

@@ -23,6 +23,10 @@ Epoch = Annotated[int, Range(-1)]
 """That of the last `step()`, before the first one -1."""
 
 
+Mode = Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")]
+Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs")]
+
+
 class LRScheduler:
     """Base of the schedules. A subclass gives `get_lr()` as a function of `self.last_epoch`.
 
@@ -172,10 +176,6 @@ def set_constructor(
     __init__.__annotations__ = {each.name: each.annotation for each in arguments} | {"return": None}
     __init__.__module__, __init__.__qualname__ = kind.__module__, f"{kind.__qualname__}.__init__"
     kind.__init__ = checked(__init__)  # type: ignore[method-assign, assignment]
-
-
-Mode = Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")]
-Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs")]
 
 
 @checked

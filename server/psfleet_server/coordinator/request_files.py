@@ -15,6 +15,9 @@ from psfleet.core.runtime.strategy import Settings
 from psfleet_server.coordinator.barriers import ModeRequest
 from psfleet_server.coordinator.coordinator_messages import Decision, TermStarted
 
+_log = log_of(__name__)
+_Request = TypeVar("_Request")
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
@@ -62,10 +65,6 @@ class Scaling:
         assert self.moving is not None
         self.done, self.moving = self.moving.number, None
         self.endpoints = endpoints or self.endpoints
-
-
-_log = log_of(__name__)
-_Request = TypeVar("_Request")
 
 
 class _RequestFile(Generic[_Request]):

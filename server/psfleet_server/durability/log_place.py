@@ -25,6 +25,11 @@ from psfleet.core.base.scaling_files import read_scaled
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
 
+PACE = 0.5
+"""Seconds between two tries of a server that is starting on a disk without room."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_STRIDE = 8 << 20  # bytes written between two turns
+
 
 def decided(environment: Environment) -> tuple[Environment, int]:
     """The environment with the servers that the job has, perhaps unknown to the launcher; their generation.
@@ -65,12 +70,6 @@ def remove_earlier(environment: Environment) -> None:
         match = name.fullmatch(path.name)
         if match and int(match[1] or 0) < first:
             path.unlink()
-
-
-PACE = 0.5
-"""Seconds between two tries of a server that is starting on a disk without room."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LogDisk:
@@ -115,9 +114,6 @@ class LogDisk:
             self._wanted = 0
             seconds, self._full_since = self._clock() - self._full_since, None
             self._tell(f"{what} can be written again, after {seconds:.1f} seconds without room")
-
-
-_STRIDE = 8 << 20  # bytes written between two turns
 
 
 class PageCacheEvictor:

@@ -57,6 +57,22 @@ from psfleet_server.coordinator.data_dispatch import (
 )
 from psfleet_server.coordinator.membership import Membership
 
+MEMBERS = Converter(Membership, state_pb2.Members)
+DISPATCH = Converter(DataDispatch, state_pb2.DataDispatch)
+TORN_STEP = Converter(TornStep, shard_pb2.TornStep)
+_FIELDS: dict[type, str] = {
+    TermStarted: "started",
+    ViewDecided: "view_decided",
+    CollectiveCompleted: "completed",
+    WorkerLeft: "left",
+    DatasetBegun: "begun",
+    LeaseGranted: "leased",
+    DatasetEnded: "ended",
+}
+_STORED: Any = DecisionRecord.DESCRIPTOR.fields_by_name
+SpecOf = Callable[[int], TableSpec]
+Arrays = Sequence[NDArray[Any]]
+
 
 def write_tensor(array: Array) -> state_pb2.Tensor:
     """The message of a small array."""
@@ -80,10 +96,7 @@ def read_tensor(message: state_pb2.Tensor) -> Array:
 
 
 TENSOR = MessageCodec(state_pb2.Tensor, write_tensor, read_tensor)
-MEMBERS = Converter(Membership, state_pb2.Members)
 COLLECTIVES = Converter(CollectiveState, state_pb2.Collectives, TENSOR, MODE)
-DISPATCH = Converter(DataDispatch, state_pb2.DataDispatch)
-TORN_STEP = Converter(TornStep, shard_pb2.TornStep)
 
 
 def write_coordinator(coordinator: Coordinator) -> state_pb2.CoordinatorState:
@@ -113,16 +126,6 @@ def become(coordinator: Coordinator, message: state_pb2.CoordinatorState) -> Non
     coordinator.term, coordinator.members, coordinator.dispatch = message.term, members, dispatch
 
 
-_FIELDS: dict[type, str] = {
-    TermStarted: "started",
-    ViewDecided: "view_decided",
-    CollectiveCompleted: "completed",
-    WorkerLeft: "left",
-    DatasetBegun: "begun",
-    LeaseGranted: "leased",
-    DatasetEnded: "ended",
-}
-_STORED: Any = DecisionRecord.DESCRIPTOR.fields_by_name
 if {*_FIELDS} != {*get_args(Decision)} or {*_FIELDS.values()} != {*_STORED}:
     raise TypeError("a decision has no field in DecisionRecord, or a field no decision")
 _CODECS = {
@@ -149,10 +152,6 @@ def read_decision(message: DecisionRecord) -> Decision:
         raise FrameError("it holds no decision")
     decision: Decision = _CODECS[name].read(getattr(message, name))
     return decision
-
-
-SpecOf = Callable[[int], TableSpec]
-Arrays = Sequence[NDArray[Any]]
 
 
 class RecordKind(enum.IntEnum):

@@ -42,6 +42,8 @@ from psfleet_server.durability.records import (
     server_state,
 )
 
+_log = log_of(__name__)
+
 
 def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
     """Become what a log says, without writing to it; how many records were taken.
@@ -230,9 +232,6 @@ def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | 
             raise LogError("its body is not empty")
     else:
         replay(shard, decode(kind, body, lambda key: shard.tables[key].spec))
-
-
-_log = log_of(__name__)
 
 
 def open_log(

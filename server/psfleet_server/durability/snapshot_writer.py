@@ -19,6 +19,12 @@ from psfleet.core.net.server_state import ServerState
 _LEAST = 0.0005  # seconds of a rest: threads that wait for the interpreter or a table come first
 
 
+_log = log_of(__name__)
+_SHARE = 0.2  # of one processor that a file takes
+Told = Callable[[bytes | PsfleetError], None]
+"""Gets the outcome: a part of the manifest, or nothing for a cut, or why there is none."""
+
+
 class Throttle:
     """Pauses of a thread, so that it takes no more than a share of one processor.
 
@@ -46,14 +52,6 @@ class Throttle:
         """Rest in proportion to the work since the last rest; called by the thread itself."""
         self._sleep(max(_LEAST, (self._worked() - self._rested_at) * self._rest))
         self._rested_at = self._worked()
-
-
-_log = log_of(__name__)
-
-_SHARE = 0.2  # of one processor that a file takes
-
-Told = Callable[[bytes | PsfleetError], None]
-"""Gets the outcome: a part of the manifest, or nothing for a cut, or why there is none."""
 
 
 @dataclass

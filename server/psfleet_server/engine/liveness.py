@@ -32,6 +32,13 @@ _SIGNAL = b"\0"
 _LONGEST = 1000  # bytes of a line: a pipe takes so many whole or not at all
 
 
+_REPORT = 60.0  # seconds between two lines about evictions
+_LOOK = 1.0  # seconds between looks whether anybody wants to know the time
+Listener = Callable[[HeartbeatReply], None]
+"""Takes what the coordinator answers to a heartbeat; called in the thread of the heartbeats, must not
+block."""
+
+
 class LivenessPipe:
     """Send liveness signals inside the `with` block, until the reader closes the pipe.
 
@@ -83,10 +90,6 @@ class LivenessPipe:
         except BrokenPipeError:
             return False
         return True
-
-
-_REPORT = 60.0  # seconds between two lines about evictions
-_LOOK = 1.0  # seconds between looks whether anybody wants to know the time
 
 
 class Ticker:
@@ -154,11 +157,6 @@ class EvictionLog:
                 self._due = now + _REPORT
                 _log.info(f"table {name!r} has evicted {rows:,} rows", extra={"table": name})
         self._counts = counts
-
-
-Listener = Callable[[HeartbeatReply], None]
-"""Takes what the coordinator answers to a heartbeat; called in the thread of the heartbeats, must not
-block."""
 
 
 class ServerHeartbeat:

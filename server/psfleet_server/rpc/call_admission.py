@@ -43,6 +43,9 @@ _READS = frozenset(
 Handler = Any  # grpc.RpcMethodHandler, generic in its stubs only
 
 
+Behavior = Callable[..., Any]
+
+
 def gates(access: Access, endpoint: str) -> "list[grpc.ServerInterceptor[Any, Any]]":
     """Return the interceptors for the handlers of a server at this endpoint."""
     if access.credentials is None or not is_tcp(endpoint):
@@ -85,9 +88,6 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
             ),
         )
         yield from ()
-
-
-Behavior = Callable[..., Any]
 
 
 class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only

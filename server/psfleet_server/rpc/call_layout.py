@@ -35,6 +35,19 @@ Bytes = NDArray[np.uint8]
 _WORD = 4  # bytes: kernels of packed values want their arrays to begin on it
 
 
+_MOST_IDS = 512  # of a table: others wait for Python's lock meanwhile
+_LONGEST = 256 << 10  # bytes of values in a message, whose beginning is copied with room for them
+_MOST_OPENINGS = 8
+_Opening = tuple[bytes | bytearray, list[int], int]
+"""What is sent, where the values of each read go, and how many bytes both are."""
+_MOST_LAYOUTS = 64
+_LONGEST_PARSED = (
+    64 << 10
+)  # bytes of a payload; beyond, to parse the segments takes next to nothing
+_Place = tuple[np.dtype[Any], int, int]
+"""Type of an array's elements, their number, and the place of the first one in the payload."""
+
+
 @dataclass(slots=True)
 class PullResponse:
     """The answer to a pull.
@@ -159,13 +172,6 @@ def _opening(
         start, end = end, end + CompressedValues.size_of(form, shape)
         rooms.append((start, end, end := end + -end % frame.ALIGNMENT))
     return frame.opening(header, end), rooms, end
-
-
-_MOST_IDS = 512  # of a table: others wait for Python's lock meanwhile
-_LONGEST = 256 << 10  # bytes of values in a message, whose beginning is copied with room for them
-_MOST_OPENINGS = 8
-_Opening = tuple[bytes | bytearray, list[int], int]
-"""What is sent, where the values of each read go, and how many bytes both are."""
 
 
 @dataclass(slots=True)
@@ -318,14 +324,6 @@ class CallLayout:
     tensors: TensorRequest
     room: PullResponse | None = None
     plan: CallPlan | None = None
-
-
-_MOST_LAYOUTS = 64
-_LONGEST_PARSED = (
-    64 << 10
-)  # bytes of a payload; beyond, to parse the segments takes next to nothing
-_Place = tuple[np.dtype[Any], int, int]
-"""Type of an array's elements, their number, and the place of the first one in the payload."""
 
 
 class MessageLayouts:

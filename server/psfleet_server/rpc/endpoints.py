@@ -42,6 +42,9 @@ _MOMENT = 0.5  # seconds
 _BACKLOG = 128  # connections that the system holds until they are accepted; it tries others again
 
 
+_SUFFIX = ".h2"
+
+
 class Peer:
     """Calls to one server, made once each; it connects when it is first called.
 
@@ -165,9 +168,6 @@ class MeasuredMethod(NamedTuple):
     latency: LatencyHistogram
     returns: bool
     at_once: Callable[[bytes], bytes | None] | None
-
-
-_SUFFIX = ".h2"
 
 
 class Http2Listener:

@@ -47,6 +47,12 @@ _EXPECTED = (Fenced, LaneLost, Later, NotReady)
 _fences, _errors = RateLimitedLog(_log), RateLimitedLog(_log)
 
 
+_MOST_FIELDS = 100_000
+"""Most fields of a request. Each takes two bytes on the wire, and many times as many once it is parsed."""
+SLOW = 1_000_000_000  # ns from which on a call that waits for nobody is logged
+LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
+
+
 def explain(error: Exception, recent: RecentEvents) -> None:
     """Let an unexpected error carry the last events of the state machine that raised it, as a note."""
     if _is_unexpected(error) and not getattr(error, "__notes__", ()):
@@ -84,10 +90,6 @@ def _is_unexpected(error: Exception) -> bool:
     return is_protocol or not isinstance(error, PsfleetError)
 
 
-_MOST_FIELDS = 100_000
-"""Most fields of a request. Each takes two bytes on the wire, and many times as many once it is parsed."""
-
-
 def parsed(kind: Any, request: bytes) -> Any:
     """The request as a message of this kind.
 
@@ -118,10 +120,6 @@ def encoded(message: Any) -> bytes:
     """The bytes of an answer."""
     whole: bytes = message.SerializeToString()
     return whole
-
-
-SLOW = 1_000_000_000  # ns from which on a call that waits for nobody is logged
-LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
 
 
 class CallContext(Protocol):

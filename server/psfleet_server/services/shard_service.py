@@ -55,6 +55,11 @@ from psfleet_server.rpc.replies import DeferredReply, encoded, parsed
 _UNSIGNED = 2**64 - 1
 
 
+_log = log_of(__name__)
+_PAGE = 256 << 20  # bytes of an answer to ReadState
+_MOST_EVICTIONS = 1 << 20  # of an answer to Evictions
+
+
 class PlainCalls:
     """Takes plain calls. Any thread may call.
 
@@ -165,12 +170,6 @@ class PlainCalls:
         latency.counts[spent.bit_length()] += 1
         latency.total += spent
         return message
-
-
-_log = log_of(__name__)
-
-_PAGE = 256 << 20  # bytes of an answer to ReadState
-_MOST_EVICTIONS = 1 << 20  # of an answer to Evictions
 
 
 class ShardService:

@@ -55,6 +55,12 @@ Listener = Callable[[HeartbeatReply], None]
 block."""
 
 
+_log = log_of(__name__)
+T = TypeVar("T")
+Perform = Callable[[Instruction, float | None], Any]
+"""Does what a program asks for: the instruction, and how long to wait for other workers."""
+
+
 class WorkerHeartbeat:
     """Reports to the coordinator at intervals that this worker is alive.
 
@@ -112,13 +118,6 @@ class WorkerHeartbeat:
         reply = HeartbeatReply.FromString(response)
         for listener in self.listeners:
             listener(reply)
-
-
-_log = log_of(__name__)
-
-T = TypeVar("T")
-Perform = Callable[[Instruction, float | None], Any]
-"""Does what a program asks for: the instruction, and how long to wait for other workers."""
 
 
 class FleetConnection:

@@ -48,6 +48,11 @@ _FIGURES = (
 _TABLE_FIGURES = ("name", "kind", "count", "bytes", "device_bytes", "step")
 
 
+Send = Callable[[str, bytes, float], bytes]
+"""Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
+_PUSHES = ("Shard/Push", "Shard/Exchange")
+
+
 def figures_of(status: Any) -> dict[str, Any]:
     """Return a StatusReply as Runtime.stats gives it."""
     return {name: getattr(status, name) for name in _FIGURES} | {
@@ -63,12 +68,6 @@ def figures_of(status: Any) -> dict[str, Any]:
             {name: getattr(table, name) for name in _TABLE_FIGURES} for table in status.tables
         ],
     }
-
-
-Send = Callable[[str, bytes, float], bytes]
-"""Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
-
-_PUSHES = ("Shard/Push", "Shard/Exchange")
 
 
 class ServerClient:

@@ -43,6 +43,10 @@ from psfleet_worker.session.instructions import (
 _PAUSE = 0.05  # seconds between two looks whether the servers agree
 
 
+WINDOW = 4
+"""Pushes under way at most, in modes without rounds, beside the one that last waited for company."""
+
+
 class Session:
     """A worker's incarnation: registered with server 0, joined on every server.
 
@@ -197,9 +201,6 @@ class Session:
         self.collectives += collectives
         self.changes += changes
 
-
-WINDOW = 4
-"""Pushes under way at most, in modes without rounds, beside the one that last waited for company."""
 
 _ARRIVE, _LAND = AwaitReads(joined=True), AwaitReads()
 _SETTLE, _FLUSH = AwaitPushes(), AwaitPushes(leaves=True)

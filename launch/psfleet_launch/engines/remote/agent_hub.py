@@ -38,6 +38,15 @@ _COARSE = 0.05  # seconds by which the kernel's clock may be off
 _UNACKED, _LAST_ACK, _SIZE = 24, 56, 60  # offsets in struct tcp_info of linux/tcp.h
 
 
+SILENCE_LIMIT = 10.0
+"""Seconds without an answer to a ping after which an agent ends what it has started, and itself."""
+_MARGIN = 3.0
+"""Seconds more after which the launcher takes it for ended: by then it has had the time to end."""
+MOST_AGENTS = 1000
+"""Agents of one job; each has threads of the launcher."""
+_GRACE = 1.0  # seconds for streams to end
+
+
 class Reachability:
     """Reachability of one machine. Pure.
 
@@ -123,18 +132,6 @@ def _address(connected: socket.socket) -> tuple[str, str]:
             host, port = connected.getpeername()[:2]
             return str(host).removeprefix("::ffff:"), str(port)
     return "", ""
-
-
-SILENCE_LIMIT = 10.0
-"""Seconds without an answer to a ping after which an agent ends what it has started, and itself."""
-
-_MARGIN = 3.0
-"""Seconds more after which the launcher takes it for ended: by then it has had the time to end."""
-
-MOST_AGENTS = 1000
-"""Agents of one job; each has threads of the launcher."""
-
-_GRACE = 1.0  # seconds for streams to end
 
 
 class AgentConnection:

@@ -41,6 +41,12 @@ _REQUEST = Format("job request")
 _INVITATION = Format("agent credentials")
 
 
+_TO_SERVERS = (REQUEST, SCALE, SCALE_READY, SCALED)
+"""What the launcher writes, or a user on its machine."""
+_TO_LAUNCHER = (REQUEST, SCALE, DONE, SCALE_PROMISED)
+"""What servers write, or a user on their machine."""
+
+
 def invitation(folder: Path) -> bytes:
     """The credentials in a folder as the line that an agent is given."""
     files = {name: (folder / name).read_text() for name in FILES}
@@ -190,13 +196,6 @@ def user_variables() -> dict[str, str]:
     """Return the environment variables that the launcher's user has set for psfleet."""
     names = [one.env for one in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}
-
-
-_TO_SERVERS = (REQUEST, SCALE, SCALE_READY, SCALED)
-"""What the launcher writes, or a user on its machine."""
-
-_TO_LAUNCHER = (REQUEST, SCALE, DONE, SCALE_PROMISED)
-"""What servers write, or a user on their machine."""
 
 
 class JobFiles:

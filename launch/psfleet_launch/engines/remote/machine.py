@@ -15,6 +15,9 @@ from psfleet_launch.job.resources import Resources
 _CONNECT = 5.0  # seconds; the kernel asks again after 1 and 3
 
 
+_NVIDIA_SMI_TIMEOUT = 5.0  # seconds for nvidia-smi
+
+
 def bracketed(address: str) -> str:
     """The address as it stands before a port: `[fd00::1]` for `fd00::1`, others as they are."""
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
@@ -109,9 +112,6 @@ def why_unreachable(endpoint: str) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-_NVIDIA_SMI_TIMEOUT = 5.0  # seconds for nvidia-smi
 
 
 def describe(name: str, address: str, launcher: str) -> pb.Hello:

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _FIRST, _LAST = 14, 36  # buckets that are shown: up to 16 microseconds, ..., up to 69 seconds
 
 
+_SCALE = 64  # squares are counted in units of 2**-64
+PREFIX = "psfleet_"
+Values = float | Mapping[str, float]
+"""One value, or one for each value of the label."""
+_EXACT = 256  # beyond that only the power of two below is kept, so a histogram stays small
+
+
 @dataclass(slots=True)
 class LatencyHistogram:
     """Durations by powers of two of a nanosecond. Whoever measures fills it without a call:
@@ -43,7 +50,6 @@ class LatencyHistogram:
         return [*bounds, ("+Inf", float(sum(self.counts)))]
 
 
-_SCALE = 64  # squares are counted in units of 2**-64
 _FIRST_NORM, _LAST_NORM = -14, 14  # buckets that are shown: up to 2**-14, ..., up to 16384
 
 
@@ -70,12 +76,6 @@ class NormHistogram:
             for power in range(_FIRST_NORM, _LAST_NORM + 1)
         ]
         return [*bounds, ("+Inf", float(sum(self.counts)))]
-
-
-PREFIX = "psfleet_"
-
-Values = float | Mapping[str, float]
-"""One value, or one for each value of the label."""
 
 
 def counter(name: str, help: str, values: Values, label: str = "table") -> "Metric":
@@ -153,9 +153,6 @@ def merge(families: Iterable["Metric"]) -> list["Metric"]:
         else:
             by_name[family.name] = family
     return list(by_name.values())
-
-
-_EXACT = 256  # beyond that only the power of two below is kept, so a histogram stays small
 
 
 @dataclass

@@ -10,6 +10,13 @@ from typing import Any
 from psfleet.core.base.errors import ConfigError, UsageError, not_installed
 from psfleet.core.base.settings.kinds import local_path
 
+_MOST = 100  # names: each is a series in every monitoring system
+_LONGEST = 100  # characters of a name
+NEWEST: dict[str, float] = {}
+"""The last value of each name that the script of this process has logged. Any thread may read it."""
+LAGS: dict[str, float] = {}
+"""By "TOPIC/PARTITION" how many messages of a topic this process is behind. Any thread may read it."""
+
 
 class EventFile:
     """Appends to a new file in `folder`; what was added is in the file when `add` returns.
@@ -62,16 +69,6 @@ class EventFile:
         """Close the file."""
         with contextlib.suppress(OSError):
             self._file.close()
-
-
-_MOST = 100  # names: each is a series in every monitoring system
-_LONGEST = 100  # characters of a name
-
-NEWEST: dict[str, float] = {}
-"""The last value of each name that the script of this process has logged. Any thread may read it."""
-
-LAGS: dict[str, float] = {}
-"""By "TOPIC/PARTITION" how many messages of a topic this process is behind. Any thread may read it."""
 
 
 class LoggedValues:

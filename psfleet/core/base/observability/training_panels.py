@@ -16,15 +16,6 @@ _TABLE, _EACH = ("table",), ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push
 
 
-def _share(name: str) -> Ratio:
-    """Share of a time in all that workers have counted.
-
-    A time counts when it is over. One that lasts longer than a look would exceed 100 % of that look.
-    """
-    part = Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
-    return Ratio(part, Rate("psfleet_worker_seconds_total", _EACH))
-
-
 _PROGRESS = section(
     "Progress",
     Panel(
@@ -88,6 +79,81 @@ _PROGRESS = section(
         "the order waits for it: give KafkaTopic an idle time.",
     ),
 )
+_STALENESS = section(
+    "Staleness",
+    Panel(
+        "Staleness, mean",
+        "short",
+        Mean("psfleet_staleness_pushes", ("mode",)),
+        "Pushes of other workers that were applied between the pull and the push of a step.",
+        "If the loss suffers, use ssp or sync mode, or fewer workers.",
+    ),
+    Panel(
+        "Staleness, 99th percentile",
+        "short",
+        Quantile(0.99, "psfleet_staleness_pushes", ("mode",)),
+        "Staleness that 99 % of the pushes do not exceed.",
+        "One slow worker raises it: see its step time.",
+    ),
+    Panel(
+        "Lead in ssp mode",
+        "short",
+        Level("psfleet_ssp_lead_steps", aggregate="max"),
+        "How far a worker was ahead of the slowest at most.",
+        "If it stays at --staleness, fast workers wait for a slow one.",
+    ),
+    Panel(
+        "Pulls that wait",
+        "cps",
+        Rate("psfleet_waited_seconds_count", ("mode",)),
+        "Pulls that a server did not answer at once, because they waited for other workers.",
+        "In sync mode all wait for their round; in ssp mode raise --staleness or find the slow worker.",
+    ),
+    Panel(
+        "Time that pulls wait, 99th percentile",
+        "s",
+        Quantile(0.99, "psfleet_waited_seconds", ("mode",)),
+        "Time that 99 % of the pulls that wait do not exceed.",
+        "One slow worker raises it: see its step time.",
+    ),
+)
+_NUMBERS = section(
+    "Numbers",
+    Panel(
+        "Steps with NaN or infinity",
+        "short",
+        Level("psfleet_nonfinite_pushes_total", _EACH),
+        "Steps of a worker with a loss or gradient that is not finite. The screen, the page and the report "
+        "name the first one of all workers with its step, table and id.",
+        "Look at that sample; lower the learning rate, clip, or use --on-nan skip.",
+        Alert("PsfleetNonFinite", "> 0", "0m", "critical"),
+    ),
+    Panel(
+        "Gradient norm, median",
+        "none",
+        Quantile(0.5, "psfleet_gradient_norm", _TABLE),
+        "Norm of a table's gradient in a step of any worker; powers of two are counted.",
+        "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
+    ),
+    Panel(
+        "Gradient norm, 99th percentile",
+        "none",
+        Quantile(0.99, "psfleet_gradient_norm", _TABLE),
+        "Norm that 99 % of the steps do not exceed.",
+        "If it is far above the median, clip gradients.",
+    ),
+)
+
+
+def _share(name: str) -> Ratio:
+    """Share of a time in all that workers have counted.
+
+    A time counts when it is over. One that lasts longer than a look would exceed 100 % of that look.
+    """
+    part = Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
+    return Ratio(part, Rate("psfleet_worker_seconds_total", _EACH))
+
+
 _SPEED = section(
     "Slow processes",
     Panel(
@@ -199,70 +265,6 @@ _SPEED = section(
         Rate("psfleet_cpu_seconds_total", _EACH),
         "CPU time of each process per second.",
         "A server near 1 is at its limit for one table; use more servers.",
-    ),
-)
-_STALENESS = section(
-    "Staleness",
-    Panel(
-        "Staleness, mean",
-        "short",
-        Mean("psfleet_staleness_pushes", ("mode",)),
-        "Pushes of other workers that were applied between the pull and the push of a step.",
-        "If the loss suffers, use ssp or sync mode, or fewer workers.",
-    ),
-    Panel(
-        "Staleness, 99th percentile",
-        "short",
-        Quantile(0.99, "psfleet_staleness_pushes", ("mode",)),
-        "Staleness that 99 % of the pushes do not exceed.",
-        "One slow worker raises it: see its step time.",
-    ),
-    Panel(
-        "Lead in ssp mode",
-        "short",
-        Level("psfleet_ssp_lead_steps", aggregate="max"),
-        "How far a worker was ahead of the slowest at most.",
-        "If it stays at --staleness, fast workers wait for a slow one.",
-    ),
-    Panel(
-        "Pulls that wait",
-        "cps",
-        Rate("psfleet_waited_seconds_count", ("mode",)),
-        "Pulls that a server did not answer at once, because they waited for other workers.",
-        "In sync mode all wait for their round; in ssp mode raise --staleness or find the slow worker.",
-    ),
-    Panel(
-        "Time that pulls wait, 99th percentile",
-        "s",
-        Quantile(0.99, "psfleet_waited_seconds", ("mode",)),
-        "Time that 99 % of the pulls that wait do not exceed.",
-        "One slow worker raises it: see its step time.",
-    ),
-)
-_NUMBERS = section(
-    "Numbers",
-    Panel(
-        "Steps with NaN or infinity",
-        "short",
-        Level("psfleet_nonfinite_pushes_total", _EACH),
-        "Steps of a worker with a loss or gradient that is not finite. The screen, the page and the report "
-        "name the first one of all workers with its step, table and id.",
-        "Look at that sample; lower the learning rate, clip, or use --on-nan skip.",
-        Alert("PsfleetNonFinite", "> 0", "0m", "critical"),
-    ),
-    Panel(
-        "Gradient norm, median",
-        "none",
-        Quantile(0.5, "psfleet_gradient_norm", _TABLE),
-        "Norm of a table's gradient in a step of any worker; powers of two are counted.",
-        "If it falls to 0 a table no longer learns; if it grows, lower the learning rate.",
-    ),
-    Panel(
-        "Gradient norm, 99th percentile",
-        "none",
-        Quantile(0.99, "psfleet_gradient_norm", _TABLE),
-        "Norm that 99 % of the steps do not exceed.",
-        "If it is far above the median, clip gradients.",
     ),
 )
 TRAINING: tuple[Panel, ...] = (*_PROGRESS, *_SPEED, *_STALENESS, *_NUMBERS)

@@ -26,6 +26,14 @@ _LARGEST_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int3
 _count: Any = partial(setting, least=1)
 
 
+_ROLE = SettingKind(
+    "server or worker",
+    lambda text: {"pserver": "server", "trainer": "worker"}.get(text.lower(), text.lower()),
+    lambda value: False,
+    choices=("server", "worker"),
+)
+
+
 @dataclass(frozen=True)
 class ServerLimits:
     """Limits of one server."""
@@ -93,12 +101,6 @@ class ServerLimits:
         return ",".join(f"{name}={now}" for name, (now, usual) in values.items() if now != usual)
 
 
-_ROLE = SettingKind(
-    "server or worker",
-    lambda text: {"pserver": "server", "trainer": "worker"}.get(text.lower(), text.lower()),
-    lambda value: False,
-    choices=("server", "worker"),
-)
 _LIMITS = SettingKind(
     "like tables=20000,message=67108864",
     ServerLimits.read,

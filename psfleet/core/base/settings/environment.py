@@ -26,6 +26,21 @@ from psfleet.core.base.settings.declared_settings import (
 )
 from psfleet.core.base.settings.kinds import MOST_SERVERS
 
+_SIZES = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "PADDLE_TRAINERS_NUM",
+    "PSFLEET_WORKERS",
+)
+"""Variables with which other launchers (torchrun, mpirun, paddle) say how many processes they started."""
+# Variables of tests, benchmarks and docker-compose.yml, and the launcher's mark of its processes; then
+# those that Kubernetes makes for a service whose name begins with psfleet.
+_OTHERS = re.compile(
+    r"PSFLEET_((TEST|TORTURE|CALL_PATH|IMAGE|SCRIPT|JOB_ID|(SERVER|WORKER)_(CORES|MEMORY))(_.*)?"
+    r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_.*)?))"
+)
+
 
 @dataclass(frozen=True)
 class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, FleetSettings):
@@ -167,16 +182,6 @@ def reader_environment(
     return Environment(**values, servers=tuple(servers))
 
 
-_SIZES = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "PADDLE_TRAINERS_NUM",
-    "PSFLEET_WORKERS",
-)
-"""Variables with which other launchers (torchrun, mpirun, paddle) say how many processes they started."""
-
-
 def _check_no_fleet(variables: Mapping[str, str]) -> None:
     """Refuse an environment without a role that names servers, or in which several processes were started.
 
@@ -196,14 +201,6 @@ def _check_no_fleet(variables: Mapping[str, str]) -> None:
                 f"would train a copy of its own; start the script with psfleet-launch --workers {size}, or "
                 f"unset {name} to train in this process alone"
             )
-
-
-# Variables of tests, benchmarks and docker-compose.yml, and the launcher's mark of its processes; then
-# those that Kubernetes makes for a service whose name begins with psfleet.
-_OTHERS = re.compile(
-    r"PSFLEET_((TEST|TORTURE|CALL_PATH|IMAGE|SCRIPT|JOB_ID|(SERVER|WORKER)_(CORES|MEMORY))(_.*)?"
-    r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_.*)?))"
-)
 
 
 def unknown_variables(variables: Mapping[str, str] = os.environ) -> list[str]:

@@ -40,6 +40,24 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _MOST_SECONDS = 10 * 365 * 86_400.0
 
 
+MOST_SERVERS = 1024
+"""Servers of a job; more would have less than a virtual shard each."""
+MOST_WORKERS = 65_536
+"""Workers of a job, or seats of their stages: servers and launcher keep a list of them."""
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
+_USER = re.compile(r"(://)[^/@]*@")
+ROOT = "psfleet"
+"""The logger above all others of psfleet."""
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL,  # which says why a process ends
+}
+_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
 @dataclass(frozen=True)
 class SnapshotInterval:
     """A time or a number of rounds; exactly one of them is not 0.
@@ -97,16 +115,6 @@ def _servers(text: str) -> ServerCount:
     return instance
 
 
-MOST_SERVERS = 1024
-"""Servers of a job; more would have less than a virtual shard each."""
-
-MOST_WORKERS = 65_536
-"""Workers of a job, or seats of their stages: servers and launcher keep a list of them."""
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
-_USER = re.compile(r"(://)[^/@]*@")
-
-
 def url_of(path: str | os.PathLike[str]) -> str | None:
     """Return a path that is a URL, with two slashes; None: it is one of this machine, as is a file: URL."""
     text = os.fspath(path)
@@ -143,18 +151,6 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
-ROOT = "psfleet"
-"""The logger above all others of psfleet."""
-
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "off": logging.CRITICAL,  # which says why a process ends
-}
-
-
 def parse_levels(text: str) -> dict[str, int]:
     """Return the level of each logger; what has no name is that of all of psfleet, info if nothing is said.
 
@@ -168,9 +164,6 @@ def parse_levels(text: str) -> dict[str, int]:
             raise ValueError(part)
         levels[name or ROOT] = LEVELS[level]
     return levels
-
-
-_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)

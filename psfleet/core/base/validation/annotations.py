@@ -52,6 +52,15 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+FilePath = Annotated[str | os.PathLike[str], Must(bool, "a path")]
+NonNegative = Annotated[float, Range(0)]
+NonNegativeInt = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, low_open=True)]
+PositiveInt = Annotated[int, Range(0, low_open=True)]
+_FIRST = ("self", "cls")
+"""The instance or the class of a method, which is no argument."""
+
+
 def _is_numeric(value: Any) -> bool:
     try:
         return np.asarray(value).dtype.kind in "fiub"
@@ -63,7 +72,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-FilePath = Annotated[str | os.PathLike[str], Must(bool, "a path")]
 if typing.TYPE_CHECKING:
     AnyNumber = float
 else:
@@ -90,12 +98,6 @@ if typing.TYPE_CHECKING:
 else:
     LossValue = Annotated[_LossValue, Must(lambda value: True, "a number")]
 Numbers = Annotated[ArrayLike, Must(_is_numeric, "an array of numbers")]
-NonNegative = Annotated[float, Range(0)]
-NonNegativeInt = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, low_open=True)]
-PositiveInt = Annotated[int, Range(0, low_open=True)]
-_FIRST = ("self", "cls")
-"""The instance or the class of a method, which is no argument."""
 
 
 def check(owner: str, name: str, value: Any, annotation: Any) -> Any:

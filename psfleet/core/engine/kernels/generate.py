@@ -25,6 +25,14 @@ _SOURCES = Path(__file__).parent / "sources"
 _ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"
 
 
+_ARGUMENTS = {
+    "age": "float64(age)",
+    "shows": "float64(load_f32(row, place))",
+    "clicks": "float64(load_f32(row, place + 1))",
+    "frequency": "decayed(float64(load_f32(row, place + FREQUENCY)), age)",
+}
+
+
 @cache
 def static_kernels(name: str, *only: str) -> ModuleType:
     """The kernels of `sources/<name>.py`, which depend on no rule and no width; `only`: see `_chosen`."""
@@ -164,14 +172,6 @@ def _set(text: str, constant: str, value: int) -> str:
     changed, count = re.subn(rf"(?m)^{constant} = .*$", f"{constant} = {value}", text)
     assert count == 1, f"the template defines {constant} {count} times"
     return changed
-
-
-_ARGUMENTS = {
-    "age": "float64(age)",
-    "shows": "float64(load_f32(row, place))",
-    "clicks": "float64(load_f32(row, place + 1))",
-    "frequency": "decayed(float64(load_f32(row, place + FREQUENCY)), age)",
-}
 
 
 @cache

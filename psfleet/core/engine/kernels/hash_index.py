@@ -73,6 +73,10 @@ REMOVED = -1  # in MARKS: no row has this slot
 _U = uint64
 
 
+_call_add = called(int64(int64, uint64, int64))
+_call_fill = called(void(int64, uint64, int64, int64, float64, float64, uint64))
+
+
 @helper
 def position(hash_):
     """Return a hash's position in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
@@ -246,10 +250,6 @@ def insert(d, hash_, step):
     _add_live(d, hash_, 1)
     _mark(d, slot, 0)
     return slot
-
-
-_call_add = called(int64(int64, uint64, int64))
-_call_fill = called(void(int64, uint64, int64, int64, float64, float64, uint64))
 
 
 @helper

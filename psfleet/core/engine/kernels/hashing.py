@@ -20,6 +20,9 @@ _FIRST_INVERSE, _SECOND_INVERSE = 0x96DE1B173F119089, 0x319642B2D24D8EC3
 _U = uint64  # a bare literal is int64, and int64 with uint64 makes float64
 
 
+_STEP = np.float32(2.0**-24)
+
+
 @helper
 def mix(x):
     """uint64 -> its hash."""
@@ -61,7 +64,6 @@ def drawn(ids: NDArray[np.int64], probability: float, stream: int, step: int) ->
 
 
 CONSTANT, UNIFORM, NORMAL, TRUNCATED = 0, 1, 2, 3
-_STEP = np.float32(2.0**-24)
 
 
 @helper

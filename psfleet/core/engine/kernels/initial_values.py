@@ -21,6 +21,16 @@ from psfleet.core.engine.schema.table import InitializerSpec, key_of
 _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated": TRUNCATED}
 
 
+# An array's first field is the address of its data: NumPy's binary interface (PyArrayObject_fields). To
+# read it takes 0.1 us, to ask for `__array_interface__` 2 us, and a push asks a dozen times.
+_HEAD = object.__basicsize__
+_word_at = ctypes.c_size_t.from_address
+STREAM_FROM = 1 << 20
+"""Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
+_LINE = 64
+_KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
+
+
 def initial_rows(
     ids: NDArray[np.int64], dim: int, initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
@@ -63,12 +73,6 @@ def address_of(array: NDArray[Any]) -> int:
     return _word_at(id(array) + _HEAD).value
 
 
-# An array's first field is the address of its data: NumPy's binary interface (PyArrayObject_fields). To
-# read it takes 0.1 us, to ask for `__array_interface__` 2 us, and a push asks a dozen times.
-_HEAD = object.__basicsize__
-_word_at = ctypes.c_size_t.from_address
-
-
 def _asked_for(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
@@ -88,13 +92,6 @@ def floats_at(address: int, count: int) -> NDArray[np.float32]:
     """Return the float32 at an address likewise."""
     numbers: Any = (ctypes.c_float * count).from_address(address)
     return np.frombuffer(numbers, np.float32)
-
-
-STREAM_FROM = 1 << 20
-"""Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
-
-_LINE = 64
-_KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
 
 
 def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:

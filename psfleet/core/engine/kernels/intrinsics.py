@@ -16,6 +16,23 @@ from numba.extending import intrinsic
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
 
+_KINDS = {
+    "i8": (types.int8, ir.IntType(8)),
+    "u16": (types.uint16, ir.IntType(16)),
+    "f32": (types.float32, ir.FloatType()),
+    "u32": (types.uint32, ir.IntType(32)),
+    "u64": (types.uint64, ir.IntType(64)),
+    "i64": (types.int64, ir.IntType(64)),
+}
+# What is in one of these memories, and in which other ones it certainly is not.
+_SCOPES = {
+    "": ((), ("lanes",)),
+    "lanes": (("lanes",), ()),
+    "packed": (("packed",), ("lanes",)),
+    "wide": ((), ("lanes", "packed")),
+}
+
+
 def helper(function):
     """A function that kernels call; it is compiled into them."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
@@ -55,25 +72,6 @@ def called(signature):
         return signature.return_type(types.int64, given), generate
 
     return call
-
-
-_KINDS = {
-    "i8": (types.int8, ir.IntType(8)),
-    "u16": (types.uint16, ir.IntType(16)),
-    "f32": (types.float32, ir.FloatType()),
-    "u32": (types.uint32, ir.IntType(32)),
-    "u64": (types.uint64, ir.IntType(64)),
-    "i64": (types.int64, ir.IntType(64)),
-}
-
-
-# What is in one of these memories, and in which other ones it certainly is not.
-_SCOPES = {
-    "": ((), ("lanes",)),
-    "lanes": (("lanes",), ()),
-    "packed": (("packed",), ("lanes",)),
-    "wide": ((), ("lanes", "packed")),
-}
 
 
 def _mark_apart(module, instruction, memory):

@@ -23,6 +23,11 @@ Half = Literal["bfloat16", "float16"]
 _FLOAT16_END = 65520.0  # from here on float16 rounds to infinity
 
 
+Words = NDArray[np.uint32]
+Ids = NDArray[np.int64]
+Codes = NDArray[np.int8]
+
+
 def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
     """The bits of values * scale, rounded to the nearest, ties to even: uint16 in their shape."""
     flat = np.ascontiguousarray(values if scale == 1 else values * np.float32(scale)).reshape(-1)
@@ -74,9 +79,6 @@ def _patterns(half: Half) -> Floats:
     if half == "float16":
         return every.view(np.float16).astype(np.float32)
     return (every.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-Words = NDArray[np.uint32]
 
 
 def unpack_rows(form: RowFormat, words: Floats) -> Floats:
@@ -154,10 +156,6 @@ def _scales(most: Floats) -> Floats:
     exponents = (most.view(np.uint32) + np.uint32(0x1FFFF)) >> np.uint32(23)
     bits = np.where(exponents > 6, (exponents - np.uint32(6)) << np.uint32(23), np.uint32(0))
     return np.where(np.isfinite(most), bits.view(np.float32), np.float32(np.nan))
-
-
-Ids = NDArray[np.int64]
-Codes = NDArray[np.int8]
 
 
 def encode_int8(values: Floats, block: int, scales: Floats, codes: Codes) -> None:

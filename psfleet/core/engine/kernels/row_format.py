@@ -11,6 +11,83 @@ from psfleet.core.engine.schema.table import RowPrecision
 _FORMATS: tuple[SlotFormat, ...] = ("float32", "bfloat16", "int8")  # the larger ones first
 
 
+# A rule's functions stand in the same module: the names here are those that psfleet.core.engine.rules.rule
+# refuses.
+_HEAD = """
+from numba import uint32
+
+from psfleet.core.engine.kernels import row_rounding as row_bits
+from psfleet.core.engine.kernels.intrinsics import (load_packed_i8, load_packed_u16,
+    load_packed_u32, load_wide, store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
+"""
+# The weights of a packed row are bfloat16.
+_FIRST_ROW = """\
+fill(d, wide, hash_, DIM, kind, low, span, stream)
+for k in range(DIM):
+    store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
+"""
+_FIRST_STATE = {
+    "float32": """\
+for k in range({count}):
+    store_packed_u32(row, {word} + k, row_bits.bits_of({first}))""",
+    "bfloat16": """\
+for k in range({count}):
+    store_packed_u16(row, {half} + k, np.uint16(row_bits.nearest(row_bits.bits_of({first}))))""",
+    "int8": """\
+scale = row_bits.scale_of(uint32(row_bits.bits_of({first}) & uint32(0x7FFFFFFF)))
+store_packed_u32(row, {word}, row_bits.bits_of(scale))
+for k in range({count}):
+    store_packed_i8(row, {byte} + k, row_bits.code_of(row_bits.bits_of({first}), scale, uint32(1 << 31)))""",
+}
+_WIDEN = {
+    "float32": """\
+for k in range({count}):
+    store_wide(wide, {place} + k, load_packed_u32(row, {word} + k))""",
+    "bfloat16": """\
+for k in range({count}):
+    store_wide(wide, {place} + k, uint32(load_packed_u16(row, {half} + k)) << uint32(16))""",
+    "int8": """\
+scale = row_bits.float_of(load_packed_u32(row, {word}))
+for k in range({count}):
+    store_wide(wide, {place} + k, row_bits.bits_of(float32(load_packed_i8(row, {byte} + k)) * scale))""",
+}
+_NARROW = {
+    "float32": """\
+for k in range({count}):
+    store_packed_u32(row, {word} + k, load_wide(wide, {place} + k))""",
+    "bfloat16": """\
+for k in range({count}):
+    bits = row_bits.drawn(load_wide(wide, {place} + k), row_bits.noise(base, {place} + k))
+    store_packed_u16(row, {half} + k, np.uint16(bits))""",
+    "int8": """\
+most = uint32(0)
+for k in range({count}):
+    most = max(most, uint32(load_wide(wide, {place} + k) & uint32(0x7FFFFFFF)))
+scale = row_bits.scale_of(most)
+store_packed_u32(row, {word}, row_bits.bits_of(scale))
+for k in range({count}):
+    code = row_bits.code_of(load_wide(wide, {place} + k), scale, row_bits.noise(base, {place} + k))
+    store_packed_i8(row, {byte} + k, code)""",
+}
+_PLAIN_WEIGHTS = {
+    "weight_bytes": "DIM * 4",
+    "first_weights": "fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
+    "read_weights": """\
+for k in range(DIM):
+                    store_f32(to, k, read_f32(row, k))""",
+}
+_PACKED_WEIGHTS = {
+    "weight_bytes": "DIM * 2",
+    "first_weights": """\
+fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
+                for k in range(DIM):
+                    store_wide(to, k, row_bits.nearest(load_wide(to, k)) << uint32(16))""",
+    "read_weights": """\
+for k in range(DIM):
+                    store_wide(to, k, uint32(load_packed_u16(row, k)) << uint32(16))""",
+}
+
+
 @dataclass(frozen=True)
 class RowColumn:
     """The weights of a row, or one slot of its state.
@@ -77,86 +154,6 @@ def _columns(limits: list[tuple[int, str]]) -> Iterator[RowColumn]:
 
 def _words(form: SlotFormat, count: int) -> int:
     return {"float32": count, "bfloat16": (count + 1) // 2, "int8": 1 + (count + 3) // 4}[form]
-
-
-# A rule's functions stand in the same module: the names here are those that psfleet.core.engine.rules.rule
-# refuses.
-_HEAD = """
-from numba import uint32
-
-from psfleet.core.engine.kernels import row_rounding as row_bits
-from psfleet.core.engine.kernels.intrinsics import (load_packed_i8, load_packed_u16,
-    load_packed_u32, load_wide, store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
-"""
-
-# The weights of a packed row are bfloat16.
-_FIRST_ROW = """\
-fill(d, wide, hash_, DIM, kind, low, span, stream)
-for k in range(DIM):
-    store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
-"""
-_FIRST_STATE = {
-    "float32": """\
-for k in range({count}):
-    store_packed_u32(row, {word} + k, row_bits.bits_of({first}))""",
-    "bfloat16": """\
-for k in range({count}):
-    store_packed_u16(row, {half} + k, np.uint16(row_bits.nearest(row_bits.bits_of({first}))))""",
-    "int8": """\
-scale = row_bits.scale_of(uint32(row_bits.bits_of({first}) & uint32(0x7FFFFFFF)))
-store_packed_u32(row, {word}, row_bits.bits_of(scale))
-for k in range({count}):
-    store_packed_i8(row, {byte} + k, row_bits.code_of(row_bits.bits_of({first}), scale, uint32(1 << 31)))""",
-}
-_WIDEN = {
-    "float32": """\
-for k in range({count}):
-    store_wide(wide, {place} + k, load_packed_u32(row, {word} + k))""",
-    "bfloat16": """\
-for k in range({count}):
-    store_wide(wide, {place} + k, uint32(load_packed_u16(row, {half} + k)) << uint32(16))""",
-    "int8": """\
-scale = row_bits.float_of(load_packed_u32(row, {word}))
-for k in range({count}):
-    store_wide(wide, {place} + k, row_bits.bits_of(float32(load_packed_i8(row, {byte} + k)) * scale))""",
-}
-_NARROW = {
-    "float32": """\
-for k in range({count}):
-    store_packed_u32(row, {word} + k, load_wide(wide, {place} + k))""",
-    "bfloat16": """\
-for k in range({count}):
-    bits = row_bits.drawn(load_wide(wide, {place} + k), row_bits.noise(base, {place} + k))
-    store_packed_u16(row, {half} + k, np.uint16(bits))""",
-    "int8": """\
-most = uint32(0)
-for k in range({count}):
-    most = max(most, uint32(load_wide(wide, {place} + k) & uint32(0x7FFFFFFF)))
-scale = row_bits.scale_of(most)
-store_packed_u32(row, {word}, row_bits.bits_of(scale))
-for k in range({count}):
-    code = row_bits.code_of(load_wide(wide, {place} + k), scale, row_bits.noise(base, {place} + k))
-    store_packed_i8(row, {byte} + k, code)""",
-}
-
-
-_PLAIN_WEIGHTS = {
-    "weight_bytes": "DIM * 4",
-    "first_weights": "fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
-    "read_weights": """\
-for k in range(DIM):
-                    store_f32(to, k, read_f32(row, k))""",
-}
-_PACKED_WEIGHTS = {
-    "weight_bytes": "DIM * 2",
-    "first_weights": """\
-fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)
-                for k in range(DIM):
-                    store_wide(to, k, row_bits.nearest(load_wide(to, k)) << uint32(16))""",
-    "read_weights": """\
-for k in range(DIM):
-                    store_wide(to, k, uint32(load_packed_u16(row, k)) << uint32(16))""",
-}
 
 
 def weight_parts(is_plain: bool) -> dict[str, str]:

@@ -21,6 +21,8 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, Range
 from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, TorchSpec
 
+_TINY = 1e-10  # the reference adds it to l1 and l2: no 0 / 0 for a weight without gradients
+
 
 def adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     moment = moment + g * g
@@ -163,9 +165,6 @@ class Adadelta(Rule):
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         return (learning_rate, self.rho, 1 - self.rho, self.epsilon)
-
-
-_TINY = 1e-10  # the reference adds it to l1 and l2: no 0 / 0 for a weight without gradients
 
 
 def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text

@@ -26,6 +26,25 @@ from psfleet.core.engine.rules.rule import (
     TorchSpec,
 )
 
+_ADAM = """w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corrected moments.
+
+    Args:
+        lazy_mode: Rows of a sparse parameter that have no gradient in a step rest: their moments do
+            not decay and they do not drift. Parameters with rows for any id are always lazy.
+        amsgrad: Variant, as AMSGrad.
+        sparse_mode: Rule that sparse parameters follow.
+            None: the reference's operator for sparse gradients, whose bias corrections are a step ahead of
+            the dense rule's; rows without a gradient rest if lazy_mode or if the parameter has rows for any
+            id, else they are updated with sqrt(v) + epsilon in place of
+            sqrt(v) + epsilon * sqrt(1 - beta2^t). "reference": that operator, and every row is updated.
+            The others have the dense rule's corrections. "lazy": rows without a gradient rest. "full": what
+            the dense rule does, to the bit. "catch-up": what rows have missed of "full" is made up for when
+            they next have a gradient, see psfleet.core.engine.rules.adam_catch_up for the error; until then
+            lookups give them without it.
+        min_row_size_to_use_multithread: Accepted for the reference's sake: servers have threads for
+            every table.
+    """
+
 
 def adam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
@@ -57,26 +76,6 @@ def _adam_rules(
         by_rows = AdamCatchUp(**fields)
     lazy = lazy if sparse_mode is None else sparse_mode in ("lazy", "catch-up")
     return OptimizerRules(dense, by_rows, lazy, sparse_mode in ("full", "reference"))
-
-
-_ADAM = """w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corrected moments.
-
-    Args:
-        lazy_mode: Rows of a sparse parameter that have no gradient in a step rest: their moments do
-            not decay and they do not drift. Parameters with rows for any id are always lazy.
-        amsgrad: Variant, as AMSGrad.
-        sparse_mode: Rule that sparse parameters follow.
-            None: the reference's operator for sparse gradients, whose bias corrections are a step ahead of
-            the dense rule's; rows without a gradient rest if lazy_mode or if the parameter has rows for any
-            id, else they are updated with sqrt(v) + epsilon in place of
-            sqrt(v) + epsilon * sqrt(1 - beta2^t). "reference": that operator, and every row is updated.
-            The others have the dense rule's corrections. "lazy": rows without a gradient rest. "full": what
-            the dense rule does, to the bit. "catch-up": what rows have missed of "full" is made up for when
-            they next have a gradient, see psfleet.core.engine.rules.adam_catch_up for the error; until then
-            lookups give them without it.
-        min_row_size_to_use_multithread: Accepted for the reference's sake: servers have threads for
-            every table.
-    """
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,18 @@ from psfleet.core.base.errors import RuleError
 from psfleet.core.base.validation.annotations import Range
 from psfleet.core.engine.rules.finding_rules import RULES, NamedDefinition
 
+DecayRate = Annotated[float, Range(0, 1, high_open=True)]
+"""The decay rate of a running mean."""
+SlotFormat = Literal["float32", "bfloat16", "int8"]
+"""Storage of a slot's values in a row."""
+UnitInterval = Annotated[float, Range(0, 1)]
+_MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
+_BUILT_IN = ("abs", "max", "min")
+_KERNELS_OWN = re.compile(
+    r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
+    r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
+)
+
 
 @dataclass(frozen=True)
 class OptimizerRules:
@@ -99,13 +111,6 @@ class TorchSpec:
     dense: bool = True
     rows: bool = False
     every_row: bool = False
-
-
-DecayRate = Annotated[float, Range(0, 1, high_open=True)]
-"""The decay rate of a running mean."""
-SlotFormat = Literal["float32", "bfloat16", "int8"]
-"""Storage of a slot's values in a row."""
-UnitInterval = Annotated[float, Range(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +223,6 @@ class Rule(NamedDefinition):
     def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         """Return the `scalars` of rows that a step does not name, in a table that updates every row."""
         return self.scalars(learning_rate, step)
-
-
-_MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
-_BUILT_IN = ("abs", "max", "min")
-_KERNELS_OWN = re.compile(
-    r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
-    r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
-)
 
 
 def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:

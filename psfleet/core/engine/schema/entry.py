@@ -47,11 +47,14 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+_POLICY = "policy."  # begins the names of a policy's numbers
+
+
 def _counts(number: int) -> bool:
     return 1 <= number < 2**31
 
 
-T = TypeVar("T")
 E = TypeVar("E", bound="Entry")
 
 
@@ -120,7 +123,6 @@ class StoredForm:
 
 FORMS: dict[str, StoredForm] = {}
 """Every entry that this process knows, by the name of its kind."""
-_POLICY = "policy."  # begins the names of a policy's numbers
 
 
 def stored_as(

@@ -27,6 +27,19 @@ from psfleet.core.engine.schema.entry import (
     part_of,
 )
 
+_Kind = Literal["dense", "sparse"]
+RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
+"""Storage of rows: the weights, then the state if it is not float32. See
+psfleet.core.engine.rules.rule.Slot."""
+ServerCount = Annotated[int, Range(1, 1024)]
+"""Number of servers that hold a table."""
+MAX_DIM = 1024
+MAX_NAME = 512  # bytes of a table's name
+OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
+MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
+LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
+BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
+
 
 @dataclass(frozen=True)
 class LaterField:
@@ -107,21 +120,6 @@ __all__ = [
     "TableSpec",
     "key_of",
 ]
-
-_Kind = Literal["dense", "sparse"]
-RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
-"""Storage of rows: the weights, then the state if it is not float32. See
-psfleet.core.engine.rules.rule.Slot."""
-
-ServerCount = Annotated[int, Range(1, 1024)]
-"""Number of servers that hold a table."""
-
-MAX_DIM = 1024
-MAX_NAME = 512  # bytes of a table's name
-OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
-MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
-LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
-BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
 
 
 @lru_cache(maxsize=4096)

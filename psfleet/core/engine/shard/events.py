@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     )
 
 
+Call = Hashable
+Outcome = Literal["applied", "held"]
+
+
 @dataclass(frozen=True)
 class FrozenShard:
     """Read once, then closed.
@@ -54,10 +58,6 @@ class FrozenShard:
         """The tables need not remember the moment any more."""
         for table in self.tables:
             table.close()
-
-
-Call = Hashable
-Outcome = Literal["applied", "held"]
 
 
 @value_class

@@ -28,6 +28,10 @@ from psfleet.core.engine.tables.sparse import SparseTable
 MOST = 2**62  # that a count may reach; those on the wire have 64 bits
 
 
+Floats = NDArray[np.float32]
+Table = DenseTable | SparseTable
+
+
 @dataclass
 class ShardCounters:
     """Not part of the shard's state.
@@ -54,10 +58,6 @@ class ShardCounters:
         self.samples[push.worker] = min(samples, MOST)
         if push.loss is not None:
             self.losses[push.worker] = push.loss
-
-
-Floats = NDArray[np.float32]
-Table = DenseTable | SparseTable
 
 
 class ShardTables(dict[int, Table]):

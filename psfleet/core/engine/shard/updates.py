@@ -22,6 +22,9 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+Parts = Sequence[Gradient] | Sequence[PartState]
+
+
 def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
     """One update of every table by its rule: the mean over the pushes that name it, in their order.
 
@@ -95,9 +98,6 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
         total = np.add(total, values, out=total if count > 1 else None)
         count += 1
     return total if count == 1 else total * np.float32(1.0 / count)
-
-
-Parts = Sequence[Gradient] | Sequence[PartState]
 
 
 def check_push_room(

@@ -17,6 +17,16 @@ _growth_lock = threading.Lock()
 _runs = False
 
 
+_NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_PAGE = 2 << 20  # a huge page
+_SMALL = 4 << 20  # below this much use nothing is made in advance
+AHEAD = 64 << 20  # and never more than this,
+_PART = 64  # nor than one in so many of the bytes in use, in whole pages
+_NEAR = 16  # mappings fewer than the kernel's limit
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
 def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> None:
     """Have `populate(start, end)` called by a thread, after what was requested before.
 
@@ -55,14 +65,6 @@ def _make() -> None:
         populate(start, end)
 
 
-_NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_PAGE = 2 << 20  # a huge page
-_SMALL = 4 << 20  # below this much use nothing is made in advance
-AHEAD = 64 << 20  # and never more than this,
-_PART = 64  # nor than one in so many of the bytes in use, in whole pages
-_NEAR = 16  # mappings fewer than the kernel's limit
-_libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 

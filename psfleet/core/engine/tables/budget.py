@@ -14,6 +14,8 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.lifetime import CandidateIds
 from psfleet.core.engine.tables.row_memory import RowMemory
 
+Ids = NDArray[np.int64]
+
 
 @dataclass
 class MemoryBudget:
@@ -102,9 +104,6 @@ def tables_share(free: float, most: int) -> float:
 
 def _mib(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB"
-
-
-Ids = NDArray[np.int64]
 
 
 class MemoryAccount:

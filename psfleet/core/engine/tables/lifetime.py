@@ -24,6 +24,12 @@ SETTLED = 1 << 29  # a step that is a multiple of this has stamps brought up to 
 _PART = 16  # of a full table, the part that goes at a time
 
 
+Ids = NDArray[np.int64]
+Values = Mapping[str, NDArray[Any]]
+_NO_KEY = 2**64 - 1
+_SHRINKS = 1024  # that are remembered
+
+
 def segments_due(step: int, ttl: int) -> tuple[int, int]:
     """The segments to be looked over at this step, so that each has its turn in ttl / 8 steps.
 
@@ -41,10 +47,6 @@ def rows_to_evict(rows: int, more: int, capacity: int) -> int:
     """
     short = rows + more - capacity
     return max(short, capacity // _PART) if short > 0 else 0
-
-
-Ids = NDArray[np.int64]
-Values = Mapping[str, NDArray[Any]]
 
 
 class CandidateIds:
@@ -163,9 +165,6 @@ class CandidateCounts(CandidateIds):
         self.index.count(ids, step, self._needed)
 
 
-_NO_KEY = 2**64 - 1
-
-
 class EvictionRanking(Protocol):
     """Not thread-safe. A step is that of the table's last update, or of the one that is being made."""
 
@@ -249,9 +248,6 @@ def _ordered(score: float) -> int:
     """The score as 32 bits in the order of scores, as in the kernels."""
     bits = int((np.array([score], np.float32) + np.float32(0)).view(np.uint32)[0])
     return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)
-
-
-_SHRINKS = 1024  # that are remembered
 
 
 class RowLifetime:

@@ -42,6 +42,9 @@ from psfleet.core.engine.tables.row_update import (
 Floats = NDArray[np.float32]
 
 
+_AUTO = "auto"
+
+
 class HostMemory(MemoryKind):
     """Host memory. The share of a server's tables follows from the limit of the whole server."""
 
@@ -153,8 +156,6 @@ KINDS: dict[str, MemoryKind] = {kind.name: kind for kind in (HOST, CudaMemory(),
 
 Code asks them for what they are and does not compare their names.
 """
-
-_AUTO = "auto"
 
 
 @dataclass

@@ -20,6 +20,18 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+Column = NDArray[Any]
+Columns = dict[str, tuple[Any, tuple[int, ...]]]
+"""Dtype and shape of each column."""
+ROW_IDS = "ids"
+REMOVED = "removed"
+"""Ids of rows that were there at the snapshot before and are not now."""
+CANDIDATE_IDS = "candidates"
+_CANDIDATE_TOUCHED = "candidate_touched"
+EVICTED = ("evicted", "evicted_steps", "evicted_causes", "evicted_next")
+"""The columns of an EvictionStream; the last is a single number, the position of the next eviction."""
+
+
 def _none() -> Ids:
     return np.zeros(0, np.int64)
 
@@ -111,18 +123,7 @@ class TableChanges:
     evicted: tuple[int, int] | None = None
 
 
-Column = NDArray[Any]
-Columns = dict[str, tuple[Any, tuple[int, ...]]]
-"""Dtype and shape of each column."""
-
-ROW_IDS = "ids"
 _ROWS, _TOUCHED, _SCORES = "rows", "touched", "scores"
-REMOVED = "removed"
-"""Ids of rows that were there at the snapshot before and are not now."""
-CANDIDATE_IDS = "candidates"
-_CANDIDATE_TOUCHED = "candidate_touched"
-EVICTED = ("evicted", "evicted_steps", "evicted_causes", "evicted_next")
-"""The columns of an EvictionStream; the last is a single number, the position of the next eviction."""
 
 
 @dataclass(frozen=True)

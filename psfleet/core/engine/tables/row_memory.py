@@ -33,6 +33,9 @@ ROW_BYTES = 34  # of index, for each row: the most that random ids take
 _BINS = 4096  # of ages
 
 
+_DEVIATIONS = 6
+
+
 class RowMemory(ABC):
     """Rows of `width` float32 by id. Not thread-safe.
 
@@ -264,9 +267,6 @@ class RowStore(RowMemory):
         """The rows of segments first to last - 1. `step`: of the table."""
         ids, slots, ages = self.aged(step, segments=(first, last))
         return ids, slots, step - ages
-
-
-_DEVIATIONS = 6
 
 
 class RowLimits(NamedTuple):

@@ -41,6 +41,12 @@ _log = log_of(__name__)
 _runs = 0  # of programs with parameters and without an update, which are not for tests
 
 
+T = TypeVar("T")
+Fetch = Variable | VariableSource | str
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+_PLANS = 64  # programs and fetch lists whose plans an executor remembers
+
+
 def note_untrained_run() -> None:
     """A program with parameters was run that no optimizer updates."""
     global _runs
@@ -84,12 +90,6 @@ def _tell() -> None:
     sentence = _suspicion()
     if sentence and not hasattr(sys, "last_value"):
         _log.warning(f"psfleet: {sentence}")
-
-
-T = TypeVar("T")
-Fetch = Variable | VariableSource | str
-_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
-_PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
 
 @checked

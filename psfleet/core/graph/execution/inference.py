@@ -44,6 +44,14 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+_log = log_of(__name__)
+_FORMAT = Format("inference model")
+_WEIGHTS = Format("weights of an inference model")
+_LONGEST = 256 << 20  # bytes of program.json
+Loaded = tuple[Program, list[str], list[Variable]]
+"""A program, the names of its feeds, its targets."""
+
+
 class FrozenTables:
     """Tables of a runtime as a program reads them. Implements
     psfleet.core.graph.parameters.parameter.Binding."""
@@ -99,15 +107,6 @@ class FrozenTables:
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
         """Nothing to bring: the rows are here."""
-
-
-_log = log_of(__name__)
-
-_FORMAT = Format("inference model")
-_WEIGHTS = Format("weights of an inference model")
-_LONGEST = 256 << 20  # bytes of program.json
-Loaded = tuple[Program, list[str], list[Variable]]
-"""A program, the names of its feeds, its targets."""
 
 
 @checked

@@ -31,6 +31,9 @@ Ids = NDArray[np.int64]
 _LOOKUPS = 8  # of one sparse table whose rows are kept within a step
 
 
+_pushes = 0  # of all tables that there were
+
+
 class TableOwner(Protocol):
     """Owner of a table: the optimizer that updates it."""
 
@@ -332,9 +335,6 @@ class BoundTables(ParameterClient):
         super().forget()
         for seat in self._seats.values():
             seat.forget()
-
-
-_pushes = 0  # of all tables that there were
 
 
 def tables(runtime: Runtime | None = None) -> BoundTables:

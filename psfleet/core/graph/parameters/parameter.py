@@ -25,6 +25,9 @@ _MANY = 10_000  # rows of an embedding from which on dense gradients are worth a
 _log = log_of(__name__)
 
 
+_living: "weakref.WeakSet[Parameter]" = weakref.WeakSet()
+
+
 class Parameter:
     """A named float32 array (or an id -> row table) that an optimizer updates.
 
@@ -170,9 +173,6 @@ def _assigned(
             f"shape {start.value.shape}"
         )
     return start.value
-
-
-_living: "weakref.WeakSet[Parameter]" = weakref.WeakSet()
 
 
 def living_names() -> set[str]:

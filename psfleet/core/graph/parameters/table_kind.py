@@ -22,6 +22,10 @@ gradient, every row that ever had one, or simply all.
 """
 
 
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Attributes as in TableSpec; `kind` sparse needs a gradient by rows."""
@@ -100,10 +104,6 @@ def _moves(
     w, *slots = values
     after = scalar(w, 0.0, *slots, _numbers(rule, w, 0.0, slots, step))
     return not all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, after, strict=True))
-
-
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 
 class LazyBinding:

@@ -28,6 +28,14 @@ _kinds: dict[str, type["Op"]] = {}
 _serials = itertools.count()
 
 
+_KINDS: dict[str, np.dtype[Any]] = {
+    "f": np.dtype(np.float32),
+    "i": np.dtype(np.int64),
+    "u": np.dtype(np.int64),
+    "b": np.dtype(np.bool_),
+}
+
+
 class Context:
     """One run of one record: what its forward leaves for its backward.
 
@@ -127,14 +135,6 @@ class Record:
     def __repr__(self) -> str:
         names = ", ".join(variable.name for variable in self.inputs)
         return f"{self.output.name} = {self.op!r}({names})"
-
-
-_KINDS: dict[str, np.dtype[Any]] = {
-    "f": np.dtype(np.float32),
-    "i": np.dtype(np.int64),
-    "u": np.dtype(np.int64),
-    "b": np.dtype(np.bool_),
-}
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:

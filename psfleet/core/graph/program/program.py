@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
+_eager = False
+
+
 @dataclass(frozen=True)
 class Update:
     """Update by an optimizer after each run: `optimizer.apply_values` with these gradients."""
@@ -176,7 +179,6 @@ class Program:
 
 _main = Program()
 _startup = Program()
-_eager = False
 
 
 def default_main_program() -> Program:

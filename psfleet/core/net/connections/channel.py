@@ -74,6 +74,49 @@ _FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
 }
 
 
+_LOOK = 0.1  # seconds
+GRACE = 1.0
+"""Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
+the wait is for, says so before gRPC gives up with nothing but a code."""
+HANDSHAKE = 10.0
+"""Seconds within which a new connection must have proved itself; both ends give up then."""
+_RESERVED = 200  # descriptors for files, logs, other servers and connections about to be closed
+_PING_MS = 20_000
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    # Two clients in one process (tests, several fleets) must not share connections.
+    ("grpc.use_local_subchannel_pool", 1),
+    # psfleet resends by itself, with the sequence numbers that make it safe.
+    ("grpc.enable_retries", 0),
+    # Servers of a fleet are on its own network.
+    ("grpc.enable_http_proxy", 0),
+    # A server that restarts, or its standby, is found at once; gRPC's own pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # This one is no pause, whatever its name: it is how long a connection may take until the server
+    # has answered to it. One that is busy takes a while; given up too soon, it would never be reached.
+    ("grpc.min_reconnect_backoff_ms", int(HANDSHAKE * 1000)),
+    # A host that has vanished without a word is noticed while a call waits for it.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PING_MS // 2),
+]
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    # A port that is in use is an error, not a second server behind the same port.
+    ("grpc.so_reuseport", 0),
+    # Let clients ping as often as they do. A held call is answered after many pings, on a busy host
+    # they come in bursts, and gRPC counts them against the client: it would close the connection
+    # with "too_many_pings" and all calls on it. So none is counted.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and does not prove itself is not waited for (gRPC's own: two minutes).
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE * 1000)),
+    # No member of a fleet compresses, and a few bytes would become gigabytes before they are counted.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+]
+
+
 class _Settable(Protocol):
     """The part of a servicer context that carries a status."""
 
@@ -123,9 +166,6 @@ def error_named(
         if cls is not PsfleetError
         else f"{server} failed: {code.name}, {details}"
     )
-
-
-_LOOK = 0.1  # seconds
 
 
 class MoveObserver(Protocol):
@@ -252,52 +292,6 @@ class RelocatingChannel:
         for _ in moves:  # one step for each time that it has moved
             endpoint = moves.get(endpoint, endpoint)
         return endpoint
-
-
-GRACE = 1.0
-"""Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
-the wait is for, says so before gRPC gives up with nothing but a code."""
-
-HANDSHAKE = 10.0
-"""Seconds within which a new connection must have proved itself; both ends give up then."""
-
-_RESERVED = 200  # descriptors for files, logs, other servers and connections about to be closed
-_PING_MS = 20_000
-
-_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    # Two clients in one process (tests, several fleets) must not share connections.
-    ("grpc.use_local_subchannel_pool", 1),
-    # psfleet resends by itself, with the sequence numbers that make it safe.
-    ("grpc.enable_retries", 0),
-    # Servers of a fleet are on its own network.
-    ("grpc.enable_http_proxy", 0),
-    # A server that restarts, or its standby, is found at once; gRPC's own pauses grow to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    # This one is no pause, whatever its name: it is how long a connection may take until the server
-    # has answered to it. One that is busy takes a while; given up too soon, it would never be reached.
-    ("grpc.min_reconnect_backoff_ms", int(HANDSHAKE * 1000)),
-    # A host that has vanished without a word is noticed while a call waits for it.
-    ("grpc.keepalive_time_ms", _PING_MS),
-    ("grpc.keepalive_timeout_ms", _PING_MS // 2),
-]
-
-_SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    # A port that is in use is an error, not a second server behind the same port.
-    ("grpc.so_reuseport", 0),
-    # Let clients ping as often as they do. A held call is answered after many pings, on a busy host
-    # they come in bursts, and gRPC counts them against the client: it would close the connection
-    # with "too_many_pings" and all calls on it. So none is counted.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
-    ("grpc.http2.max_ping_strikes", 0),
-    # Who connects and does not prove itself is not waited for (gRPC's own: two minutes).
-    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE * 1000)),
-    # No member of a fleet compresses, and a few bytes would become gigabytes before they are counted.
-    ("grpc.compression_enabled_algorithms_bitset", 1),
-]
 
 
 def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:

@@ -28,6 +28,9 @@ _FEWEST = 16  # characters of a token
 _OTHERS, _GROUP, _GROUP_CHANGES = 0o007, 0o070, 0o030
 
 
+CERTIFICATE_DAYS = 30.0
+
+
 @dataclass(frozen=True)
 class Credentials:
     """Credentials of one role of one job. `repr` shows no secret."""
@@ -127,6 +130,3 @@ def _refuse_if_open(path: Path, status: os.stat_result) -> None:
             f"{str(path)!r} has mode {mode:o}: {who} can get at it; chmod 600 it, and "
             "make new credentials if somebody may have read it"
         )
-
-
-CERTIFICATE_DAYS = 30.0

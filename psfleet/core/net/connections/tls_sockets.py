@@ -18,6 +18,22 @@ from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 from psfleet.core.net.http2.frames import ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 
+_MOMENT = 2.0  # seconds; a server that is there answers, or hangs up, sooner
+_TLS = (b"\x15", b"\x16")  # records of TLS begin so: alert, handshake (RFC 8446, section 5.1)
+_HTTP2 = "h2"
+_STEP_TIMEOUT = 2.0  # seconds for each step
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""First bytes of an HTTP/2 client: the preface and empty settings (RFC 9113, section 3.4)."""
+_NOT_VALID = {  # OpenSSL's x509_vfy.h
+    7: "it is of another job",  # X509_V_ERR_CERT_SIGNATURE_FAILURE
+    9: "it is not valid yet; compare the hosts' clocks",  # X509_V_ERR_CERT_NOT_YET_VALID
+    10: "it has expired",  # X509_V_ERR_CERT_HAS_EXPIRED
+    19: "it is of another job",  # X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN
+    20: "it is of another job",  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
+    26: "it is not a server's",  # X509_V_ERR_INVALID_PURPOSE
+    62: "it is made out to another name",  # X509_V_ERR_HOSTNAME_MISMATCH
+}
+
 
 def connected(endpoint: str, seconds: float) -> socket.socket:
     """Return a socket connected to `unix:/path` or `host:port`; its timeout is `seconds`.
@@ -36,10 +52,6 @@ def connected(endpoint: str, seconds: float) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-_MOMENT = 2.0  # seconds; a server that is there answers, or hangs up, sooner
-_TLS = (b"\x15", b"\x16")  # records of TLS begin so: alert, handshake (RFC 8446, section 5.1)
 
 
 def closes_at_once(endpoint: str, *, tls: bool = False) -> bool:
@@ -98,9 +110,6 @@ def _hello() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         end.do_handshake()
     return outgoing.read()
-
-
-_HTTP2 = "h2"
 
 
 def accepts(
@@ -170,21 +179,6 @@ def _prove(context: ssl.SSLContext, credentials: Credentials, protocol: str) -> 
     context.load_verify_locations(cadata=credentials.ca.decode("ascii"))
     context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")
     context.set_alpn_protocols([protocol])
-
-
-_STEP_TIMEOUT = 2.0  # seconds for each step
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""First bytes of an HTTP/2 client: the preface and empty settings (RFC 9113, section 3.4)."""
-
-_NOT_VALID = {  # OpenSSL's x509_vfy.h
-    7: "it is of another job",  # X509_V_ERR_CERT_SIGNATURE_FAILURE
-    9: "it is not valid yet; compare the hosts' clocks",  # X509_V_ERR_CERT_NOT_YET_VALID
-    10: "it has expired",  # X509_V_ERR_CERT_HAS_EXPIRED
-    19: "it is of another job",  # X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN
-    20: "it is of another job",  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
-    26: "it is not a server's",  # X509_V_ERR_INVALID_PURPOSE
-    62: "it is made out to another name",  # X509_V_ERR_HOSTNAME_MISMATCH
-}
 
 
 def why_refused(endpoint: str, access: Access) -> str:

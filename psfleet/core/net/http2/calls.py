@@ -23,6 +23,15 @@ _INVALID, _EXHAUSTED, _UNIMPLEMENTED = 3, 8, 12  # statuses of gRPC
 _SHORT = 1 << 10  # bytes of a message that is read at once
 
 
+_IN_ALL = 256
+_BURST = 64.0
+_EACH_SECOND = 32.0
+_DECODED = 64  # bytes of one unit; they take long to decode
+_BYTES = 64 << 10
+_EXHAUSTED = 8  # status of gRPC
+_LONG = 86_400.0  # seconds that a call without a timeout may take
+
+
 class ByteSource(Protocol):
     """Source of a message's bytes."""
 
@@ -127,9 +136,6 @@ class StreamState:
         self.length = length
 
 
-_IN_ALL = 256
-
-
 class InboundMessages:
     """Counts the calls of a server whose message is on its way. Any thread may call.
 
@@ -199,12 +205,6 @@ class InboundMessages:
         return was_counted
 
 
-_BURST = 64.0
-_EACH_SECOND = 32.0
-_DECODED = 64  # bytes of one unit; they take long to decode
-_BYTES = 64 << 10
-
-
 class RateLimit:
     """A token bucket: 64 units at once, then 32 a second.
 
@@ -231,10 +231,6 @@ class RateLimit:
         self._since = now
         self._units -= 1 + length / (_DECODED if is_decoded else _BYTES)
         return max(0.0, -self._units / _EACH_SECOND)
-
-
-_EXHAUSTED = 8  # status of gRPC
-_LONG = 86_400.0  # seconds that a call without a timeout may take
 
 
 class IncomingCall(StreamState):

@@ -32,6 +32,10 @@ _BATCH = 4  # a turn accepts this part of the strangers that there may be: 32 of
 _REST = 3  # while strangers are too many: as many times what was just spent on them, in seconds
 
 
+_ADDRESSES = 4  # how many may have as many strangers as one address may
+_MAPPED = "::ffff:"  # an IPv4 address as IPv6 sockets see it
+
+
 class ServedConnection(Protocol):
     """The server's end of a connection, as a thread serves it.
 
@@ -262,10 +266,6 @@ class ConnectionAdmission:
             with contextlib.suppress(OSError):  # TLS has closed it already
                 self._events.unregister(one.descriptor)
         (one.transport or one.end).close()
-
-
-_ADDRESSES = 4  # how many may have as many strangers as one address may
-_MAPPED = "::ffff:"  # an IPv4 address as IPv6 sockets see it
 
 
 @dataclass(frozen=True, slots=True)

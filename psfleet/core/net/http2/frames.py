@@ -4,6 +4,19 @@ import struct
 from enum import IntEnum
 from functools import lru_cache
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD_SIZE = 9
+LARGEST_TAKEN = 2**22  # bytes of a frame that both ends take
+LARGEST_WINDOW = 2**31 - 1
+_HEAD = struct.Struct(">HBBBI")  # length in 16 and 8 bits, type, flags, stream
+_MESSAGE_HEAD = struct.Struct(">HBBBIBI")
+MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
+_SETTING = struct.Struct(">HI")
+_WORD = struct.Struct(">I")
+_LONGEST = 16 << 10  # bytes of settings, or of what a GOAWAY says
+_SETTING_SIZE = 6
+_GOAWAY_SIZE = 8
+
 
 class ErrorCode(IntEnum):
     """Reason for which a stream or a connection ends (RFC 9113, section 7)."""
@@ -78,26 +91,16 @@ class CallFailed(Exception):
         self.metadata = metadata
 
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 5, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
 ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW, MAX_FRAME_SIZE = 2, 3, 4, 5
 HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE = 1, 6
 
-HEAD_SIZE = 9
 SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
-LARGEST_TAKEN = 2**22  # bytes of a frame that both ends take
-LARGEST_WINDOW = 2**31 - 1
 
-_HEAD = struct.Struct(">HBBBI")  # length in 16 and 8 bits, type, flags, stream
-_MESSAGE_HEAD = struct.Struct(">HBBBIBI")
-MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 unpack_head, pack_message_head = _HEAD.unpack_from, _MESSAGE_HEAD.pack
 """Head of a gRPC message that is not compressed and has a frame for itself: frame, compression, length."""
-_SETTING = struct.Struct(">HI")
-_WORD = struct.Struct(">I")
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -179,9 +182,6 @@ _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _OF_CONNECTION = {SETTINGS, PING, GOAWAY}
 _OF_STREAM = {PRIORITY, RST_STREAM}
 _NOWHERE = {PUSH_PROMISE, CONTINUATION}  # but behind headers that go on
-_LONGEST = 16 << 10  # bytes of settings, or of what a GOAWAY says
-_SETTING_SIZE = 6
-_GOAWAY_SIZE = 8
 
 
 def check_frame(kind: int, flags: int, number: int, length: int) -> None:

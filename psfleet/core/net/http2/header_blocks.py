@@ -26,6 +26,20 @@ _VALUE_SIZE = 9  # of a timeout as this package writes it
 _TIMEOUT_SIZE = len(_TIMEOUT) + _VALUE_SIZE
 
 
+NO_TABLE = b"\x20"  # the size of the table is 0 from here on
+_ANY_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+REQUEST = frozenset((":method", ":scheme", ":authority", ":path"))
+"""Pseudo-headers of a call."""
+RESPONSE = frozenset((":status",))
+"""Pseudo-headers of an answer."""
+_NEEDED = (":method", ":scheme", ":path")
+_OF_CONNECTION = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
+_NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
+_VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
+_SINGLE = ("content-length", "content-type", "host")
+
+
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
     """Return an integer with a prefix of so many bits, in a byte whose other bits are `first`."""
     most = (1 << bits) - 1
@@ -48,7 +62,6 @@ def _literal(name: str, value: str) -> bytes:
 
 OK_HEADERS = _STATUS_200 + _literal("content-type", "application/grpc")
 OK_TRAILERS = _literal("grpc-status", "0")
-NO_TABLE = b"\x20"  # the size of the table is 0 from here on
 TEXT_HEADERS = _literal(":status", "415") + _literal("content-type", "text/plain")
 TEXT_TRAILERS = _literal("grpc-status", "2")
 
@@ -199,24 +212,6 @@ def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
 def read_message(headers: dict[str, str]) -> str:
     """Return the text of a failed call's status."""
     return unquote(headers.get("grpc-message", ""), errors="replace")
-
-
-_ANY_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
-_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-
-
-REQUEST = frozenset((":method", ":scheme", ":authority", ":path"))
-"""Pseudo-headers of a call."""
-RESPONSE = frozenset((":status",))
-"""Pseudo-headers of an answer."""
-
-_NEEDED = (":method", ":scheme", ":path")
-_OF_CONNECTION = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
-_NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
-_VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
-
-
-_SINGLE = ("content-length", "content-type", "host")
 
 
 def repeated(names: Iterable[str]) -> str:

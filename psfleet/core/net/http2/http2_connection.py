@@ -28,6 +28,9 @@ _DEFAULT_WINDOW = 65_535
 _MOST_FRAGMENTS = 64  # CONTINUATION frames of one call
 
 
+S = TypeVar("S", bound=StreamState)
+
+
 @dataclass(slots=True)
 class _Unsent:
     """The rest of a message for which there is no room in a window."""
@@ -36,9 +39,6 @@ class _Unsent:
     rest: memoryview
     trailers: bytes
     end: bool
-
-
-S = TypeVar("S", bound=StreamState)
 
 
 class Http2Connection(BufferedReader, Generic[S]):

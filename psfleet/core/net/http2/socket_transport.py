@@ -24,6 +24,10 @@ _TIMEVAL = int(_TICK).to_bytes(8, "little") + int(_TICK % 1 * 1e6).to_bytes(8, "
 _RECORD = 16 << 10  # bytes of a TLS record
 
 
+_BUFFER = 64 << 10
+_UNREAD = 32 << 10  # bytes that are passed over at once
+
+
 class Transport(Protocol):
     """Socket as a connection uses it."""
 
@@ -304,10 +308,6 @@ def _keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
-
-
-_BUFFER = 64 << 10
-_UNREAD = 32 << 10  # bytes that are passed over at once
 
 
 class BufferedReader:

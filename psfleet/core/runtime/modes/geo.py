@@ -38,6 +38,9 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 class LocalTable(Protocol):
     """A copy of one table."""
 
@@ -181,9 +184,6 @@ class LocalSparseTable:
         self._table.remove(self._table.ids())
         self._base = SparseTable(self._bases)
         self._fresh, self._owing = _NONE, _NONE
-
-
-_NONE = np.zeros(0, np.int64)
 
 
 def _distinct(ids: Ids) -> Ids:

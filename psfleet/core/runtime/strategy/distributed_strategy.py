@@ -26,6 +26,46 @@ from psfleet.core.runtime.strategy.strategy_parts import (
     settings_of_mode,
 )
 
+_AVERAGES = "workers that average wait for each other; use sync"
+_ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
+_CONTRADICTIONS = (
+    ("dgc", "lars", _ONE_OPTIMIZER),
+    ("dgc", "lamb", _ONE_OPTIMIZER),
+    ("lars", "lamb", _ONE_OPTIMIZER),
+    ("dgc", "amp", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    ("dgc", "wire", "what dgc sends are few values, and it keeps what they leave to the last bit"),
+    (
+        "amp",
+        "wire",
+        'both say how gradients travel; wire = "bf16" does what amp does, and pulls too',
+    ),
+    ("dgc", "localsgd", "one sends the largest gradients of each step, the other sends none"),
+    ("localsgd", "pipeline", "stages have different parameters, so there is nothing to average"),
+)
+PARTS: dict[str, Any] = {
+    "consistency": ConsistencySettings,
+    "gradient_merge": GradientMergeSettings,
+    "dgc": DGCSettings,
+    "lars": LarsSettings,
+    "lamb": LambSettings,
+    "recompute": RecomputeSettings,
+    "pipeline": PipelineSettings,
+    "amp": AMPSettings,
+    "localsgd": LocalSGDSettings,
+    "wire": WireSettings,
+}
+_OF_THREADS = "psfleet sends without the reference's thread pools; leave it out"
+_ELSEWHERE = {
+    "independent_recv_thread": "a pull is answered when it is asked for; leave it out",
+    "launch_barrier": "workers wait for servers and for each other by themselves; leave it out",
+    "lr_decay_steps": "the learning rate is the worker's and travels with each push; leave it out",
+    "min_send_grad_num_before_recv": _OF_THREADS,
+    "runtime_split_send_recv": _OF_THREADS,
+    "send_wait_times": _OF_THREADS,
+    "thread_pool_size": _OF_THREADS,
+}
+_WORDS: dict[type, str] = {Mapping: "dict", str: "str", bool: "bool"}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -73,37 +113,6 @@ class Settings:
         return cls(**{name: build(name, settings) for name, settings in parts.items()})
 
 
-_AVERAGES = "workers that average wait for each other; use sync"
-_ONE_OPTIMIZER = "each replaces the optimizer; switch one off"
-_CONTRADICTIONS = (
-    ("dgc", "lars", _ONE_OPTIMIZER),
-    ("dgc", "lamb", _ONE_OPTIMIZER),
-    ("lars", "lamb", _ONE_OPTIMIZER),
-    ("dgc", "amp", "what dgc sends are few values, and it keeps what they leave to the last bit"),
-    ("dgc", "wire", "what dgc sends are few values, and it keeps what they leave to the last bit"),
-    (
-        "amp",
-        "wire",
-        'both say how gradients travel; wire = "bf16" does what amp does, and pulls too',
-    ),
-    ("dgc", "localsgd", "one sends the largest gradients of each step, the other sends none"),
-    ("localsgd", "pipeline", "stages have different parameters, so there is nothing to average"),
-)
-
-PARTS: dict[str, Any] = {
-    "consistency": ConsistencySettings,
-    "gradient_merge": GradientMergeSettings,
-    "dgc": DGCSettings,
-    "lars": LarsSettings,
-    "lamb": LambSettings,
-    "recompute": RecomputeSettings,
-    "pipeline": PipelineSettings,
-    "amp": AMPSettings,
-    "localsgd": LocalSGDSettings,
-    "wire": WireSettings,
-}
-
-
 def check_parts(parts: Any) -> None:
     """Refuse what has not the form of a strategy: known parts, each a table of settings.
 
@@ -136,18 +145,6 @@ def build(part: str, values: Mapping[str, Any]) -> Any:
     return PARTS[part](
         **{name: settings[name].take(value, f"{part} {name}") for name, value in values.items()}
     )
-
-
-_OF_THREADS = "psfleet sends without the reference's thread pools; leave it out"
-_ELSEWHERE = {
-    "independent_recv_thread": "a pull is answered when it is asked for; leave it out",
-    "launch_barrier": "workers wait for servers and for each other by themselves; leave it out",
-    "lr_decay_steps": "the learning rate is the worker's and travels with each push; leave it out",
-    "min_send_grad_num_before_recv": _OF_THREADS,
-    "runtime_split_send_recv": _OF_THREADS,
-    "send_wait_times": _OF_THREADS,
-    "thread_pool_size": _OF_THREADS,
-}
 
 
 def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +213,6 @@ def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
     return next(iter(modes.values()), None)
 
 
-_WORDS: dict[type, str] = {Mapping: "dict", str: "str", bool: "bool"}
 _SWITCHES = [name for name in PARTS if name != "consistency"]
 
 

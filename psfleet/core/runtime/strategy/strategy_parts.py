@@ -11,6 +11,23 @@ from psfleet.core.base.settings.declaration import Setting, check, setting, sett
 from psfleet.core.base.settings.kinds import Format, Mode, Schedule, one_of
 from psfleet.core.engine.consistency import MODES, ConsistencyMode, find_mode
 
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_size: Any = partial(
+    setting, least=0, most=sys.float_info.max, wanted="a finite number of at least 0"
+)
+_least_1: Any = partial(setting, least=1, most=2**100, wanted="at least 1 and at most 2^100")
+_FORMATS: dict[str, Format] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_FORM = one_of(*_FORMATS)
+
 
 @dataclass(frozen=True, init=False)
 class ConsistencySettings:
@@ -168,23 +185,6 @@ class RecomputeSettings:
         return int(float(number) * factor)
 
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
-
-
-_size: Any = partial(
-    setting, least=0, most=sys.float_info.max, wanted="a finite number of at least 0"
-)
-
-
 @dataclass(frozen=True)
 class GradientMergeSettings:
     """Push the sum or the mean of the gradients of several steps in place of each."""
@@ -255,9 +255,6 @@ class LambSettings:
         check(self, lambda one: f"lamb {one.name}")
 
 
-_least_1: Any = partial(setting, least=1, most=2**100, wanted="at least 1 and at most 2^100")
-
-
 @dataclass(frozen=True)
 class AMPSettings:
     """Gradients travel, and programs multiply matrices, in 16 bits."""
@@ -301,10 +298,6 @@ class AMPSettings:
                     f"amp {one.name} is {getattr(self, one.name)} and dtype is bfloat16, "
                     "which needs no loss scaling; leave it out or use float16"
                 )
-
-
-_FORMATS: dict[str, Format] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
-_FORM = one_of(*_FORMATS)
 
 
 @dataclass(frozen=True)

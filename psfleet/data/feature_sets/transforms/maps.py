@@ -18,6 +18,8 @@ from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.transforms.transform import Transform, plain_values, texts_or_ints
 from psfleet.data.feature_sets.value_types import Dtype, as_typed
 
+Plain = int | float | str
+
 
 def _texts(bags: Jagged, owner: Transform) -> Jagged:
     return as_typed(type(owner).__name__, bags, "text")
@@ -118,9 +120,6 @@ class NGrams(Transform):
         order = np.argsort(rows, kind="stable")
         weights = None if texts.weights is None else texts.weights[places[order]]
         return Jagged(values[order], np.bincount(rows, minlength=len(texts)), weights=weights)
-
-
-Plain = int | float | str
 
 
 @dataclass

@@ -19,6 +19,8 @@ from psfleet.data.feature_sets.transforms.transform import (
     plain_values,
 )
 
+_BUFFER = 1 << 15  # values of a level of the sketch
+
 
 @dataclass
 class Log1p(Transform):
@@ -150,9 +152,6 @@ class MinMax(FittedTransform):
         assert self.high is not None
         values = numbers_of(inputs[0], self) - self.low
         return inputs[0].with_values(np.clip(values / ((self.high - self.low) or 1.0), 0.0, 1.0))
-
-
-_BUFFER = 1 << 15  # values of a level of the sketch
 
 
 def _check_ascending(owner: str, boundaries: Sequence[float]) -> None:

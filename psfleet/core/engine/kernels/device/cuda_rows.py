@@ -24,6 +24,9 @@ from psfleet.core.engine.kernels.device.cuda_arithmetic import (
 STEP = float32(2.0**-24)
 
 
+HALF = uint32(16)  # bits
+
+
 @device_function
 def first_value(hash_, k, low, span, stream):
     """Value k of a new row: as `fill_row` of psfleet.core.engine.kernels.hashing, constant or uniform."""
@@ -105,9 +108,6 @@ def mark(slots, n, marks, value):
     """marks[slots[i]] = value."""
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         marks[slots[i]] = value
-
-
-HALF = uint32(16)  # bits
 
 
 @cuda.jit

@@ -25,6 +25,9 @@ _NORESERVE = 0x4000  # MAP_NORESERVE
 _SIMULATED_GRANULE = 16
 
 
+Floats = NDArray[np.float32]
+
+
 class DeviceArena:
     """A flat array in an address range as long as it may become.
 
@@ -178,9 +181,6 @@ class _SimulatedRange:
         from numba.cuda.cudadrv.devicearray import FakeCUDAArray
 
         return FakeCUDAArray(np.frombuffer(self._memory, dtype, count))
-
-
-Floats = NDArray[np.float32]
 
 
 class DeviceDenseMemory:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
 
+POOLS = ("sum", "average", "sqrt", "max", "last", "first")
+"""sum; sum / n; sum / sqrt(n); the largest of each column; the last step; the first one."""
+
+
 @dataclass(frozen=True)
 class _Reduce(Op):
     """Over `axes`, all if empty."""
@@ -141,10 +145,6 @@ class ArgMax(Op, saved="arg_max axis"):
 
     def forward(self, context: Context, x: Array) -> Array:
         return np.asarray(x.argmax(axis=self.axis), dtype=np.int64)
-
-
-POOLS = ("sum", "average", "sqrt", "max", "last", "first")
-"""sum; sum / n; sum / sqrt(n); the largest of each column; the last step; the first one."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ _SLACK = 1.1
 """A piece may be this much heavier than it must be if that saves bytes between stages."""
 
 
+_TIMES = 5, 20
+"""At least: other processes, and what is done the first time only, must not count; and at most."""
+_ENOUGH = 0.5  # seconds of measuring after which the least times do
+
+
 def weight_of(record: Record) -> float:
     """The work of a record for one sample, as far as its shapes tell: its parameters and results.
 
@@ -118,11 +123,6 @@ def _partition(
             longer[j] = min(offers)
         best = longer
     return best[length]
-
-
-_TIMES = 5, 20
-"""At least: other processes, and what is done the first time only, must not count; and at most."""
-_ENOUGH = 0.5  # seconds of measuring after which the least times do
 
 
 def agree_on_parts(
