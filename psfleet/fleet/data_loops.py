@@ -124,13 +124,16 @@ class DataLoops:
         """Return an attribute that only a cluster runtime has, or the default without one."""
         return otherwise if self._runtime is None else getattr(self._runtime(), name, otherwise)
 
-    def _look(self, dealt: bool = False) -> None:
+    def _look(self, dealt: bool = False, extended: int = sys.maxsize) -> None:
         """Restore the remembered state when the script is back at its place; its pushes count again.
 
         Args:
             dealt: The fleet deals the data, so that every batch is new.
+            extended: Loop in which the fleet has dealt a batch. If the script had this loop behind it, a
+                resumed job has further epochs, which begin here.
         """
-        if not self._there and self._place.reached(self._aim):
+        reached = self._place.reached(self._aim) or extended < self._aim.loop
+        if not self._there and reached:
             self._there = True
             self._worker_state.restore(self._restored)
             self._progress.arrive()
@@ -165,7 +168,7 @@ class DataLoops:
         def taken() -> Iterator[T]:
             with self._loop() as loop:
                 for batch in () if self._is_stopped() else self._timed(batches):
-                    self._look()
+                    self._look(extended=loop)
                     yield batch
                     if self._end_step():
                         self._break(loop)

@@ -51,8 +51,7 @@ def evaluated(runtime: Runtime) -> list[float]:
 
 
 def test_an_evaluation_within_a_dataset() -> None:
-    """In sync mode on two servers and workers every reading is that of one process; all samples train
-    once."""
+    """In sync mode, on two servers and workers, readings are those of one process; samples train once."""
     values: list[list[float]] = []
     with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads(

@@ -11,7 +11,10 @@ import pytest
 from psfleet.core.engine.worker_state import redealt
 from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings
+from psfleet.data.batches import batches
+from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet.optimizer.lr import StepDecay
 from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads
@@ -56,6 +59,45 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
         assert fleet.wait(60) == [0]
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
     assert used == Counter(dict.fromkeys(range(SAMPLES * EPOCHS), 1))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: Path) -> None:
+    """A job whose dataset has ended goes on from its snapshot for two further epochs, with the same number of
+    workers or another one: each sample is used once more, in the order of its epoch, and what is remembered
+    goes on where it was."""
+    used: list[Counter[int]] = [Counter(), Counter()]
+    steps: list[Counter[int]] = [Counter(), Counter()]  # of each worker
+    path = str(tmp_path / "snapshot")
+
+    def work(fleet: LocalFleet, worker: int, count: int, epochs: int) -> None:
+        job = epochs > EPOCHS
+        runtime: Any = connect(fleet.environment(worker), ConsistencySettings(mode))
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        loops = DataLoops(worker, count, runtime.barrier, runtime=lambda: runtime, snapshots=True)
+        rate = loops.remember("rate", StepDecay(0.1, step_size=1000))
+        data = batches(SAMPLES, 3, epochs, 7, 1, lambda: runtime)
+        for chosen in loops.stepping(data):
+            step(runtime, chosen)
+            assert rate.last_epoch == steps[job][worker] + (steps[0][worker % 2] if job else 0)
+            rate.step()
+            steps[job][worker] += 1
+            used[job].update(chosen.tolist())
+        runtime.barrier()
+        if worker == 0 and not job:
+            runtime.save(path)
+        runtime.barrier()
+        runtime.close()
+
+    for count, epochs in ((2, EPOCHS), (workers, EPOCHS + 2)):
+        resume = path if epochs > EPOCHS else ""
+        with LocalFleet(1, count, resume=resume, in_process=True) as fleet:
+            in_threads([partial(work, fleet, worker, count, epochs) for worker in range(count)])
+            assert fleet.wait(60) == [0]
+    for counts in used:
+        assert counts == Counter(dict.fromkeys(range(SAMPLES), 2))
 
 
 def test_what_is_remembered_goes_to_other_workers() -> None:

@@ -8,6 +8,7 @@ up. When the fleet changes between rounds and leases, the unused part of a datas
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from psfleet.core.base.errors import Gap, UsageError
 from psfleet.core.engine.round_plan import (
@@ -85,6 +86,10 @@ class DatasetRequest:
     def whole(self) -> tuple[int, ...]:
         """Fields that, if equal, mean the same samples in the same order, in whatever batches."""
         return (self.size, self.epochs, self.seed)
+
+    def extends(self, other: "DatasetRequest") -> bool:
+        """Return whether the epochs of the other request begin this one, in whatever batches."""
+        return (self.size, self.seed) == (other.size, other.seed) and self.epochs >= other.epochs
 
     def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
         """Those of the seats that have data, in order."""
@@ -182,7 +187,7 @@ class DispatchedDataset:
     """One dataset. Without a `plan` it is leased, and `pool` holds the samples that are not leased.
 
     `resumed`: The pool is what an earlier job, or another mode, has left; whoever comes first says how that
-    is dealt.
+    is dealt, and whether there are further epochs.
     """
 
     request: DatasetRequest
@@ -190,6 +195,12 @@ class DispatchedDataset:
     pool: list[Range] = field(default_factory=list)
     ended: bool = False
     resumed: bool = False
+
+    def pool_for(self, request: DatasetRequest) -> list[Range]:
+        """Return what is left of the dataset, with the further epochs of a request that extends it."""
+        rest = self.pool if self.plan is None else [*self.plan.unused(request.round - 1)]
+        further = (self.request.all[1], request.all[1])
+        return [*rest, further] if further[0] < further[1] else rest
 
 
 @dataclass
@@ -200,7 +211,11 @@ class DataDispatch:
         datasets: In the order in which scripts come to them.
         leases: By incarnation.
         torn: Steps that some servers have and others have not.
+        inherited: Numbers of the datasets that the job from which this one goes on had begun, and no worker
+            has asked for since: the first one to ask may have further epochs. No part of logs and snapshots.
     """
+
+    inherited: ClassVar[frozenset[int]] = frozenset()
 
     datasets: list[DispatchedDataset] = field(default_factory=list)
     leases: dict[int, Leases] = field(default_factory=dict)
@@ -241,18 +256,36 @@ class DataDispatch:
             there = dataset.request
             if dataset.ended and there.whole == request.whole:
                 return None
-            if dataset.resumed and there.whole == request.whole:
-                plan = None if first_of is None else _plan(request, first_of, tuple(dataset.pool))
+            is_inherited = dataset.resumed or request.number in self.inherited
+            is_dealt_alike = (dataset.plan is None) == (first_of is None)
+            is_longer = is_inherited and is_dealt_alike and request.epochs > there.epochs
+            if request.extends(there) and (dataset.resumed or is_longer):
+                pool = tuple(dataset.pool_for(request))
+                plan = None if first_of is None else _plan(request, first_of, pool)
                 return DatasetBegun(replace(request, parts=there.parts), plan)
             if there.same != request.same:
-                raise UsageError(
-                    f"dataset {request.number} is (size, batch, epochs, seed) {there.same} for others, "
-                    f"{request.same} here; all workers must use the same datasets"
+                others = "in what the job goes on from" if is_inherited else "for others"
+                advice = (
+                    "keep its size, batch and seed and at least its epochs, or start anew without --resume"
+                    if is_inherited
+                    else "all workers must use the same datasets"
                 )
+                raise UsageError(
+                    f"dataset {request.number} is (size, batch, epochs, seed) {there.same} {others}, "
+                    f"{request.same} here; {advice}"
+                )
+            self._hand_out(request.number)
             return None
         if first_of is None:
             return DatasetBegun(request, None)
         return DatasetBegun(request, _plan(request, first_of, (request.all,)))
+
+    def inherit(self) -> None:
+        """Let the first worker that asks for a dataset have further epochs: a job goes on from another."""
+        vars(self)["inherited"] = frozenset(range(1, len(self.datasets) + 1))
+
+    def _hand_out(self, number: int) -> None:
+        vars(self)["inherited"] = self.inherited - {number}
 
     def lease(
         self, request: DatasetRequest, incarnation: int, live: Iterable[int]
@@ -282,8 +315,9 @@ class DataDispatch:
         match decision:
             case DatasetBegun(request, plan):
                 pool = [request.all]
+                self._hand_out(request.number)
                 if request.number <= len(self.datasets):  # what an earlier job has left of it
-                    pool = self.datasets.pop(request.number - 1).pool
+                    pool = self.datasets.pop(request.number - 1).pool_for(request)
                 self.datasets.insert(
                     request.number - 1, DispatchedDataset(request, plan, [] if plan else pool)
                 )

@@ -187,6 +187,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
         if consistency.mode is not None and consistency.switches:
             switch = ModeSwitch(consistency.switches, consistency.declared, {}, {})
         coordinator.collectives = CollectiveState(switch=switch)
+        coordinator.dispatch.inherit()
 
 
 def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
