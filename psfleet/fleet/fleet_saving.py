@@ -79,16 +79,19 @@ class FleetSaving(FleetRole):
     ) -> None:
         """Write what predicting needs, and no optimizer state: the program up to the targets, weights.
 
-        Called as `(dirname, feeded_var_names, target_vars)` or with the reference's executor first.
+        Called as `(dirname, feeded_var_names, target_vars, main_program)`, of which the last may be left out,
+        or with the reference's executor first.
         Worker 0 saves, for the others the call does nothing. `features`, with the statistics of their
         transforms, come with the model, for `psfleet serve`, `psfleet predict` and `psfleet.serving.load`.
         """
         if arguments and not isinstance(arguments[0], str | os.PathLike):
             arguments = arguments[1:]
+        if len(arguments) == 4 and main_program is None:
+            *arguments, main_program = arguments  # type: ignore[assignment]
         if len(arguments) != 3:
             raise UsageError(
-                "save_inference_model needs dirname, feeded_var_names and target_vars; "
-                f"it got {len(arguments)} of them"
+                "save_inference_model needs dirname, feeded_var_names and target_vars, and takes a "
+                f"main_program; it got {len(arguments)} of them"
             )
         path, feeds, targets = arguments
         if self.is_first_worker():

@@ -75,8 +75,12 @@ class RecomputeOptimizer(WrappingOptimizer):
         Args:
             checkpoints: Variables, parameters, or names of variables or layers; or
                 psfleet.core.graph.program.backward.Automatic(budget): the first run chooses. Data and
-                parameters are kept anyway: among the checkpoints they change nothing.
+                parameters
+                are kept anyway: among the checkpoints they change nothing. Anything else is refused.
         """
+        from psfleet.core.graph.program.backward import check_checkpoints
+
+        check_checkpoints(checkpoints)
         object.__setattr__(self, "_checkpoints", checkpoints)
 
     @checked

@@ -88,6 +88,11 @@ def test_a_saved_model(tmp_path: Path) -> None:
     executor.run(feed=given, fetch_list=[loss])
     test = psfleet.default_main_program().clone(for_test=True)
     (expected,) = executor.run(test, feed=given, fetch_list=[out])
+    main = psfleet.default_main_program()
+    for number, places in enumerate(((executor,), ())):
+        folder = str(tmp_path / f"placed{number}")
+        fleet.save_inference_model(*places, folder, list(given), [out], main)
+        assert (tmp_path / f"placed{number}" / "program.json").exists()
     fleet.save_inference_model(executor, str(tmp_path / "model"), list(given), [out])
     program, names, targets = fluid.io.load_inference_model(str(tmp_path / "model"), executor)
     assert sorted(names) == sorted(given)

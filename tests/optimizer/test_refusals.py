@@ -317,9 +317,17 @@ def test_a_rate_that_fails_later() -> None:
 
 def test_checkpoints_are_a_list() -> None:
     """One name in place of a list of checkpoints is refused."""
-    with own_programs():
-        loss = layers.mean(layers.fc(layers.data("x", [None, 1]), 1, name="line"))
-        opt = optimizer.RecomputeOptimizer(SGD(0.1))
-        opt._set_checkpoints("line")
-        with pytest.raises(psfleet.UsageError, match="checkpoints is 'line', it must be a list"):
-            opt.minimize(loss)
+    opt = optimizer.RecomputeOptimizer(SGD(0.1))
+    for wrong in ("line", 3, None):
+        with pytest.raises(
+            psfleet.core.base.errors.UsageError,
+            match=f"checkpoints is {wrong!r}; it must be a list",
+        ):
+            opt._set_checkpoints(wrong)
+
+
+def test_periods_of_restarts_are_whole_numbers() -> None:
+    """As in the reference a float is refused, also one without a fraction."""
+    for arguments in ({"T_0": 1.0}, {"T_0": 2, "T_mult": 2.0}, {"T_0": True}):
+        with pytest.raises(PsfleetError, match=r"it must be a whole number above 0, no float"):
+            lr.CosineAnnealingWarmRestarts(0.1, **arguments)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from psfleet.core.engine.worker_state import redealt
+from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings
-from psfleet.data.batches import batches
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay

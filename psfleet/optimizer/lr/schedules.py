@@ -3,12 +3,13 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import (
+    Must,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -19,6 +20,13 @@ from psfleet.core.base.validation.annotations import (
 from psfleet.optimizer.lr.scheduler import Epoch, LRScheduler, schedule
 
 BelowOne = Annotated[float, Range(0, 1, high_open=True)]
+if TYPE_CHECKING:
+    StrictInt = int
+else:
+    StrictInt = Annotated[
+        Any,
+        Must(lambda value: type(value) is int and value > 0, "a whole number above 0, no float"),
+    ]
 InsideOne = Annotated[float, Range(0, 1, low_open=True, high_open=True)]
 
 
@@ -239,8 +247,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     _kept = ("last_epoch", "last_lr", "T_i", "T_cur")
 
     learning_rate: NonNegative
-    T_0: PositiveInt
-    T_mult: PositiveInt = 1
+    T_0: StrictInt
+    T_mult: StrictInt = 1
     eta_min: NonNegative = 0
     last_epoch: Epoch = -1
     verbose: bool = False

@@ -129,6 +129,16 @@ def gradients(
     return list(_make(losses[0], leaves, None).gradients.values())
 
 
+def check_checkpoints(checkpoints: Any) -> None:
+    """Refuse what is no list of checkpoints, such as a single name.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | Automatic):
+        raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
+
+
 def _make(
     loss: Variable,
     leaves: list[Variable],
@@ -149,9 +159,8 @@ def _make(
         program.add(gradient)
     if isinstance(checkpoints, Automatic):
         backward.checkpoints = checkpoints
-    elif isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | None):
-        raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
     elif checkpoints is not None:
+        check_checkpoints(checkpoints)
         backward.checkpoints = [known_variable(entry, "checkpoint") for entry in checkpoints]
     return backward
 
