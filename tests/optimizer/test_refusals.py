@@ -320,8 +320,7 @@ def test_checkpoints_are_a_list() -> None:
     opt = optimizer.RecomputeOptimizer(SGD(0.1))
     for wrong in ("line", 3, None):
         with pytest.raises(
-            psfleet.core.base.errors.UsageError,
-            match=f"checkpoints is {wrong!r}; it must be a list",
+            psfleet.UsageError, match=f"checkpoints is {wrong!r}; it must be a list"
         ):
             opt._set_checkpoints(wrong)
 
