@@ -165,7 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: Computes the loss anew, as for any torch optimizer.
-            samples, loss: Of this step, for the progress display; of a NaN loss --on-nan decides.
+            samples, loss: Figures of this step for displays; `--on-nan` decides about a NaN.
 
         Returns:
             What the closure returned.

@@ -135,7 +135,8 @@ def test_a_server_goes_on_from_a_shared_log(site: Site) -> None:
     launcher.until(lambda: "it goes on from its log" in site.said(), "restart")
     gate.touch()
     out, err = site.ends_with(0, launcher)
-    assert "server 1 ended with signal 9; it goes on from its log (restart 1 of 2)" in err
+    lost = "the agent on host beta is lost: its connection has ended"
+    assert f"server 1 ended with signal 9: {lost}; it goes on from its log (restart 1 of 2)" in err
     assert digest(out) == ALONE
 
 

@@ -191,7 +191,10 @@ def test_a_first_word_is_no_count() -> None:
         (lambda: parquet_of("fixed", [[1, 2], [3, 4], [None, 5]]), "row 2 has a null"),
         (lambda: parquet(emb=[[1.0, 2.0], None]), "'emb' cannot be read: row 1 is null"),
         (lambda: parquet(ids=[1, None, 3], value=ROWS), "'ids': id nan is not a whole number"),
-        (lambda: parquet(ids=[1.0, 2.0**53, 3.0], value=ROWS), "'ids': ids have dtype float64"),
+        (
+            lambda: parquet(ids=[1.0, 2.0**53, 3.0], value=ROWS),
+            "'ids': id 9007199254740992.0 is a float that may",
+        ),
         (lambda: parquet(ids=["a", "b", "c"], value=ROWS), "'ids': ids have dtype object"),
         (
             lambda: npz(ids=np.array([1, 2, 2**63], ">u8"), value=VALUE),

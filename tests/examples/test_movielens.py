@@ -69,4 +69,7 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     process = run("embedded", tmp_path, str(path))
     assert process.returncode == 1
-    assert process.stderr.strip() == "movielens.py: ratings.csv line 17: rating 'x' is not a number"
+    assert (
+        process.stderr.strip()
+        == "movielens.py: ratings.csv line 17: rating 'x' is not a finite number"
+    )

@@ -103,7 +103,6 @@ null.py  # script 'null.py' ...null bytes...
 --rules broken SCRIPT  # --rules is 'broken', and '.../broken.py' has a syntax error in line 2
 --staleness 4 SCRIPT  # --staleness is 4, a setting of the consistency mode ssp; name the mode
 --k-steps 4 --stages 2 SCRIPT  # --k-steps is 4, a setting of the consistency mode geo
---recompute --pipeline zero-bubble SCRIPT  # recompute and the pipeline schedule zero-bubble contradict
 --device cuda SCRIPT  # --device is 'cuda', but ...; use --device auto or cpu
 --device disk SCRIPT  # --device is 'disk', which needs a folder; name it with --server-disk
 --server-disk null.py SCRIPT  # --server-disk is 'null.py', where no file can be made (File exists)

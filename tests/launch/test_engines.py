@@ -69,7 +69,8 @@ def test_a_server_starts_again_beside_a_worker_that_has_left(start: Callable[...
     engine.spawn(SERVER, Told(engine.endpoints()))
     engine.send(WORKER, signal.SIGKILL)
     happened = until(engine, has_ended(WORKER))
-    assert ProcessExited(WORKER, -signal.SIGKILL, left=True) in happened
+    [exited] = [one for one in happened if isinstance(one, ProcessExited)]
+    assert (exited.member, exited.code, exited.left) == (WORKER, -signal.SIGKILL, True)
     assert engine.has_joined()
 
 

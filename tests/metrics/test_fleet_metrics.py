@@ -247,7 +247,7 @@ def test_other_metrics_under_a_name_are_refused() -> None:
         scores = FleetMetrics(one, [metrics.Auc()])
         with pytest.raises(ConfigError, match="'metrics' exist in this fleet with other tasks"):
             FleetMetrics(two, [metrics.Auc(num_thresholds=100)])
-        with pytest.raises(ConfigError, match="counts metrics 'metrics' already; use another"):
+        with pytest.raises(ConfigError, match="counts metrics 'metrics' already; go on with"):
             FleetMetrics(one, [metrics.Auc()])
         with pytest.raises(ConfigError, match="task is 'ctr'; it must be one of"):
             scores.update([0.5], [1], task="ctr")

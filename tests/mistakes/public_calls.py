@@ -219,6 +219,8 @@ NAMED: dict[str, Callable[[], Any]] = {
     "end_lr": lambda: 1.0,
     "boundaries": lambda: [5, 12],
     "milestones": lambda: [5, 12],
+    "T_0": lambda: 3,
+    "T_mult": lambda: 2,
     "lr_lambda": lambda: lambda epoch: 0.5,
     "show_name": lambda: "shows",
     "click_name": lambda: "clicks",

@@ -231,7 +231,7 @@ def test_servers_that_were_never_started(run: Run) -> None:
         r".*; start the servers first, or correct PSFLEET_SERVERS \(train\.py, line 7\)"
     )
     assert re.fullmatch(said, lines[-1]), lines
-    assert Patience().start == 60
+    assert Patience().start == 120
 
 
 def test_the_traceback_can_be_had(run: Run) -> None:

@@ -23,7 +23,7 @@ from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.net.http2 import http2_client
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection import call
+from psfleet_worker.connection import tensor_calls
 from tests.agents.machines import NETWORK, Lab, has, laboratory, run
 from tests.trainings import zero_rows
 from tests.waiting import pause, until
@@ -57,7 +57,7 @@ def test_a_silent_server_is_waited_for(
     """A worker asks where a server listens before its first push, and whether it is there during a long one.
     Neither question ends the push before its own deadline; it counts once when the server goes on."""
     monkeypatch.setattr(http2_client, "_SILENCE", 0.2)
-    monkeypatch.setattr(call, "_PROBE", 0.1)
+    monkeypatch.setattr(tensor_calls, "_PROBE", 0.1)
     with LocalFleet(2, 1, network, durability=durability) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), mode)
         runtime.create(ROWS)

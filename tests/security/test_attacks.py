@@ -44,7 +44,14 @@ with psfleet.connect(mode="async") as ps:
 @contextlib.contextmanager
 def serving(logs: Path) -> Iterator[dict[str, Address]]:
     """`psfleet serve` of the tables of a running job, plain; it ends with exit code 0."""
-    command = [sys.executable, "-m", "psfleet", "serve", "--follow", str(logs)]
+    command = [
+        sys.executable,
+        "-m",
+        "psfleet_launch.commands.psfleet_cli",
+        "serve",
+        "--follow",
+        str(logs),
+    ]
     process = subprocess.Popen(
         [*command, "--port", "0", "--http-port", "0"], stdout=subprocess.PIPE, text=True
     )

@@ -28,6 +28,8 @@ BANNED_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 ALLOWED_CALLS = {
     # Kernels are text of psfleet's own, written to modules that numba's cache can find.
     "psfleet/core/engine/kernels": {"exec", "compile"},
+    # A user's script is compiled to find its syntax errors before servers start; nothing of it runs.
+    "launch/psfleet_launch/job/start_checks.py": {"compile"},
     "psfleet/fleet/testing/rule_conformance.py": {
         "compile"
     },  # text of a CUDA kernel, which does not run

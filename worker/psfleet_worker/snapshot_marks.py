@@ -25,7 +25,7 @@ _CALL_TIMEOUT = 10.0  # seconds for each call; a snapshot for which they do not 
 _PAUSE = 0.05
 _LISTENING = 300.0  # seconds of one call that waits for news
 _LATER = 1.0  # seconds until the next one, if it brought none
-_MEETING = 0.1  # seconds in which a collective ends for which all workers have come
+_COLLECTIVE = 0.1  # seconds in which a collective ends for which all workers have come
 
 StateAt = Callable[[int, Callable[[], bool]], bytes]
 
@@ -63,7 +63,7 @@ class SnapshotMarks:
         self._news.start()
 
     @contextlib.contextmanager
-    def blocking(self, seconds: float = _MEETING) -> Iterator[None]:
+    def blocking(self, seconds: float = _COLLECTIVE) -> Iterator[None]:
         """Within, the script waits for all workers, or for a snapshot.
 
         Args:
@@ -149,15 +149,15 @@ class SnapshotMarks:
     def _listen(self) -> None:
         """Hear of each snapshot as soon as server 0 announces it, not only with the next heartbeat."""
         while not self._over.is_set():
-            number, heard = 0, self._fleet.stream.last_snapshot
-            request = snapshot_pb2.ListenRequest(worker=self._fleet.worker, number=heard)
+            number, known = 0, self._fleet.stream.last_snapshot
+            request = snapshot_pb2.ListenRequest(worker=self._fleet.worker, number=known)
             with contextlib.suppress(PsfleetError):  # server 0 is away, or starts again
                 reply = self._fleet.clients[0].attempt(
                     "SnapshotCoordinator/Listen", request.SerializeToString(), _LISTENING
                 )
                 number = snapshot_pb2.ListenReply.FromString(reply).number
             self._hear(number)
-            if number <= heard:
+            if number <= known:
                 self._over.wait(_LATER)
 
     def _hear(self, number: int) -> None:

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from psfleet.core.base.observability.exposition import quantile
 from psfleet.core.base.observability.panels import number_text, rate_text
-from psfleet.core.engine.schema.table import OWN
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_plan import Job
@@ -73,6 +72,10 @@ def add_up(replies: "Sequence[StatusReply]", at: float) -> FleetProgress:
             if count >= samples.get(worker, 0):
                 samples[worker] = count
                 losses.update({worker: reply.losses[worker]} if worker in reply.losses else {})
+    from psfleet.core.engine.schema.table import (
+        OWN,  # loads NumPy, which a job's start does without
+    )
+
     return FleetProgress(
         at=at,
         steps=max((reply.progress for reply in replies), default=0),

@@ -1,6 +1,5 @@
 """Files in a job's folder by which `psfleet scale`, the launcher and server 0 agree on new servers."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,13 @@ class Scaled:
 
 def write_scaled(folder: Path, scaled: Scaled) -> None:
     """Decide a request. The file is on the disk when this returns."""
-    _SCALED.replace(folder / SCALED, **dataclasses.asdict(scaled))
+    _SCALED.replace(
+        folder / SCALED,
+        number=scaled.number,
+        endpoints=scaled.endpoints,
+        generation=scaled.generation,
+        why=scaled.why,
+    )
 
 
 def write_unscaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:

@@ -167,7 +167,7 @@ def check_none_waits(steps: int, holder: str) -> None:
 
     Args:
         steps: Number of these steps.
-        holder: What is to be saved.
+        holder: The thing to be saved, for the message.
 
     Raises:
         UsageError: There are some.

@@ -21,10 +21,10 @@ class SnapshotNews:
         self._number = 0  # of the snapshot that workers are told of now; 0: none
         self._stopped = False
 
-    def listen(self, worker: int, heard: int, reply: DeferredReply) -> None:
+    def listen(self, worker: int, known: int, reply: DeferredReply) -> None:
         """Answer when there is a snapshot after the one of which the worker has heard."""
         with self._lock:
-            waits = self._number <= heard and not self._stopped
+            waits = self._number <= known and not self._stopped
             earlier = self._replies.pop(worker, None)
             if waits:
                 self._replies[worker] = reply

@@ -17,6 +17,7 @@ from typing import Annotated
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, Range
+from psfleet.core.engine.rules.finding_rules import rule_class
 from psfleet.core.engine.rules.rule import (
     DecayRate,
     OptimizerRules,
@@ -71,9 +72,7 @@ def _adam_rules(
     if sparse_mode in (None, "reference"):
         by_rows = dataclasses.replace(dense, bias_correction_step=1, unscaled_rest=True)
     elif sparse_mode == "catch-up":
-        from psfleet.core.engine.rules.adam_catch_up import AdamCatchUp  # it is made of Adam
-
-        by_rows = AdamCatchUp(**fields)
+        by_rows = rule_class("adam_catch_up")(**fields)  # by name, for its file is made of this one
     lazy = lazy if sparse_mode is None else sparse_mode in ("lazy", "catch-up")
     return OptimizerRules(dense, by_rows, lazy, sparse_mode in ("full", "reference"))
 

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/frame.proto, SHA-256 7fc8fb72fb1a8dfe9472044ca362b0f03a935e029688484f34cd6e423d4bde11
+# From protos/psfleet/v1/frame.proto, SHA-256 91e34443293f5b38f3305ed6e67ae586bd38bff914a2ab01d2a3f6ff87d1e59b
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
