@@ -1,6 +1,7 @@
 """Run in a process of its own: compiles all CUDA kernels to PTX and cubins, with no device and no driver.
 
-Arguments: the parts to compile, tables, dense and rows; none: all. With --list: print what docs/gpu.md says.
+Arguments: the parts to compile, tables, dense and rows; none: all. With --list: print the table of registers
+that stands in benchmarks/README.md.
 The kernels of one rule of each shape are compiled, unless PSFLEET_TORTURE or --list asks for all: that all
 compute alike is the simulator's matter.
 """
@@ -171,7 +172,7 @@ def has_power(rule: Rule) -> bool:
 
 
 def listed(cubins: dict[tuple[str, str], Cubin]) -> str:
-    """The rows of the table in docs/gpu.md: registers of a thread, by what kernels belong to."""
+    """The rows of the table in benchmarks/README.md: registers of a thread, by what kernels belong to."""
     rows: dict[str, list[str]] = {}
     for (owner, name), cubin in cubins.items():
         rows.setdefault(owner, []).append(f"{name} {cubin.registers}")
