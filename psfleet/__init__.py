@@ -7,6 +7,7 @@ the graph, and `import psfleet` costs nothing.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from psfleet.core.base.errors import __all__ as _ERRORS
 from psfleet.core.base.errors import install_hook
 
 if TYPE_CHECKING:
@@ -151,34 +152,7 @@ _HOMES = {
     "to_variable": "psfleet.core.graph.program.variable",
 }
 
-_HOMES |= dict.fromkeys(
-    [
-        "AccessDenied",
-        "CheckpointError",
-        "ConfigError",
-        "DeadlineExceeded",
-        "Fenced",
-        "FrameError",
-        "Gap",
-        "IdError",
-        "LaneLost",
-        "Later",
-        "LimitExceeded",
-        "LogError",
-        "NoRoom",
-        "NotReady",
-        "ProtocolError",
-        "PsfleetError",
-        "RuleError",
-        "ServerUnavailable",
-        "ShapeError",
-        "TableConflict",
-        "UnknownTable",
-        "UsageError",
-        "WrongType",
-    ],
-    "psfleet.core.base.errors",
-)
+_HOMES |= dict.fromkeys(_ERRORS, "psfleet.core.base.errors")
 _HOMES |= dict.fromkeys(
     [
         "CapacityEntry",
