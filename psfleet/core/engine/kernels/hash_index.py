@@ -1,10 +1,15 @@
 """Finding an id's row: the index of a sparse table, as code that kernels call.
 
 The index is a hash table of chunks that grows one chunk at a time (extendible hashing). A chunk is 256
-lines of 64 bytes. A line holds four entries: four hashes, four row slots (uint32), four stamps (uint32).
+lines of 64 bytes, which are cache lines. A line holds four entries:
+
+    byte 0    hash hash hash hash    uint64 each: words 0 to 3
+    byte 32   slot slot slot slot    uint32 each: words 8 to 11; a slot numbers a row in the arena
+    byte 48   step step step step    uint32 each: words 12 to 15, the stamps
+
 An entry is free while its slot is 0; within a chunk, probing goes from line to line until a free entry.
-A stamp is the low half of the step at which the row was last pushed: it costs a push nothing, for the
-line is at hand, and a sweep over the lines finds rows of any age without a look at them.
+A stamp is the low half of the step at which the row was last pushed. To write it costs a push nothing,
+because the line is in the cache, and a sweep over the lines finds rows of any age without reading the rows.
 
 A directory maps a part of a hash to its chunk. The position of a hash in it is the quadratic function
 h * (2 + h) of that part as a fraction h, whose slope doubles from one end to the other. So chunks at one
@@ -12,7 +17,8 @@ end hold twice as many rows as those at the other, some are about to be split at
 takes much the same memory per row at any size. A full chunk is split in two in its place: nothing is
 left behind, and no push waits for more than a few chunks. Rows never move.
 
-`d`, the table's descriptor, is an array of int64; the names below are its places.
+`d` is the address of the table's descriptor, an array of int64; the names below are positions in it. The
+functions are compiled into the kernels of sources/. They take no lock: a table has one caller at a time.
 """
 # mypy: ignore-errors
 
@@ -33,43 +39,45 @@ from psfleet.core.engine.kernels.intrinsics import (
     trailing_zeros,
 )
 
-LINES = 0  # address of the lines of chunk 0
+LINES = 0  # address of the lines of chunk 0, which those of the other chunks follow
 ROWS = 1  # address of the rows' arena
 DIRECTORY = 2  # address of the directory: a chunk's number (uint32) for each part of all positions
-SHIFT = 3  # the part of a position: position >> SHIFT
-NEXT_SLOT = 4  # the first slot that no row has had; slot 0 is none
+SHIFT = 3  # position >> SHIFT is the part of the directory of a position
+NEXT_SLOT = 4  # the first slot that no row has had; slot 0 stands for no row
 CHUNKS = 5  # the first chunk that is not in use
 FREE_ROW = 6  # a slot whose row was removed (its first word names the next), or 0
 STRIDE = 7  # bytes of a row
-MARKS = 8  # address of an int64 per slot, or 0
-RECORDS = 9  # address of the chunks' records
-LIVE = 10  # address of how many rows each segment has, int64
-SCRATCH = 11  # address of the memory of one chunk
+MARKS = 8  # address of an int64 per slot, the step of its last push in a table that updates all rows, or 0
+RECORDS = 9  # address of the chunks' records, RECORD_SIZE bytes each
+LIVE = 10  # address of the number of rows of each segment, int64
+SCRATCH = 11  # address of memory for the lines of one chunk, which a split reads from
 EARLY_CHUNKS = 12  # chunks that may be split beyond those that the rows allow, see _make_room
-EARLY_PARTS = 13  # parts of the directory that there may be, however few chunks there are
-FULL = 14  # of 32 entries of a chunk: with more it is split
+EARLY_PARTS = 13  # parts that the directory may have even if there are few chunks
+FULL = 14  # a chunk is split once FULL of each 32 entries are in use
 ADD, FILL = 15, 16  # addresses of `add` and `fill` of sources/index.py, which are compiled once
 DESCRIPTOR_SIZE = 17
 
-USED, LEVEL, MASK = 0, 1, 2  # uint32 of a record: entries in use, see below, lines - 1
+# A record has three uint32: the entries in use, the level, and the number of lines - 1 (a power of two - 1).
+# A chunk of level k has all hashes with one value of position >> k, so a split lowers the level by 1.
+USED, LEVEL, MASK = 0, 1, 2
 RECORD_SIZE = 16  # bytes
-# A chunk of level k has the positions of one value of position >> k.
 
 CHUNK_LINES = 256
 _CHUNK_BYTES = CHUNK_LINES * 64
 FIRST_LEVEL = 62  # positions are below 3 << 62
 FIRST_CHUNKS = 3
-LARGEST_DIRECTORY = 8  # parts for each chunk
-_LOW = 23  # bits of a hash below those of the home line; the virtual shard's are no use on a server
-FULL_TO_CHANGE, FULL_TO_READ = 23, 28  # FULL of tables that grow, and of those that are only read
-FEWEST_ROWS = (
-    256  # for each chunk: with fewer, hashes are alike, and chunks are enlarged and not split
-)
+LARGEST_DIRECTORY = 8  # parts for each chunk; beyond it chunks are enlarged, not split
+# Bits of a hash below those of the home line. Bits 40 to 49 choose the virtual shard: on one server they are
+# much alike and would not spread rows over lines.
+_LOW = 23
+FULL_TO_CHANGE, FULL_TO_READ = 23, 28  # FULL of tables that grow, and of tables that are only read
+# Rows for each chunk: with fewer, hashes are too much alike for splits to help, and chunks are enlarged.
+FEWEST_ROWS = 256
 
 SEGMENT_COUNT = 256
-"""Sweeps go by segments of all hashes: a segment is the top byte."""
+"""Number of segments. The top byte of a hash is its segment; sweeps and snapshots go segment by segment."""
 
-REMOVED = -1  # in MARKS: no row has this slot
+REMOVED = -1  # value in MARKS of a slot without a row
 _U = uint64
 
 
@@ -81,41 +89,45 @@ _call_fill = called(void(int64, uint64, int64, int64, float64, float64, uint64))
 def position(hash_):
     """Return a hash's position in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
 
-    It rises with the segment and, within one, with the lowest bits.
+    It rises with the segment (the top byte) and, within a segment, with the lowest 23 bits.
     """
+    # h * (2 + h) for the fraction h = (segment, low bits) / 2**31, scaled by 2**62: integers, so no rounding.
     fraction = (hash_ >> _U(56)) << _U(_LOW) | hash_ & _U((1 << _LOW) - 1)  # of 2**31
     return fraction * (fraction + _U(1 << 32))
 
 
 @helper
 def _home(hash_, mask):
-    """The line of a chunk where the search for a hash begins."""
+    """Return the number of the line in its chunk where the search for a hash begins."""
     return int64(hash_ >> _U(_LOW)) & mask
 
 
 @helper
 def _chunk_of(d, hash_):
+    """Return the number of the chunk that has a hash."""
     part = position(hash_) >> _U(load_i64(d, SHIFT))
     return int64(load_u32(load_i64(d, DIRECTORY), int64(part)))
 
 
 @helper
 def first_line(d, hash_):
-    """Address of the line where the search for a hash begins (of an enlarged chunk, may begin)."""
+    """Return the address of the line where the search for a hash most likely begins."""
+    # Taken as if the chunk had CHUNK_LINES lines, which saves reading its record. In an enlarged chunk it may
+    # be another line of the chunk; a hash that is not found here is then searched for by `find_slow`.
     line = _home(hash_, CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def second_line(d, hash_):
-    """Address of the line behind it."""
+    """Return the address of the line behind `first_line`."""
     line = (_home(hash_, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def prefetch_line(d, id_):
-    """Hash an id and have its first line fetched."""
+    """Return the hash of an id, and prefetch its first line."""
     hash_ = mix(uint64(id_))
     prefetch(first_line(d, hash_))
     return hash_
@@ -123,7 +135,7 @@ def prefetch_line(d, id_):
 
 @helper
 def _hits(line, hash_):
-    """Bit k: entry k of the line has this hash."""
+    """Return a bit mask: bit k is 1 if entry k of the line has this hash. No branch for each entry."""
     return (
         _U(load_u64(line, 0) == hash_)
         | _U(load_u64(line, 1) == hash_) << _U(1)
@@ -134,7 +146,9 @@ def _hits(line, hash_):
 
 @helper
 def find_fast(line, hash_):
-    """The slot if the hash stands in this line, else 0."""
+    """Return the slot of a hash if it is in this line, else 0."""
+    # A free entry may hold the hash of a row that has left it. At most one entry of a line in use has a hash,
+    # but a free one may have it too, and comes behind: chains have no gaps. Its slot is 0, as for no hit.
     hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
@@ -144,13 +158,13 @@ def find_fast(line, hash_):
 
 @helper
 def touch_fast(line, hash_, step):
-    """The same, for a row that is pushed at this step."""
+    """Return what `find_fast` does, and stamp the row as pushed at this step."""
     hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
         entry = trailing_zeros(hits)
         slot = int64(load_u32(line, 8 + entry))
-        store_u32(line, 12 + entry, uint32(step))  # of a free entry it means nothing
+        store_u32(line, 12 + entry, uint32(step))  # the stamp of a free entry means nothing
     return slot
 
 
@@ -158,24 +172,27 @@ def touch_fast(line, hash_, step):
 def age_of(step, stamp):
     """Return the age of a stamp in steps: exact below 2**31, see sources/index.py `restamp`."""
     age = int64(uint32(step) - stamp) & 0xFFFFFFFF
-    return int64(0) if age >= 3 << 30 else age  # given in a future that was taken back
+    # An age near 2**32 is a stamp from the future: the table has gone back to a snapshot. It counts as new.
+    return int64(0) if age >= 3 << 30 else age
 
 
 @helper
 def _record(d, chunk):
+    """Return the address of a chunk's record."""
     return load_i64(d, RECORDS) + chunk * RECORD_SIZE
 
 
 @helper
 def lines_of(d, chunk):
-    """(address, lines - 1) of a chunk."""
+    """Return the address of a chunk's lines and their number - 1."""
     lines = load_i64(d, LINES) + chunk * _CHUNK_BYTES
     return lines, int64(load_u32(_record(d, chunk), MASK))
 
 
 @helper
 def _search(lines, mask, hash_):
-    """(line, entry) of the hash among these lines, or of the free entry that ends its chain."""
+    """Return the line's address and the entry of a hash, or those of the free entry that ends its chain."""
+    # The chain ends, because a chunk is split or enlarged long before it is full.
     place = _home(hash_, mask)
     while True:
         line = lines + place * 64
@@ -188,21 +205,21 @@ def _search(lines, mask, hash_):
 
 @helper
 def place_of(d, hash_):
-    """(line, entry) of the hash, or of the free entry that ends its chain."""
+    """Find the chunk of a hash and search it; return the line's address and the entry as `_search` does."""
     lines, mask = lines_of(d, _chunk_of(d, hash_))
     return _search(lines, mask, hash_)
 
 
 @helper
 def find_slow(d, hash_):
-    """The slot of the hash, or 0."""
+    """Return the slot of a hash, or 0 if it is unknown. Searches all of its chain."""
     line, entry = place_of(d, hash_)
     return int64(load_u32(line, 8 + entry))
 
 
 @helper
 def touch_slow(d, hash_, step):
-    """The slot of the hash, whose row is pushed at this step, or 0."""
+    """Return what `find_slow` does, and stamp the row as pushed at this step."""
     line, entry = place_of(d, hash_)
     slot = int64(load_u32(line, 8 + entry))
     if slot != 0:
@@ -232,7 +249,9 @@ def _put(line, entry, hash_, slot, stamp):
 
 @inlined
 def insert(d, hash_, step):
-    """A slot for a hash that is not there, pushed at this step. Its row holds whatever was there."""
+    """Add an unknown hash, stamped with this step; return its slot. The caller writes the row's values."""
+    # Room first: a split moves entries, so the place for the hash is searched for afterwards. A loop, because
+    # all entries may go into one half, which is still full. (FULL of 32 entries, FULL / 8 of a line.)
     record = _record(d, _chunk_of(d, hash_))
     full = load_i64(d, FULL)
     while int64(load_u32(record, USED)) * 8 >= (int64(load_u32(record, MASK)) + 1) * full:
@@ -254,7 +273,7 @@ def insert(d, hash_, step):
 
 @helper
 def add(d, hash_, step):
-    """The slot of the hash, whose row is pushed at this step; with a minus sign, if the row is new."""
+    """Return the slot of a hash that is pushed at this step; minus the slot if its row is new."""
     return _call_add(load_i64(d, ADD), (d, hash_, step))
 
 
@@ -266,7 +285,7 @@ def fill(d, out, hash_, dim, kind, low, span, stream):
 
 @helper
 def remove(d, hash_):
-    """Forget a hash. Returns 1 if it was there; its row becomes free."""
+    """Remove a hash; return 1, or 0 if it is unknown. Its slot becomes the first of the free slots."""
     chunk = _chunk_of(d, hash_)
     lines, mask = lines_of(d, chunk)
     line, entry = _search(lines, mask, hash_)
@@ -285,7 +304,10 @@ def remove(d, hash_):
 
 @helper
 def _close_gap(lines, mask, gap, entry):
-    """Free an entry of line `gap`: each entry behind it whose search passes the gap moves there.
+    """Free an entry of line `gap`, and move entries behind it so that no search ends at the gap too soon.
+
+    An entry may move if its home line is not behind the gap. It leaves a gap in turn, and so on to the end of
+    the chain. So there are no tombstones, and a table that removes rows never has to be rebuilt.
 
     Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
     """
@@ -311,6 +333,9 @@ def _make_room(d, hash_):
     A snapshot's rows come ordered by hash, so that those of its beginning are alike: a few more splits, and
     a larger directory, serve the rows that follow.
     """
+    # The rows are those of the whole table (NEXT_SLOT), so that a burst of like hashes may split only until
+    # chunks have FEWEST_ROWS rows on average. A chunk that has only one part of the
+    # directory can be split after the directory has doubled.
     record = _record(d, _chunk_of(d, hash_))
     chunks = load_i64(d, CHUNKS) - load_i64(d, EARLY_CHUNKS)
     rows = load_i64(d, NEXT_SLOT)
@@ -325,11 +350,12 @@ def _make_room(d, hash_):
 
 @inlined
 def _double_directory(d):
-    """Give each part of the directory two places, in its place. Returns whether it may be so large."""
+    """Halve each part of the directory, which so has twice as many; return False if it may not grow."""
     shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
     parts = int64(FIRST_CHUNKS) << (FIRST_LEVEL - shift)
     if 2 * parts > max(LARGEST_DIRECTORY * load_i64(d, CHUNKS), load_i64(d, EARLY_PARTS)):
         return False
+    # In place, from the end: part k goes to 2k and 2k + 1, which have been read already.
     for part in range(parts - 1, -1, -1):
         chunk = load_u32(directory, part)
         store_u32(directory, 2 * part, chunk)
@@ -340,7 +366,7 @@ def _double_directory(d):
 
 @helper
 def _point(d, prefix, level, chunk):
-    """The positions with this value of position >> level belong to the chunk."""
+    """Let the directory map all positions with position >> level == prefix to a chunk."""
     shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
     first = prefix << (level - shift)
     for part in range(first, first + (int64(1) << (level - shift))):
@@ -349,7 +375,7 @@ def _point(d, prefix, level, chunk):
 
 @helper
 def _take(d, runs, level):
-    """A new chunk as long as `runs` ordinary ones. Its lines are all zero."""
+    """Return the number of a new chunk as long as `runs` ordinary ones. Its lines are all zero."""
     chunk = load_i64(d, CHUNKS)
     store_i64(d, CHUNKS, chunk + runs)
     record = _record(d, chunk)
@@ -361,7 +387,7 @@ def _take(d, runs, level):
 
 @helper
 def begin(d):
-    """The chunks of an empty index."""
+    """Set up the FIRST_CHUNKS chunks of an empty index."""
     for part in range(FIRST_CHUNKS):
         _point(d, part, int64(FIRST_LEVEL), _take(d, int64(1), int64(FIRST_LEVEL)))
 
@@ -369,6 +395,8 @@ def begin(d):
 @inlined
 def _split(d, hash_):
     """Move the upper half of the positions of a hash's chunk to a new chunk."""
+    # The lines are copied to SCRATCH and cleared; then all entries go from there to the lower or upper chunk.
+    # To take the upper ones out in place would need a chain to be closed for each of them.
     chunk, scratch = _chunk_of(d, hash_), load_i64(d, SCRATCH)
     lines, record = lines_of(d, chunk)[0], _record(d, chunk)
     level = int64(load_u32(record, LEVEL)) - 1
@@ -387,7 +415,7 @@ def _split(d, hash_):
 
 @inlined
 def _enlarge(d, hash_):
-    """Move a chunk to twice as many lines."""
+    """Move a chunk to a new one of twice as many lines. Its own lines stay behind, cleared and unused."""
     old = _chunk_of(d, hash_)
     lines, mask = lines_of(d, old)
     record = _record(d, old)
@@ -403,9 +431,9 @@ def _enlarge(d, hash_):
 
 @helper
 def _spread(lines, count, lower, upper, level, mask):
-    """Put all entries of these lines into one of two chunks, by a bit of their positions.
+    """Put all entries of `count` lines into one of two chunks, by bit `level` of their positions.
 
-    Returns how many went into the upper one.
+    Returns the number of entries in the upper chunk. `lower` may be `upper`, to move all to one chunk.
     """
     upper_count = 0
     for i in range(count):

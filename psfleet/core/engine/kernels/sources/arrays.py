@@ -1,3 +1,4 @@
+"""Kernels on large arrays: a copy that does not go through the caches, and a sum of squares."""
 from llvmlite import ir
 from numba import float64, int64, types, void
 from numba.core import cgutils
@@ -10,7 +11,10 @@ LINE = 64  # bytes
 
 @intrinsic
 def stream_line(context, out, source):
-    """Copy 64 bytes to a multiple of 64, past the caches: the line is not read before it is written."""
+    """Copy 64 bytes to an address that is a multiple of 64, past the caches (a non-temporal store).
+
+    An ordinary store would read the line from memory before it writes it.
+    """
 
     def generate(context, builder, signature, arguments):
         line = ir.VectorType(ir.IntType(64), LINE // 8).as_pointer()
@@ -26,7 +30,11 @@ def stream_line(context, out, source):
 
 @intrinsic
 def finish_stores(context):
-    """Let every streamed line be seen by others before whatever is written next (x86: sfence)."""
+    """Make all streamed lines visible to other threads before any later store (sfence of x86).
+
+    Non-temporal stores are not ordered with ordinary ones: without it another thread could see a flag that
+    says "copied" before the copy.
+    """
 
     def generate(context, builder, signature, arguments):
         function = cgutils.get_or_insert_function(
@@ -40,7 +48,7 @@ def finish_stores(context):
 
 @kernel(void(int64, int64, int64))
 def copy_lines(out, source, lines):
-    """Copy whole lines; out: a multiple of 64."""
+    """Copy `lines` lines of 64 bytes past the caches; `out` is a multiple of 64."""
     for i in range(lines):
         stream_line(out + LINE * i, source + LINE * i)
     finish_stores()
@@ -48,7 +56,7 @@ def copy_lines(out, source, lines):
 
 @kernel(float64(int64, int64))
 def summed(values, count):
-    """The sum of the squares of float32 values; no finite ones overflow it."""
+    """Return the sum of the squares of float32 [count], in float64, which finite values cannot overflow."""
     total = float64(0)
     for i in range(count):
         value = float64(read_f32(values, i))

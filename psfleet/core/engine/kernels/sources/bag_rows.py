@@ -1,3 +1,9 @@
+"""Kernels that pool the rows of a batch's ids and sum the gradients of bags, without an array between.
+
+`pool` is `expand` and `pool` of row_sums.py in one pass, and `merge` is `spread` and `merge`. A batch has
+many more ids than bags, and here none of them needs a row of its own that is written and read again. The bits
+are those of the two steps. Codes are those of sources/dedup.py: group << shift | position.
+"""
 from llvmlite import ir
 from numba import float32, int64, types, uint32, void
 from numba.core import cgutils
@@ -10,16 +16,19 @@ from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_f32, lo
 DIM = 4
 AHEAD = 16
 LINES = min((DIM * 4 + 63) // 64, 8)
-IN_REGISTERS = DIM % 8 == 0 and DIM <= 128  # a sum of rows, while they are added to it
+IN_REGISTERS = DIM % 8 == 0 and DIM <= 128  # whether a sum fits vector registers while rows are added to it
 
 
 def adding(factor, ahead):
-    """add(codes, start, end, n, shift, bases, factors, to, goes_on): write the sum of the rows that the
-    codes start to end - 1, of n, name, in their order. bases: address of each group's rows.
+    """Return a kernel add(codes, start, end, n, shift, bases, factors, to, goes_on).
 
-    factor: "": none. "place", "code": each row is multiplied by that of its place among the codes, or of its
-    code. ahead: so many rows before it is added, a row is fetched; 0: rows are near. goes_on: begin with
-    what is there, and not with 0.
+    It writes to address `to` the sum of the rows that codes[start:end] name, added in this order. There are n
+    codes. bases: int64 [groups], the address of each group's rows. goes_on: 1 adds to the row that is at
+    `to`, 0 begins a new sum.
+
+    factor: Index by which a row's factor is found in `factors`: "place" for the position of its code, "code"
+    for the code itself, or "" if rows have no factor.
+    ahead: Number of rows by which prefetches run ahead, or 0 for rows that are in the caches.
     """
     if IN_REGISTERS:
         return adding_in_registers(factor, ahead)
@@ -50,7 +59,12 @@ def adding(factor, ahead):
 
 
 def adding_in_registers(factor, ahead):
-    """The same as one vector: the compiler would store the sum after each row, and load it for the next."""
+    """Return the kernel of `adding` with the sum in registers, written as one vector of DIM values.
+
+    The compiler would store the sum of a plain loop after each row and load it for the next one.
+    """
+    # LLVM splits the vector over the registers of the machine. Each lane still adds its rows in order, so the
+    # bits are those of the plain loop.
     word, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
     vector = ir.VectorType(ir.FloatType(), DIM)
 
@@ -111,7 +125,10 @@ add_bags, add_scaled = adding("", 0), adding("code", 0)
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
-    """`expand` and then `pool` of row_sums.py, with the same bits; `out` may hold anything."""
+    """Compute `expand` and then `pool` of row_sums.py in one pass, with the same bits.
+
+    Arguments as there; `rows` has the groups' addresses, and `out` need not be zeroed.
+    """
     at = int64(0)
     for b in range(bags):
         to = out + b * (4 * DIM)
@@ -129,7 +146,7 @@ def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
-    """`spread` and then `merge` of row_sums.py, with the same bits."""
+    """Compute `spread` and then `merge` of row_sums.py in one pass, with the same bits and arguments."""
     low = (int64(1) << shift) - 1
     at = int64(0)
     for b in range(bags):
@@ -158,13 +175,26 @@ def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups, offsets, work):
-    """`merge` without weights, one row after the other: of each the bags in order, with the same bits.
+    """Compute `merge` without weights row by row, with the same bits: each row adds its bags in order.
 
-    Each sum is written once, and the gradients of the bags, of which there are fewer, are read again.
+    `merge` visits the rows at random and once for each occurrence. Here each sum is written once, while the
+    gradients of the bags, of which there are fewer, are read again and again from the caches. It pays off if
+    ids repeat often enough (see _REPEATS of psfleet/core/engine/kernels/dedup.py).
 
-    offsets: int64 [groups + 2]: the number of each group's first row, then anything. work: uint32
-    [rows + 2 + n].
+    offsets: int64 [groups + 2]: the number of each group's first row, the number of all rows, and a scratch
+    word. work: scratch of uint32 [rows + 2 + n].
     """
+    # A counting sort of the batch by row, which turns "row of each occurrence" into "bags of each row":
+    #
+    #   work    [ start of each row's bags, rows + 2 words | order: n words, bags sorted by row ]
+    #
+    # 1. Count the occurrences of row r in work[r + 2]. 2. Sum up: work[r + 1] is where the bags of row r
+    # begin. 3. Place each occurrence at work[r + 1], which moves on; in the end work[r + 1] is the end of row
+    # r and work[r] its start. The sort is stable, so a row's bags keep the order of the batch, and the sums
+    # their bits.
+    #
+    # `order` then serves `add_bags` as codes: with a shift of 32 each bag is in group 0, whose rows are the
+    # gradients. `base` is the array of one address that it takes.
     low, count = (int64(1) << shift) - 1, load_i64(offsets, groups)
     order, base = work + 4 * (count + 2), offsets + 8 * (groups + 1)
     store_i64(base, 0, gradients)

@@ -1,3 +1,4 @@
+"""Kernels that copy selected bags of values, and convert int64 to int32 and back."""
 from numba import int64, void
 
 import numpy as np
@@ -10,10 +11,10 @@ AHEAD = 8
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def copy(values, starts, lengths, bags, words, out):
-    """out = the values of bag 0, then those of bag 1, ...
+    """Copy bags one after the other: out = the values of bag 0, then those of bag 1, ...
 
-    values: so many words of 32 bits each. starts, lengths: int64 [bags]: the first value of each bag, and
-    how many it has.
+    values: address of values of `words` words of 32 bits each. starts, lengths: int64 [bags], the number of
+    each bag's first value and of its values.
     """
     to = out
     for b in range(bags):
@@ -28,7 +29,7 @@ def copy(values, starts, lengths, bags, words, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def widen(values, starts, lengths, bags, out):
-    """Copy as `copy` does, values in int32 to values in int64."""
+    """Copy bags as `copy` does, from int32 to int64."""
     to = out
     for b in range(bags):
         if b + AHEAD < bags:
@@ -42,7 +43,8 @@ def widen(values, starts, lengths, bags, out):
 
 @kernel(int64(int64, int64, int64))
 def narrow(values, count, out):
-    """out = the values, int64, as int32. Returns 0, or another number if some do not fit."""
+    """Copy int64 [count] to int32 [count]; return 0, or another number if a value does not fit."""
+    # value ^ int32(value) is 0 only for a value that survives; collecting these bits needs no branch.
     overflow = np.int64(0)
     for k in range(count):
         value = read_i64(values, k)
@@ -53,7 +55,10 @@ def narrow(values, count, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def choose(offsets, rows, count, starts, lengths):
-    """starts and lengths of the bags at `rows`, from the offsets of all bags. Everything is int64."""
+    """Write the starts and lengths of the bags with the numbers `rows`, given the offsets of all bags.
+
+    All arrays are int64; offsets has one entry more than there are bags.
+    """
     for k in range(count):
         row = read_i64(rows, k)
         start = read_i64(offsets, row)

@@ -1,3 +1,9 @@
+"""Kernels that number the distinct ids of a batch, find a repeated id, and sort ids by server.
+
+Each walks the batch in blocks of BLOCK ids with two or three short loops: hash, prefetch, work. The index of
+a large batch does not fit into the caches; with the prefetches the misses of a block overlap, where a plain
+loop would wait at each id. psfleet/core/engine/kernels/dedup.py calls them and owns the scratch memory.
+"""
 from numba import int64, uint32, uint64, void
 
 from psfleet.core.engine.kernels.hashing import mix
@@ -10,12 +16,21 @@ BLOCK = 256
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
-    """Number the distinct ids in first-seen order and give every id the code group << shift | place.
+    """Number the distinct ids and write each id's code: group << shift | position in its group's unique ids.
 
-    index: uint32[mask + 1], zeroed here: number + 1 of the id that hashes there. hashes: a scratch
-    of BLOCK uint64. unique, codes: of each number. routes: group of each virtual shard, already
-    shifted. counts: int64 per virtual shard's group, addressed by routes' second half.
+    Returns the number of distinct ids. All arguments but n and mask are addresses.
+
+    ids: int64 [n]. index: uint32 [mask + 1], an open-addressing table of number + 1; it is cleared here.
+    hashes: scratch of BLOCK uint64. unique, codes: int64 and uint32, written for each distinct id in
+    first-seen order.
+    routes: uint32 [2 * VIRTUAL_SHARDS], the group of each virtual shard, then group << shift.
+    counts: int64 [groups], zeros at first, written: the number of distinct ids of each group.
+    inverse: uint32 [n], written: the code of each id of the batch.
     """
+    #   ids        7  3  7  9         (say 3 goes to group 1, and the others to group 0)
+    #   unique     7  3  9
+    #   codes      0.0  1.0  0.1      (group.position)
+    #   inverse    0.0  1.0  0.0  0.1
     for i in range((mask + 1) // 2):
         store_i64(index, i, 0)
     count = 0
@@ -32,7 +47,7 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
             place = int64(hash_) & mask
             while True:
                 number = int64(load_u32(index, place)) - 1
-                if number < 0:
+                if number < 0:  # an empty entry ends the chain: the id is new
                     number = count
                     count += 1
                     store_u32(index, place, uint32(count))
@@ -54,14 +69,17 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64))
 def repeated(ids, n, hashes, bits, low, places, index, mask):
-    """The place of the first id that has come before, or -1.
+    """Return the position of the first id that occurs earlier in the batch, or -1.
 
-    A filter of one bit for each id tells most of them apart and stays in the nearest cache; only
-    those whose bit was set, and those that look like them in a second filter, are looked up.
-
-    hashes, index: as for `dedup`. bits: a scratch of low + 1 bits, a power of two of at least 64.
-    places: uint32[n].
+    ids: int64 [n]. hashes, index, mask: as for `dedup`. bits: scratch of low + 1 bits, a power of two of at
+    least 64. places: scratch of n uint32, which holds positions of ids in the batch.
     """
+    # Most batches repeat no id, so the answer -1 must be cheap. A filter of one bit for each hash is much
+    # smaller than the index and stays in the nearest cache; only the few ids that it cannot tell apart go
+    # through the index, which costs a miss for each.
+    #
+    # Pass 1: an id whose bit is already set is a suspect. It repeats an id, or its hash collides in `low`.
+    # `places[suspects]` is written for each id and kept only if the count advances: no branch to mispredict.
     for i in range((low + 1) // 64):
         store_i64(bits, i, 0)
     suspects = 0
@@ -78,6 +96,9 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
             store_u64(bits, at >> 6, word | uint64(1) << uint64(at & 63))
     if suspects == 0:
         return -1
+    # Pass 2: the first occurrence of a repeated id found its bit clear and is no suspect. So mark all
+    # suspects in a second filter, by other bits of the hash, and collect every id that hits a mark: now all
+    # occurrences of a repeated id are candidates, in the order of the batch.
     for i in range((low + 1) // 64):
         store_i64(bits, i, 0)
     for j in range(suspects):
@@ -93,6 +114,7 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
             at = int64(load_u64(hashes, j)) & low
             store_u32(places, count, uint32(start + j))
             count += int64(load_u64(bits, at >> 6) >> uint64(at & 63)) & 1
+    # Pass 3: look the candidates up one by one, in a part of the index that is quick to clear.
     while mask > 4 * count:
         mask >>= 1
     for i in range((mask + 1) // 2):
@@ -113,7 +135,10 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def split(unique, codes, count, shift, offsets, out):
-    """Bring the ids from first-seen order to groups: out[offsets[group] + place] = id."""
+    """Sort the distinct ids by group, in first-seen order within each: out[offsets[group] + position] = id.
+
+    unique, codes, count, shift: as `dedup` wrote them. offsets: int64 [groups], the first position of each.
+    """
     low = (int64(1) << shift) - 1
     for i in range(count):
         code = int64(load_u32(codes, i))

@@ -1,3 +1,16 @@
+"""Kernels that move rows between memory and a file, for tables with device="disk".
+
+`DiskRowMemory` of psfleet/core/engine/tables/disk_rows.py calls them (docs/decisions/0030-rows-on-disk.md).
+One range of addresses holds all rows, and a slot says where a row is:
+
+    slot    1 ... NEXT_SLOT ...   | far ...
+    row     in memory             | in the file, mapped behind the memory
+
+The index (descriptor `d`) has every row, so to move a row is to copy it and to store its new slot in the
+index. Arrays: `uses` (uint8) of each slot in memory; `owners` (int64, the row's id) of each slot; `there`
+(uint8) of each slot of the file, 1 if it has a row; `live` (int64) of each block of the file, its number of
+rows.
+"""
 import platform
 
 from numba import int32, int64, types, uint32, uint64, void
@@ -10,10 +23,11 @@ from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_i64, lo
 
 AHEAD = 24
 PAGE = 4096
-FREE, IDLE, MOST = 0, 1, 8  # of `uses`: no row, a row that is not in use, and the most that counts
-FOUND, UNKNOWN, HAND = range(3)  # places of `counts`
-READ, WRITE, AT_ONCE = 0, 1, 128  # operations of `transfer`, and how many there are at a time
-REQUEST, EVENT = 64, 32  # bytes of the kernel's iocb and io_event
+FREE, IDLE, MOST = 0, 1, 8  # values of `uses`: no row; a row without recent uses; up to 7 recent uses
+FOUND, UNKNOWN, HAND = range(3)  # positions in `counts`
+READ, WRITE, AT_ONCE = 0, 1, 128  # operations of `transfer`, and the limit of requests in flight
+REQUEST, EVENT = 64, 32  # bytes of Linux's struct iocb and struct io_event
+# Numbers of the system calls io_setup, io_submit and io_getevents, or -1 on another processor.
 SETUP, SUBMIT, EVENTS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}.get(
     platform.machine(), (-1, -1, -1)
 )
@@ -28,7 +42,11 @@ write_at = types.ExternalFunction("pwrite", int64(int32, int64, int64, int64))
 
 @kernel(int64(int64, int64, int64, int64, BYTES, NUMBERS, NUMBERS))
 def look(d, ids, n, far, uses, cold, counts):
-    """Count a use of the rows of these ids. Write the ids of those in slots from `far` on. -> how many."""
+    """Count a use of the rows in memory of these ids; list the ids whose rows are in the file.
+
+    ids: address of int64 [n]. cold: written: the ids of rows in slots from `far` on. Returns their number.
+    counts: FOUND grows by the number of rows in memory, and UNKNOWN becomes that of ids without a row.
+    """
     away, there, unknown = 0, 0, 0
     for i in range(n):
         if i + AHEAD < n:
@@ -52,10 +70,14 @@ def look(d, ids, n, far, uses, cold, counts):
 
 @kernel(int64(int64, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 def fetch(d, ids, far, uses, there, live, owners, slots, places):
-    """Give rows that are in slots from `far` on slots before that. -> how many.
+    """Give rows that are in the file slots in memory, and say what the caller must read; return their number.
 
-    Write from which slots they have to be read, and to which addresses.
+    ids: ids of rows in the file; a repeated id counts once. slots, places: written: the slot of each row,
+    counted from `far`, and the address in memory where the caller must read it to.
     """
+    # The index refers to the new slot before the row is read. That is safe, as the caller has the table to
+    # itself until `transfer` is done, and ends the process if that fails. The caller has made sure that slots
+    # in memory are left, so NEXT_SLOT does not reach `far`.
     rows, stride, n = load_i64(d, ROWS), load_i64(d, STRIDE), 0
     rows_of_block = len(there) // len(live)
     for i in range(len(ids)):
@@ -63,8 +85,9 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
             prefetch_line(d, ids[i + AHEAD])
         line, entry = place_of(d, mix(uint64(ids[i])))
         slot = int64(load_u32(line, 8 + entry))
-        if slot < far:  # named twice
+        if slot < far:  # the id occurred before, and its row has moved
             continue
+        # As in `insert` of hash_index.py: the newest free slot, else one that no row has had.
         near = load_i64(d, FREE_ROW)
         if near != 0:
             store_i64(d, FREE_ROW, int64(load_u32(rows + near * stride, 0)))
@@ -82,7 +105,10 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
 
 @kernel(void(int64, NUMBERS, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS))
 def settle(d, ids, slots, far, uses, there, live, owners):
-    """Give the rows of these ids other slots, from `far` on; those that they had are free."""
+    """Give the rows of these ids the slots `slots`, from `far` on, after they have been written to the file.
+
+    Their old slots become free: in memory, or in the file if a row has moved to another block.
+    """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     rows_of_block = len(there) // len(live)
     for i in range(len(ids)):
@@ -105,10 +131,12 @@ def settle(d, ids, slots, far, uses, there, live, owners):
 
 @kernel(int64(int64, BYTES, int64, NUMBERS, NUMBERS))
 def sweep(d, uses, most, slots, counts):
-    """Write slots before NEXT_SLOT whose rows are not in use. -> how many.
+    """Choose up to `most` slots in memory whose rows are to go to the file; return their number.
 
-    CLOCK: the hand takes a use of each row that it passes, and a row without one goes.
+    slots: written. counts[HAND]: the slot where the last sweep ended; this one goes on behind it.
     """
+    # CLOCK: a hand goes round the slots and takes one use off each row that it passes. A row that has none
+    # left is chosen. So after MOST + 1 rounds every row has been chosen.
     end, hand, n, steps = load_i64(d, NEXT_SLOT), counts[HAND], 0, 0
     while n < most and steps < (MOST + 1) * end:
         hand = hand + 1 if hand + 1 < end else 1
@@ -125,7 +153,10 @@ def sweep(d, uses, most, slots, counts):
 
 @kernel(void(int64, NUMBERS, int64))
 def chain(d, free, end):
-    """Let `end` be the first slot that no row has had; of these slots those before it are free."""
+    """Shrink the range of slots in memory to those before `end`, and rebuild the list of free slots.
+
+    free: all free slots in memory; those from `end` on are forgotten. No row may be in a slot from `end` on.
+    """
     store_i64(d, FREE_ROW, 0)
     store_i64(d, NEXT_SLOT, end)
     for slot in free:
@@ -138,11 +169,17 @@ def chain(d, free, end):
 
 @helper
 def ask(context, request, file, operation, number, address, size, offset):
-    """Order a request of the kernel, or make it now. -> 1, or 0 if it failed."""
+    """Prepare a request of io_submit, or transfer at once if there is no context; return 0 if that failed.
+
+    request: address of the iocb. number: comes back in the event. address, size, offset: memory, bytes, and
+    position in the file.
+    """
     if context == 0:
         if operation == READ:
             return int64(read_at(file, address, size, offset) == size)
         return int64(write_at(file, address, size, offset) == size)
+    # struct iocb in words of 64 bits: data; key and flags; opcode (0 is pread, 1 is pwrite), priority and
+    # file; buffer; bytes; offset; two more that are not used.
     store_i64(request, 0, number)
     store_i64(request, 1, 0)
     store_i64(request, 2, int64(operation) | int64(file) << 32)
@@ -156,15 +193,24 @@ def ask(context, request, file, operation, number, address, size, offset):
 
 @kernel(int64(int64, int32, int64, NUMBERS, NUMBERS, NUMBERS, int64, int64))
 def transfer(context, file, operation, offsets, sizes, places, work, pages):
-    """Read or write these ranges of a file. -> how many came through, all but if it failed.
+    """Read or write ranges of a file, up to AT_ONCE at a time; return the number of completed ranges.
 
-    Pages are read to `pages`, with PAGE bytes more than the longest range for each of AT_ONCE requests, and
-    copied from there. pages 0: the ranges are whole pages, and read and written where they are.
+    It is smaller than the number of ranges if an operation failed.
+
+    context: result of io_setup, or 0 to transfer the ranges one by one. offsets, sizes: int64, in bytes.
+    places: address of each range in memory. work: scratch of AT_ONCE * (REQUEST + EVENT + 16) bytes.
+    pages: address of page buffers, one for each of AT_ONCE requests, or 0. The file is open for direct
+    transfers, which move whole pages: a range that does not consist of pages is read into a buffer and
+    copied from there. With 0 all ranges are whole pages, and are read and written in place.
     """
+    #   work   [ AT_ONCE iocbs | addresses of a batch of iocbs | events | stack of idle iocbs ]
+    #
+    # The loop keeps the disk busy: fill all idle iocbs, submit them, wait for up to half of AT_ONCE events,
+    # and fill again. An event's number is range * AT_ONCE + iocb, so that it says both.
     n, longest = len(offsets), 0
     for i in range(n):
         longest = max(longest, sizes[i])
-    room = (longest + 2 * PAGE - 2) // PAGE * PAGE
+    room = (longest + 2 * PAGE - 2) // PAGE * PAGE  # pages that a range can touch wherever it begins
     requests, request_addresses = work, work + AT_ONCE * REQUEST
     events, idle = request_addresses + AT_ONCE * 8, request_addresses + AT_ONCE * (8 + EVENT)
     for k in range(AT_ONCE):
@@ -183,6 +229,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = next_range * AT_ONCE + k
             if ask(context, request, file, operation, number, place, last - first, first) == 0:
                 return complete
+            # Without a context the range is done: write its event here, as the kernel would.
             store_i64(request_addresses, batch, request)
             store_i64(events, 4 * batch, number)
             store_i64(events, 4 * batch + 2, last - first)
@@ -190,7 +237,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             next_range += 1
         count = batch
         if context != 0:
-            at = 0
+            at = 0  # io_submit may take fewer requests than it is given
             while at < batch:
                 entries = call_kernel(SUBMIT, context, batch - at, request_addresses + 8 * at, 0, 0)
                 if entries <= 0:
@@ -206,6 +253,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = load_i64(events, 4 * e)
             i, k = number // AT_ONCE, number % AT_ONCE
             start = offsets[i] & (PAGE - 1) if pages != 0 else 0
+            # A read of the last page may come back short; all that counts is that the range is in it.
             if load_i64(events, 4 * e + 2) < start + sizes[i]:
                 return complete
             if pages != 0:

@@ -1,3 +1,9 @@
+"""Kernels of a frozen view of a table, which a snapshot reads while training goes on
+(tables/row_snapshot.py).
+
+A view has one bit for each slot (`bits`), set while the row has still to be read. Before a row changes it is
+claimed and copied, so that the view keeps the values of its beginning.
+"""
 from numba import int64, uint64, void
 
 from psfleet.core.engine.kernels.hashing import mix
@@ -9,7 +15,7 @@ AHEAD = 24
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def recall(d, ids, n, step, slots, last_steps):
-    """Write each id's slot and the step of its last push; both 0 for an unknown one."""
+    """Write each id's slot and the step of its last push, or 0 and 0 for an unknown id."""
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
@@ -23,7 +29,7 @@ def recall(d, ids, n, step, slots, last_steps):
 
 @kernel(int64(int64, int64, int64))
 def choose(bits, n, slots):
-    """Set the bit of each slot but slot 0, which is none. -> how many were clear."""
+    """Set the bits of these slots; return the number of bits that were clear. Slot 0 (no row) is skipped."""
     count = 0
     for i in range(n):
         slot = read_i64(slots, i)
@@ -36,7 +42,14 @@ def choose(bits, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
-    """Clear the bit of each slot below `size`; write out those whose bit was set. -> how many."""
+    """Clear the bits of these rows; write id, slot and step of each row whose bit was set; return their
+    number.
+
+    Slots from `size` on had no row when the view began, and have no bit. All arguments but size and n are
+    addresses.
+    """
+    # To clear the bit is to claim the row: a row that changes and is copied first, and the reader that passes
+    # over all rows, each come here, and only the first of both gets the row.
     count = 0
     for i in range(n):
         slot = read_i64(slots, i)

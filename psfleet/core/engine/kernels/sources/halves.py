@@ -1,3 +1,4 @@
+"""Kernels that convert float32 to and from bfloat16 and float16, for messages and packed rows."""
 import numpy as np
 from numba import float32, types, uint16, uint32, void
 
@@ -8,7 +9,10 @@ F32, U16, U32 = (types.Array(kind, 1, "C", readonly=True) for kind in (float32, 
 
 @kernel(void(U32, uint16[::1]))
 def encode_bfloat16(bits, out):
-    """The upper half of each float32, rounded to the nearest, ties to even."""
+    """Convert float32 to bfloat16, its upper 16 bits, rounded to the nearest, ties to even."""
+    # To add 0x7FFF, or 0x8000 if the last bit kept is 1, carries into the upper half exactly if it must be
+    # rounded up. A NaN could become an infinity by this, so it keeps its upper half and
+    # gets the quiet bit.
     for i in range(len(bits)):
         x = bits[i]
         even = (x >> uint32(16)) & uint32(1)
@@ -19,10 +23,14 @@ def encode_bfloat16(bits, out):
 
 @kernel(void(F32, U32, uint16[::1]))
 def encode_float16(values, bits, out):
-    """Each float32 as binary16, rounded to the nearest, ties to even. bits: those of values.
+    """Convert float32 to float16 (IEEE binary16), rounded to the nearest, ties to even.
 
-    What is below the smallest normal number, 2^-14, is a multiple of 2^-24.
+    bits: the same float32 as uint32.
     """
+    # All cases are computed and selected, so that the loop has no branch and is vectorised:
+    #   normal   the exponent moved from bias 127 to 15 (112 << 23) and 13 bits rounded off as in bfloat16
+    #   small    below the smallest normal number, 2**-14: a multiple of 2**-24
+    #   0x7C00   infinity, from 2**16 on (rounding takes 65,520 and more there too); 0x7E00 is NaN
     for i in range(len(values)):
         x = bits[i] & uint32(0x7FFFFFFF)
         odd = (x >> uint32(13)) & uint32(1)
@@ -36,13 +44,13 @@ def encode_float16(values, bits, out):
 
 @kernel(void(U16, F32, float32, float32[::1]))
 def decode(halves, table, factor, out):
-    """The float32 of each pattern, times factor. table: of all 65,536 patterns."""
+    """Convert 16-bit patterns to float32 by `table`, float32 [65536], and multiply by factor."""
     for i in range(len(halves)):
         out[i] = table[halves[i]] * factor
 
 
 @kernel(void(U16, uint32[::1]))
 def decode_bfloat16(halves, bits):
-    """The bits of the float32 of each bfloat16."""
+    """Convert bfloat16 to float32, given and written as bits."""
     for i in range(len(halves)):
         bits[i] = uint32(halves[i]) << uint32(16)

@@ -1,3 +1,10 @@
+"""Kernels on the index of a sparse table: look ids up, add them, list rows by age, copy rows.
+
+`d` is the address of the index's descriptor; psfleet/core/engine/kernels/hash_index.py explains the structure
+and has the functions that these kernels are made of. Loops over ids prefetch the line of the id that is AHEAD
+further on. index_removal.py has the kernels that only tables that remove rows need, as they take a while to
+compile.
+"""
 from numba import float64, int64, uint32, uint64, void
 
 from psfleet.core.engine.kernels.hashing import fill_row, mix, unmix
@@ -10,37 +17,42 @@ from psfleet.core.engine.kernels.hash_index import (CHUNKS, CHUNK_LINES, DIRECTO
                                         prefetch_line, touch_fast, touch_slow)
 
 AHEAD = 24
-OLDEST = 1 << 31  # an age; what is older counts as this old
+OLDEST = 1 << 31  # largest age in steps; older rows count as this old
 LOW_BITS = uint64((1 << 56) - 1)
 
 
 @helper
 def entry_at(lines, number):
-    """(line, entry): entry `number` of these lines."""
+    """Return the address of the line with entry `number` of these lines, and its position there, 0 to 3."""
     return lines + (number >> 2) * 64, number & 3
 
 
 @entry(int64(int64, uint64, int64))
 def add(d, hash_, step):
-    """Kernels find a row in the lines where most are, and call this if it is in neither."""
+    """Return the slot of a hash that is pushed at this step; minus the slot if its row is new.
+
+    Kernels look into the first one or two lines themselves and call this, by its address, if the hash is in
+    neither. So the code that splits chunks is compiled once and not into each kernel.
+    """
     slot = touch_slow(d, hash_, step)
     return -insert(d, hash_, step) if slot == 0 else slot
 
 
 @entry(void(int64, uint64, int64, int64, float64, float64, uint64))
 def fill(out, hash_, dim, kind, low, span, stream):
+    """Write the first values of a row, as `fill_row` does. Compiled once; kernels call its address."""
     fill_row(out, hash_, dim, kind, low, span, stream)
 
 
 @kernel(void(int64))
 def make(d):
-    """Have an empty index."""
+    """Set up an empty index in memory that is all zero."""
     begin(d)
 
 
 @kernel(int64(int64, int64, int64, int64))
 def locate(d, ids, n, slots):
-    """Write each id's slot, 0 for an unknown one. -> unknown ids."""
+    """Write each id's slot, 0 for an unknown id; return the number of unknown ids."""
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -57,7 +69,7 @@ def locate(d, ids, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64))
 def touch(d, ids, n, step, slots):
-    """`locate`, and the rows that are there count as pushed at this step."""
+    """Locate ids as `locate` does, and stamp the rows that exist as pushed at this step."""
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -74,7 +86,7 @@ def touch(d, ids, n, step, slots):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def place(d, ids, n, steps, slots):
-    """Write each id's slot, a new one for an unknown id; its row counts as pushed at steps[i]."""
+    """Write each id's slot, a new slot for an unknown id; stamp its row as pushed at steps[i]."""
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
@@ -85,7 +97,13 @@ def place(d, ids, n, steps, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def collect(d, first, last, step, least, most, ids, slots, ages):
-    """Write id, slot and age of the rows of segments first to last - 1 of such an age. -> how many."""
+    """Write id, slot and age of the rows in segments `first` to `last` - 1; return the number of rows.
+
+    Only rows with an age of `least` to `most` steps count. The order is that of the index, not that of ids.
+    """
+    # Positions in the directory rise with the segment, so the rows of these segments are in neighbouring
+    # chunks. The first and the last chunk may have rows of other segments, which `low` and `high` keep out. A
+    # chunk takes a whole run of the directory, so it is enough to compare it with the one before.
     count, before = 0, int64(-1)
     if first == last:
         return count
@@ -115,7 +133,8 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
 
 @kernel(void(int64, int64))
 def freed(d, slots):
-    """Write the slots whose rows were removed and that no other row has got."""
+    """Write the slots of removed rows that no new row has taken yet."""
+    # They form a list: FREE_ROW is the first, and the first word of each free row is the next slot.
     count, slot = 0, load_i64(d, FREE_ROW)
     while slot != 0:
         store_i64(slots, count, slot)
@@ -125,10 +144,10 @@ def freed(d, slots):
 
 @kernel(void(int64, int64, int64))
 def restamp(d, old, new):
-    """The step goes from `old` to `new`: rows keep the step at which they were pushed.
+    """Rewrite all stamps when the step goes from `old` to `new`; each row keeps the step of its last push.
 
-    A stamp has 32 bits: this must be called before the step has gone on by 2**30, and a row that
-    has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
+    A stamp has 32 bits: this must be called, with old == new if need be, before the step has gone on by
+    2**30, and a row that has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
     """
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
         line, entry = entry_at(load_i64(d, LINES), number)
@@ -138,7 +157,7 @@ def restamp(d, old, new):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def gather(d, slots, n, width, out):
-    """out[i] = the first `width` values of row slots[i]."""
+    """Copy from rows: out[i] = the first `width` float32 of row slots[i]."""
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for i in range(n):
         if i + AHEAD < n:
@@ -150,7 +169,7 @@ def gather(d, slots, n, width, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def scatter(d, slots, n, width, values):
-    """The first `width` values of row slots[i] = values[i]."""
+    """Copy to rows: the first `width` float32 of row slots[i] = values[i]."""
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for i in range(n):
         if i + AHEAD < n:

@@ -1,3 +1,8 @@
+"""Kernels for tables whose rows come and go: count pushes before admission, remove, decay scores, count ages.
+
+They work on the index of psfleet/core/engine/kernels/hash_index.py, whose descriptor is at address `d`.
+Sweeps go over all lines of all chunks in memory order; unused entries have slot 0.
+"""
 from numba import float32, float64, int64, uint32, uint64, void
 
 from psfleet.core.engine.kernels.hashing import mix, unmix
@@ -11,15 +16,16 @@ AHEAD = 24
 
 @helper
 def entry_at(lines, number):
-    """(line, entry): entry `number` of these lines."""
+    """Return the address of the line with entry `number` of these lines, and its position there, 0 to 3."""
     return lines + (number >> 2) * 64, number & 3
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64))
 def count(d, ids, n, step, threshold, outcomes):
-    """Count one more for each id. outcomes[i]: whether it has `threshold` now; it is forgotten then.
+    """Count a push of each id, for an entry that admits ids after `threshold` pushes.
 
-    A row is one uint32, the count. -> how many have passed.
+    outcomes: int64 [n], written: 1 if the id has reached the threshold and is forgotten here, else 0. A row
+    of this index is one uint32, the count. Returns the number of ids that have reached it.
     """
     total = 0
     for i in range(n):
@@ -44,7 +50,7 @@ def count(d, ids, n, step, threshold, outcomes):
 
 @kernel(int64(int64, int64, int64))
 def forget(d, ids, n):
-    """Remove ids. -> how many of them were there."""
+    """Remove ids and return how many of them the index had. Their rows become free."""
     count = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -57,7 +63,8 @@ def forget(d, ids, n):
 def decay(d, place, factor, worth, click_worth, least, ids):
     """Multiply values `place` (shows) and `place` + 1 (clicks) of every row by `factor`.
 
-    Write the ids of rows worth less than `least`. -> how many.
+    Writes the ids of the rows whose worth, worth * (shows - clicks) + click_worth * clicks, is now below
+    `least`, and returns their number. Removes nothing.
     """
     count = 0
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
@@ -80,7 +87,7 @@ def decay(d, place, factor, worth, click_worth, least, ids):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def histogram(d, step, shift, bins, counts):
-    """Count the rows of each age >> shift; the last bin takes what is older."""
+    """Count rows by age: counts[age >> shift], int64 [bins]; the last bin takes all older rows too."""
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
         line, entry = entry_at(load_i64(d, LINES), number)
         if load_u32(line, 8 + entry) != uint32(0):

@@ -1,3 +1,9 @@
+"""Kernels that convert blocks of DIM values to int8 with one scale for each block, and back.
+
+    scale = largest magnitude / 127        code = value / scale, rounded        value = code * scale
+
+psfleet/core/engine/kernels/number_formats.py calls them. The last block may be shorter.
+"""
 import numpy as np
 from numba import float32, int8, int64, types, uint32, uint64, void
 
@@ -5,7 +11,7 @@ from psfleet.core.engine.kernels.hashing import mix
 from psfleet.core.engine.kernels.intrinsics import helper, inlined, kernel
 
 DIM = 4
-SMALLEST = uint32(27 << 23)  # bits of 2^-100: a block whose largest value is below becomes zero
+SMALLEST = uint32(27 << 23)  # bits of 2**-100: a block whose largest magnitude is smaller becomes zeros
 INFINITE = uint32(0x7F800000)
 
 F32, I8, I64, U32 = (
@@ -15,13 +21,14 @@ F32, I8, I64, U32 = (
 
 @helper
 def float_of(bits):
-    """The float32 of these bits."""
+    """Return the float32 with these bits."""
     return np.uint32(bits).view(np.float32)
 
 
 @inlined
 def largest(bits, at, size):
-    """Bits of the largest magnitude of a block: whole numbers are compared many at a time."""
+    """Return the bits of the largest magnitude of a block."""
+    # Without the sign, bits of float32 are in the order of the numbers; integers are compared many at once.
     most = uint32(0)
     for k in range(size):
         most = max(most, uint32(bits[at + k] & uint32(0x7FFFFFFF)))
@@ -30,29 +37,33 @@ def largest(bits, at, size):
 
 @inlined
 def scale_of(most):
-    """The step of a block with this largest value; 0: nothing counts; NaN: it has an infinity or NaN."""
+    """Return the scale (one step) of a block whose largest magnitude has the bits `most`.
+
+    It is 0 for a block that becomes zeros, and NaN for one with an infinity or NaN.
+    """
     step = float_of(most) / np.float32(127) if most >= SMALLEST else np.float32(0)
     return step if most < INFINITE else np.float32(np.nan)
 
 
 @inlined
 def inverse_of(most):
-    """Return the factor that turns the values of such a block into steps."""
+    """Return the factor that turns the values of such a block into steps, or 0 if none are to be counted."""
     counts = most >= SMALLEST and most < INFINITE
     return np.float32(127) / float_of(most) if counts else np.float32(0)
 
 
 @inlined
 def steps_of(value, inverse):
-    """A value in steps, -127 to 127."""
+    """Return a value in steps, -127 to 127; the product may be rounded beyond these."""
     return min(max(value * inverse, np.float32(-127)), np.float32(127))
 
 
 @kernel(void(F32, U32, float32[::1], int8[::1]))
 def encode(values, bits, scales, codes):
-    """Each value of a block as the nearest whole number of steps, ties to even. bits: of values.
+    """Write each value as the nearest whole number of its block's steps, ties to even.
 
-    A block that has an infinity or NaN becomes NaN as a whole, so that it shows.
+    bits: the values as uint32. scales: float32 [blocks], written. codes: int8, written, one for each value. A
+    block with an infinity or NaN gets the scale NaN and comes back as NaN, so that the fault is not hidden.
     """
     for block in range(len(scales)):
         at = block * DIM
@@ -67,7 +78,10 @@ def encode(values, bits, scales, codes):
 
 @kernel(void(F32, float32[::1], U32, float32[::1], int8[::1]))
 def encode_fed(values, rests, bits, scales, codes):
-    """Encode rests + values as `encode` does; the remainder becomes rests. bits: of rests."""
+    """Encode rests + values as `encode` does; what rounding has left out becomes `rests` for the next call.
+
+    bits: a view of `rests` as uint32, which so has the bits of the sums.
+    """
     for block in range(len(scales)):
         at = block * DIM
         size = min(DIM, len(values) - at)
@@ -84,10 +98,13 @@ def encode_fed(values, rests, bits, scales, codes):
 
 @kernel(int64(F32, U32, I64, uint64, float32[::1], int8[::1]))
 def encode_drawn(values, bits, ids, salt, scales, codes):
-    """Rows in steps, rounded up or down by a hash of salt, id and place: right on average.
+    """Encode rows, each a block, and round values up or down at random so that they are right on average.
 
-    Returns the first row that has an infinity or NaN, or -1.
+    The random number is a hash of salt, id and position in the row, so a repeated call draws the same.
+    Returns the number of the first row with an infinity or NaN, where it stops, or -1.
     """
+    # A value of s steps becomes floor(s + u) with u in [0, 1): it is rounded up with the probability of its
+    # fraction. u has 24 random bits of lowbias32 (as `noise` of row_rounding.py).
     for row in range(len(ids)):
         at = row * DIM
         most = largest(bits, at, DIM)
@@ -108,7 +125,7 @@ def encode_drawn(values, bits, ids, salt, scales, codes):
 
 @kernel(void(I8, F32, float32[::1]))
 def decode(codes, scales, values):
-    """The values of all blocks."""
+    """Write the values of all blocks: codes times the scale of their block."""
     for block in range(len(scales)):
         at = block * DIM
         scale = scales[block]

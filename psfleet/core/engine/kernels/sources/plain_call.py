@@ -1,5 +1,13 @@
-"""The header of a call, where it has no other fields than most have; ids, and calls of a table's own kernels. All
-of it works for a microsecond or so, and keeps Python's lock."""
+"""Fast path of a server for small calls: parse a header of the usual fields, look ids up, push and pull.
+
+`PlainCalls` of psfleet_server/services/shard_service.py uses it (docs/decisions/0033-plain-calls.md). A
+message that is out of the ordinary is no error here: a kernel reports it, and the call takes the ordinary
+way, which also words the errors. So the parser refuses whatever it does not know, and changes nothing but
+`fields`.
+
+Each function runs for about a microsecond and keeps the GIL: to release it would take longer than the
+function (a call of 4 connections took 37 us in place of 33).
+"""
 
 from llvmlite import ir
 from numba import int64, njit, types, uint64, void
@@ -12,27 +20,32 @@ from psfleet.core.engine.kernels.intrinsics import (OPTIONS, helper, load_i64, l
                                         store_i64)
 
 # fmt: off
-# What `read` finds: the layout, fields of psfleet.v1.Header, and where the payload begins; 0: it is not there.
+# Positions in `fields` of what `read` finds: the range of the layout in the message, fields of
+# psfleet.v1.Header, and the offset of the payload. 0 stands for a field that the message does not have.
 (LAYOUT, LAYOUT_END, WORKER, INCARNATION, SEQUENCE, SAMPLES, HAS_LOSS, LOSS, CLOCK, LEASES, LEASE_SAMPLES,
  SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD, CUT, CUT_AFTER) = range(20)
 FIELDS = 20
-DAMAGED = -1  # in place of a position
-# A block of a table: addresses of its kernels `push` and `pull` and of its index, and their last arguments.
+DAMAGED = -1  # in place of an offset or position: the message ends too soon or has an unknown field
+# Positions in the block of a table, int64: the addresses of its kernels `push` and `pull`, then of its
+# index's descriptor, and the last arguments of both kernels. Floats stand there as their bits.
 PUSH, PULL, INDEX, KIND, LOW, SPAN, STREAM, RING, LANES = range(9)
 
 
 def quick(signature):
+    """Decorate a function that Python calls as `kernel` does, but keep the GIL while it runs."""
     return njit(signature, cache=True, no_cfunc_wrapper=True, **{**OPTIONS, "nogil": False})
 
 
 @helper
 def byte_at(message, at):
+    """Return the byte at offset `at` of the message, 0 to 255."""
     return int64(load_packed_i8(message, at)) & 255
 
 
 @helper
 def number_at(message, at, end):
-    """(value, the position behind it) of a varint of up to 63 bits."""
+    """Return the value of a protobuf varint of up to 63 bits and the offset behind it, or (0, DAMAGED)."""
+    # A varint has 7 bits a byte, the lowest first; the top bit of a byte says that another byte follows.
     value = uint64(0)
     for shift in range(0, 63, 7):
         if at >= end:
@@ -47,7 +60,7 @@ def number_at(message, at, end):
 
 @helper
 def bytes_at(message, at, end):
-    """(start, end) of a field of bytes behind its key."""
+    """Return the start and end of a field of bytes whose length stands at `at`, or (DAMAGED, DAMAGED)."""
     size, at = number_at(message, at, end)
     if at == DAMAGED or size > end - at:
         return int64(DAMAGED), int64(DAMAGED)
@@ -56,7 +69,8 @@ def bytes_at(message, at, end):
 
 @helper
 def place_of(key):
-    """The place of a number, by field << 3."""
+    """Return the position in `fields` of a header field with the key field << 3 (a varint), or DAMAGED."""
+    # A key of protobuf is field << 3 | kind, where kind is 0 for a varint, 1 for 8 bytes and 2 for bytes.
     if key <= 24:
         return WORKER + (key >> 3) - 1  # worker, incarnation, sequence
     if key == 6 << 3:
@@ -74,7 +88,7 @@ def place_of(key):
 
 @helper
 def read_header(message, at, end, fields):
-    """-> whether it has none but these fields"""
+    """Write the fields of the header at `at` to `end`; return False if it is damaged or has another field."""
     while at < end:
         key, at = number_at(message, at, end)
         if at == DAMAGED:
@@ -90,6 +104,7 @@ def read_header(message, at, end, fields):
             store_i64(fields, PROGRESS, start)
             store_i64(fields, PROGRESS_END, at)
         elif key == 9 << 3 | 2:  # lane: generation, then turn
+            # A submessage of at least 11 bytes: key 9 and 8 bytes of the generation, key 16 and a varint.
             start, stop = bytes_at(message, at, end)
             if (
                 stop - start < 11
@@ -106,6 +121,8 @@ def read_header(message, at, end, fields):
         else:
             place = place_of(key) if key & 7 == 0 and key > 0 else DAMAGED
             value, at = number_at(message, at, end)
+            # The worker is a uint32 in the header. A damaged varint leaves `at` at DAMAGED for the check
+            # below.
             if place == DAMAGED or (place == WORKER and value >= 1 << 32):
                 return False
             store_i64(fields, place, value)
@@ -116,7 +133,14 @@ def read_header(message, at, end, fields):
 
 @quick(int64(int64, int64, int64))
 def read(message, size, fields):
-    """Read a message whose header is in two parts, first its layout. -> whether it is no other"""
+    """Parse a message; return 1 if it consists of the expected parts, else 0.
+
+    message, size: address and bytes. fields: address of int64 [FIELDS], written as the constants above say.
+    """
+    #   key 10   layout    bytes of the header that are equal in all calls of this shape
+    #   key 10   header    the fields that differ: a second part of the same protobuf field, which merges both
+    #   key 26   filling   optional
+    #   key 18   payload   optional, ends the message
     for place in range(FIELDS):
         store_i64(fields, place, 0)
     if size < 4 or byte_at(message, 0) != 10:
@@ -129,7 +153,7 @@ def read(message, size, fields):
     start, end = bytes_at(message, end + 1, size)
     if end == DAMAGED or not read_header(message, start, end, fields):
         return 0
-    if end < size and byte_at(message, end) == 26:  # what fills up
+    if end < size and byte_at(message, end) == 26:  # filling before the payload
         start, end = bytes_at(message, end + 1, size)
     if end == DAMAGED or end == size:
         return int64(end == size)
@@ -142,7 +166,11 @@ def read(message, size, fields):
 
 @quick(int64(int64, int64, int64))
 def unknown(block, ids, count):
-    """Count those of a few ids that have no row; -1: one of them is named twice."""
+    """Return the number of ids without a row, or -1 if an id occurs twice.
+
+    block: address of the table's block. ids: address of int64 [count].
+    """
+    # All pairs are compared, which is quicker than a hash table for the few ids of a small call.
     d, missing = load_i64(block, INDEX), 0
     for i in range(count):
         id_ = read_i64(ids, i)
@@ -156,8 +184,13 @@ def unknown(block, ids, count):
 
 
 def _kernel_call(count, floats):
-    """call(address, ...) of a kernel with so many arguments of 64 bits, of which those at `floats` are float64."""
+    """Return call(address, ...), which calls the machine code of a kernel with `count` arguments of 64 bits.
 
+    floats: Positions of the arguments that the kernel takes as float64. The caller passes the bits as int64.
+    """
+
+    # numba's calling convention of a compiled function is int32 status(result *, error **, arguments...).
+    # Kernels raise nothing, so the status is not looked at.
     @intrinsic
     def call(context, address, *arguments):
         def generate(context, builder, signature, values):
@@ -185,13 +218,13 @@ _push, _pull = _kernel_call(13, (8, 9)), _kernel_call(9, (5, 6))
 
 @quick(void(int64, int64, int64, int64, int64, int64, int64))
 def push(b, ids, count, gradients, scalars, turn, step):
-    """Let the table's own kernel push; `b`: its block."""
+    """Call `push` of sources/push.txt for the table with the block at address `b`."""
     _push(load_i64(b, PUSH), load_i64(b, INDEX), ids, count, gradients, scalars, turn, step, load_i64(b, KIND),
           load_i64(b, LOW), load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING), load_i64(b, LANES))
 
 
 @quick(int64(int64, int64, int64, int64))
 def pull(b, ids, count, out):
-    """Let it pull. -> unknown ids"""
+    """Call `pull` of sources/pull.txt for the table with block `b`; return the number of unknown ids."""
     return _pull(load_i64(b, PULL), load_i64(b, INDEX), ids, count, out, load_i64(b, KIND), load_i64(b, LOW),
                  load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING))

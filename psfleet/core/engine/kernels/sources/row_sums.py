@@ -1,3 +1,13 @@
+"""Kernels between the ids of a batch and its distinct ids, and between rows and bags of rows.
+
+    distinct rows  -- expand -->  rows of the batch       -- pool -->    one row for each bag
+    sums           <-- merge --   gradients of the batch  <-- spread --  gradients of the bags
+
+Sums are added in the order of the batch in float32, so their bits depend on no thread and no group. Rows and
+gradients may lie at any address. The row of the id that is AHEAD further on is prefetched, as rows are read
+in random order. bag_rows.py has `expand` with `pool`, and `spread` with `merge`, without the array between
+them.
+"""
 from numba import float32, int64, void
 
 from psfleet.core.engine.kernels.intrinsics import (kernel, load_f32, load_i64, prefetch, prefetch_write,
@@ -10,7 +20,11 @@ LINES = min((DIM * 4 + 63) // 64, 8)
 
 @kernel(void(int64, int64, int64, int64, int64))
 def expand(inverse, n, shift, rows, out):
-    """out[i] = the row that code i names; rows: address of each group's rows."""
+    """Copy rows from distinct ids to the batch: out[i] = the row that code i names.
+
+    inverse, shift: codes of the batch, see sources/dedup.py. rows: int64 [groups], the address of each
+    group's rows, float32 [distinct ids of the group, DIM]. out: float32 [n, DIM].
+    """
     low = (int64(1) << shift) - 1
     for i in range(n):
         if i + AHEAD < n:
@@ -27,11 +41,13 @@ def expand(inverse, n, shift, rows, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def merge(inverse, n, shift, gradients, sums):
-    """Add gradient i to the row that code i names.
+    """Sum gradients by distinct id: add gradient i to the row that code i names, in the order of the batch.
 
-    sums: of each group the address of its rows, and how many of them are begun; the others hold anything.
-    Places ascend in the order in which they first come.
+    gradients: float32 [n, DIM]. sums: int64 [groups, 2]: for each group the address of its sums, float32
+    [distinct ids, DIM], and the number of sums that have been begun. The sums behind these are uninitialised.
     """
+    # Codes number the ids of a group in first-seen order, so a row that occurs for the first time is always
+    # number `begun`. It is written instead of added to, so the caller need not clear the sums.
     low = (int64(1) << shift) - 1
     for i in range(n):
         if i + AHEAD < n:
@@ -46,7 +62,7 @@ def merge(inverse, n, shift, gradients, sums):
         if place == load_i64(sums, group * 2 + 1):
             store_i64(sums, group * 2 + 1, place + 1)
             for k in range(DIM):
-                store_f32(row, k, float32(0) + read_f32(gradient, k))  # 0 + -0 is 0
+                store_f32(row, k, float32(0) + read_f32(gradient, k))  # -0 becomes 0, as in a sum
         else:
             for k in range(DIM):
                 store_f32(row, k, load_f32(row, k) + read_f32(gradient, k))
@@ -54,10 +70,11 @@ def merge(inverse, n, shift, gradients, sums):
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def pool(rows, ends, bags, weights, scales, out):
-    """out[b] = (the sum of a bag's rows, each times its weight, in order) times the bag's scale.
+    """Pool rows: out[b] = scales[b] * (weights[i] * rows[i], summed in order over the rows i of bag b).
 
-    ends: int64, where each bag ends; a bag begins where the one before it ends. weights, scales: address
-    of float32, 0 for none. out: float32 [bags, DIM], zeroed.
+    rows: float32 [n, DIM]. ends: int64 [bags], the end of each bag; it begins where the bag before it ends.
+    weights: float32 [n]. scales: float32 [bags]. An address 0 of these two stands for factors of 1. out:
+    float32 [bags, DIM], which the caller has zeroed.
     """
     at = int64(0)
     for b in range(bags):
@@ -81,9 +98,9 @@ def pool(rows, ends, bags, weights, scales, out):
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def spread(gradients, ends, bags, weights, scales, out):
-    """out[i] = the gradient of the bag of row i, times the bag's scale, times the row's weight.
+    """Compute the gradients of `pool`: out[i] = gradients[b] * scales[b] * weights[i] for row i of bag b.
 
-    gradients: float32 [bags, DIM]. The others as for `pool`; out has a row for each row of the bags.
+    gradients: float32 [bags, DIM]. out: float32 [n, DIM]. ends, bags, weights, scales: as for `pool`.
     """
     at = int64(0)
     for b in range(bags):

@@ -1,3 +1,5 @@
+"""Kernels on the weights of rows outside a table: first values of new rows, and rounding as a push rounds."""
+
 from numba import float64, int64, uint32, uint64, void
 
 from psfleet.core.engine.kernels.hashing import fill_row, mix
@@ -7,13 +9,17 @@ from psfleet.core.engine.kernels.row_rounding import drawn, noise, random_base
 
 @kernel(void(int64, int64, int64, int64, float64, float64, uint64, int64))
 def fill(ids, n, dim, kind, low, span, stream, out):
+    """Write the first values of the rows of ids, int64 [n], to `out`, float32 [n, dim]. See `fill_row`."""
     for i in range(n):
         fill_row(out + i * dim * 4, mix(uint64(read_i64(ids, i))), dim, kind, low, span, stream)
 
 
 @kernel(void(int64, int64, int64, int64, uint64, int64))
 def draw(bits, ids, n, dim, stream, step):
-    """Round the weights of rows to bfloat16 as a push of this step would. bits: of float32, in their place."""
+    """Round the weights of rows to bfloat16 as a push of this step would.
+
+    bits: address of the weights, float32 [n, dim], which are rounded in place.
+    """
     for i in range(n):
         base = random_base(mix(uint64(read_i64(ids, i))), stream, step)
         for k in range(dim):

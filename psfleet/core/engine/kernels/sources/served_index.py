@@ -1,3 +1,12 @@
+"""Kernels of the hash index of a served table: find, put and remove ids whose rows are numbered from 0.
+
+`ServedTable` of psfleet/serving uses them. `keys` has the id of each row; `slots` is an open-addressing table
+of uint32 with linear probing, where 0 is empty and any other value is a row number plus 1:
+
+    slots   [ 0 | 3 | 1 | 0 | 2 ]        keys   [ 70, 9, 41 ]        rows   [ row 0 | row 1 | row 2 ]
+
+With `direct` no hash is used: all ids are smaller than the number of slots, and id k stands in slot k.
+"""
 import numpy as np
 from numba import boolean, int64, types, uint32, uint64, void
 
@@ -11,11 +20,12 @@ I64 = types.Array(int64, 1, "C", readonly=True)
 
 @helper
 def home_of(key, slots, direct):
-    """The slot at which the search for a key begins. direct: all keys are numbers of slots, and begin there.
+    """Return the slot at which the search for a key begins.
 
-    It follows from the low half of the key's hash: servers and snapshots give rows by the high bits, and a page
-    of them would fill a few slots in a row.
+    direct: True if each key is the number of its own slot; a key beyond the slots begins at slot 0.
     """
+    # The low half of the hash, as a fraction of 2**32, times the number of slots. Not the high half: servers
+    # and snapshots send rows ordered by it, so that one page of rows would fill a run of neighbouring slots.
     if direct:
         return int64(key) if uint64(key) < uint64(len(slots)) else int64(0)
     return int64((mix(uint64(key)) & uint64(0xFFFFFFFF)) * uint64(len(slots)) >> uint64(32))
@@ -23,13 +33,13 @@ def home_of(key, slots, direct):
 
 @helper
 def behind(slot, slots):
-    """The next slot."""
+    """Return the next slot; slot 0 follows the last one."""
     return slot + 1 if slot + 1 < len(slots) else int64(0)
 
 
 @helper
 def search(key, keys, slots, direct):
-    """The slot that has a key, or the empty one that ends its chain."""
+    """Return the slot that refers to a key, or the empty slot that ends its chain."""
     slot = home_of(key, slots, direct)
     while slots[slot] != uint32(0) and keys[int64(slots[slot]) - 1] != key:
         slot = behind(slot, slots)
@@ -38,7 +48,7 @@ def search(key, keys, slots, direct):
 
 @helper
 def place_of(key, keys, slots, direct):
-    """The place of a key; -1: it has none."""
+    """Return the row number of a key, or -1 if the table does not have it."""
     if direct:  # each key is alone in its slot
         exists = uint64(key) < uint64(len(slots))
         return int64(slots[int64(key)]) - 1 if exists else int64(-1)
@@ -47,11 +57,14 @@ def place_of(key, keys, slots, direct):
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64[::1], int64, int64, int64, int64))
 def find(ids, keys, slots, direct, places, rows, width, out, words):
-    """The place of each id, -1 for one that is not there; returns how many are not.
+    """Write each id's row number to `places`, or -1 for an unknown id; return the number of unknown ids.
 
-    rows, width: address of the rows, of so many bytes, which are fetched too.
-    out, words: address to which the words of 4 bytes of each row go; 0 words: nowhere.
+    rows, width: address of the rows, and bytes of one; they are prefetched.
+    out, words: address that gets a copy of each row of `words` words of 4 bytes. 0 words copy nothing.
     """
+    # A look-up waits for three addresses in turn: slot, key, row. The pipeline prefetches the slot AHEAD ids
+    # before its use, and half as many before it the key and the row that the slot names. The first slot of
+    # the chain may name another key; then the prefetch was in vain, but no harm is done.
     at, into, missing, count = keys.ctypes.data, slots.ctypes.data, 0, len(ids)
     if direct:
         for i in range(count):
@@ -61,7 +74,7 @@ def find(ids, keys, slots, direct, places, rows, width, out, words):
             if i + AHEAD < count:
                 prefetch(into + 4 * home_of(ids[i + AHEAD], slots, False))
             ahead = i + AHEAD // 2
-            if 0 <= ahead < count:  # what is likely its place
+            if 0 <= ahead < count:  # the row of the home slot, most likely that of the id
                 place = int64(slots[home_of(ids[ahead], slots, False)]) - 1
                 if place >= 0:
                     prefetch(at + 8 * place)
@@ -81,21 +94,23 @@ def find(ids, keys, slots, direct, places, rows, width, out, words):
 
 @helper
 def prefetch_place(ids, i, keys, slots, direct):
-    """Have at hand what tells the place of ids[i]: first the slot, and AHEAD // 2 ids later the key."""
+    """Prefetch the home slot of ids[i], and the key that the slot of the id AHEAD // 2 before it names."""
     if i < len(ids):
         prefetch(slots.ctypes.data + 4 * home_of(ids[i], slots, direct))
     before = i - AHEAD // 2
     if 0 <= before < len(ids):
-        place = int64(slots[home_of(ids[before], slots, direct)]) - 1  # what is likely its place
+        place = int64(slots[home_of(ids[before], slots, direct)]) - 1  # most likely that of the id
         if place >= 0:
             prefetch(keys.ctypes.data + 8 * place)
 
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1], int64, int64, int64))
 def put(ids, keys, slots, direct, count, places, rows, width, content):
-    """The place of each id; a new one gets the next. Returns how many there are then.
+    """Write each id's row number to `places`, copy the rows of all ids, and return the new row count.
 
-    rows, width: address of the rows, of so many bytes; they get the `content`, an address.
+    count: rows before the call; unknown ids get the next numbers. rows, width: address of the rows, and bytes
+    of one. content: address of the rows of these ids, which are copied there. The caller has made the arrays
+    large enough.
     """
     for i in range(AHEAD):
         prefetch_place(ids, i, keys, slots, direct)
@@ -120,16 +135,17 @@ def put(ids, keys, slots, direct, count, places, rows, width, content):
 
 @kernel(void(int64[::1], uint32[::1], boolean, int64))
 def index(keys, slots, direct, count):
-    """Fill empty slots with the places of the first keys."""
+    """Fill slots, all empty, with the row numbers of the first `count` keys. Used for a larger index."""
     for place in range(count):
         slots[search(keys[place], keys, slots, direct)] = uint32(place + 1)
 
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1]))
 def remove(ids, keys, slots, direct, count, places):
-    """Remove ids; the last place moves to the one that becomes free. Returns how many there are then.
+    """Remove ids and return the new row count. The last row fills the gap, so that rows stay without gaps.
 
-    places: for each id its place, to which the then last one has moved, or -1 if it was not there.
+    places: written for each id: the number of its row, which the last row at this moment takes, or -1 for an
+    unknown id. The caller moves the rows themselves by it, in the same order.
     """
     for i in range(len(ids)):
         place = place_of(ids[i], keys, slots, direct)
@@ -138,7 +154,10 @@ def remove(ids, keys, slots, direct, count, places):
             continue
         slot = search(ids[i], keys, slots, direct)
         other = slot
-        while not direct:  # Knuth, volume 3, section 6.4, algorithm R
+        # Linear probing has no tombstones. An entry behind the gap whose home is at the gap or before it
+        # would no longer be found, so it moves into the gap, and leaves one itself (Knuth, volume 3, section
+        # 6.4, algorithm R). Distances are taken backwards from the entry, modulo the number of slots.
+        while not direct:
             other = behind(other, slots)
             if slots[other] == uint32(0):
                 break
