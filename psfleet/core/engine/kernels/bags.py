@@ -1,4 +1,9 @@
-"""Bags of rows: their sums or means, and the gradients of the rows. Bags of values: a choice of them."""
+"""Pooling: sum or mean of the rows of each bag, the backward pass of both, and selection of bags of values.
+
+A bag is the list of ids that one example has for a feature. Rows of a batch's bags are one array, those of
+the first bag first, and `lengths` says where each bag ends. Compiled kernels do the arithmetic, in float32
+and in order, so the bits are the same everywhere.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -16,16 +21,18 @@ Lengths = NDArray[np.int64]
 
 
 class RowBags:
-    """Rows that make up each bag.
+    """Division of n rows into bags.
 
     Args:
-        lengths: int64 [bags]: how many rows each bag has, those of the first bag first.
-        weights: float32 [n]: a factor on each row; None: 1.
-        mean: Divide by the number of rows, or by the sum of their weights; 0 gives zeros.
+        lengths: Number of rows of each bag, int64 [bags].
+        weights: Factor on each row, float32 [n], or None for factors of 1.
+        mean: True to divide each sum by the number of its rows, or by the sum of their weights. A divisor of
+        0
+            gives zeros.
 
     Attributes:
-        rows: n, how many rows all bags have.
-        are_rows: True if every bag is exactly one row, without weight.
+        rows: Number of rows of all bags, n.
+        are_rows: True if every bag is exactly one row without weight, so that pooling changes nothing.
     """
 
     def __init__(self, lengths: Lengths, weights: Floats | None = None, mean: bool = False) -> None:
@@ -33,7 +40,7 @@ class RowBags:
         self._mean = mean
 
     def __len__(self) -> int:
-        """The number of bags."""
+        """Return the number of bags."""
         return len(self.lengths)
 
     @functools.cached_property
@@ -50,7 +57,7 @@ class RowBags:
         return alike and np.count_nonzero(self.lengths) == self.rows
 
     def matches(self, other: "RowBags") -> bool:
-        """Return whether both pool the same from rows."""
+        """Return whether both pool rows in the same way."""
         if self._mean != other._mean or not np.array_equal(self.lengths, other.lengths):
             return False
         if self.weights is None or other.weights is None:
@@ -58,21 +65,21 @@ class RowBags:
         return np.array_equal(self.weights, other.weights)
 
     def copy(self) -> "RowBags":
-        """The same bags, whatever becomes of the arrays that these were made of."""
+        """Return equal bags with arrays of their own."""
         weights = None if self.weights is None else self.weights.copy()
         return RowBags(self.lengths.copy(), weights, self._mean)
 
     def pool(self, rows: Floats) -> Floats:
-        """One row for each bag: the sum of its rows, added in order. An empty bag gives zeros.
+        """Pool rows: one row for each bag, the sum of its rows in order. An empty bag gives zeros.
 
         Args:
-            rows: float32 [n, dim], those of the first bag, then those of the second one, ...
+            rows: Rows of all bags, float32 [n, dim].
 
         Returns:
-            float32 [bags, dim]; `rows` itself where every bag has exactly one row and no weight.
+            float32 [bags, dim]. It is `rows` itself if `are_rows` is true.
 
         Raises:
-            ShapeError: There are not as many rows as the lengths say.
+            ShapeError: The number of rows is not the sum of the lengths.
         """
         if len(rows) != self.rows:
             raise ShapeError(f"bags of {self.rows} ids in all got {len(rows)} rows")
@@ -85,11 +92,13 @@ class RowBags:
         return out
 
     def spread(self, gradient: Floats, out: Floats | None = None) -> Floats:
-        """The gradient of each row, float32 [n, dim], from those of the bags, float32 [bags, dim].
+        """Compute the gradients of the rows, float32 [n, dim], from those of the bags (backward of `pool`).
 
         Args:
-            gradient: Gradient of the bags.
-            out: Takes it; None: it is a new array, or `gradient` itself where `pool` returns `rows`.
+            gradient: Gradients of the bags, float32 [bags, dim].
+            out: Array to write to, or None for a new one. Then the result is `gradient` itself if `are_rows`
+            is
+                true.
         """
         if self.are_rows and out is None:
             return gradient
@@ -105,7 +114,7 @@ class RowBags:
 
     @functools.cached_property
     def arguments(self) -> tuple[int, int, int, int]:
-        """Ends, bags, weights and scales, as kernels take them. They are valid as long as this object."""
+        """Arguments of kernels: ends, number of bags, weights, scales. Valid as long as this object."""
         weights = None if self.weights is None else np.ascontiguousarray(self.weights, np.float32)
         scales = _scales(self.lengths, weights) if self._mean else None
         self._factors = weights, scales
@@ -114,25 +123,25 @@ class RowBags:
 
 
 def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
-    """Pool the rows of one table for several features: float32 [all bags, dim]."""
+    """Pool the rows of one table for several features; return float32 [all bags, dim]."""
     ends = np.cumsum([part.rows for part in parts])[:-1]
     pairs = zip(parts, np.split(rows, ends), strict=True)
     return np.concatenate([part.pool(own) for part, own in pairs])
 
 
 def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
-    """The gradients of these rows, float32 [n, dim], from those that `pool_parts` gives."""
+    """Compute the rows' gradients, float32 [n, dim], from those of all bags (backward of `pool_parts`)."""
     ends = np.cumsum([len(part) for part in parts])[:-1]
     pairs = zip(parts, np.split(gradient, ends), strict=True)
     return np.concatenate([part.spread(own) for part, own in pairs])
 
 
 def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
-    """Starts and lengths of some bags, for `chosen_bags`.
+    """Return the starts and lengths of selected bags, for `chosen_bags`.
 
     Args:
-        offsets: int64 [all bags + 1]: where the values of each bag begin, and the end.
-        rows: int64 [bags]: which ones; they are not checked.
+        offsets: Position of the first value of each bag, and the end: int64 [all bags + 1].
+        rows: Numbers of the selected bags, int64 [bags]. They are not checked.
     """
     rows = np.ascontiguousarray(rows)
     starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
@@ -143,7 +152,7 @@ def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
 
 
 def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
-    """Copy values into an array as long as they are. False: they do not fit, and `out` holds nothing."""
+    """Copy int64 to int32 of the same length; return False if a value does not fit and `out` is undefined."""
     values = np.ascontiguousarray(values)
     kernels = static_kernels("chosen_bags")
     return bool(kernels.narrow(address_of(values), len(values), address_of(out)) == 0)
@@ -152,13 +161,13 @@ def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
 def chosen_bags(
     values: NDArray[Any], starts: Lengths, lengths: Lengths, dtype: Any = None
 ) -> NDArray[Any]:
-    """The values of some bags, one bag after the other: a copy.
+    """Copy the values of selected bags, one bag after the other.
 
     Args:
-        values: [n].
-        starts: int64 [bags]: the place of each bag's first value.
-        lengths: int64 [bags]: how many values it has.
-        dtype: Dtype of the copy: int64 for values in 32 bits; None: theirs.
+        values: Values of all bags, [n].
+        starts: Position of the first value of each selected bag, int64 [bags].
+        lengths: Number of values of each selected bag, int64 [bags].
+        dtype: Dtype of the copy: int64 to widen int32, or None for that of the values.
     """
     out = np.empty(int(lengths.sum()), dtype or values.dtype)
     if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):
@@ -175,7 +184,7 @@ def chosen_bags(
 
 
 def _scales(lengths: Lengths, weights: Floats | None) -> Floats:
-    """1 over the number of rows of each bag, or over the sum of their weights; 0 where that is 0."""
+    """Return 1 / number of rows of each bag, or 1 / sum of their weights; 0 if the divisor is 0."""
     totals: NDArray[np.float64] = lengths.astype(np.float64)
     if weights is not None:
         bags = np.repeat(np.arange(len(lengths)), lengths)

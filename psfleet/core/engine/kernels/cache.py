@@ -39,7 +39,7 @@ _waits = ContextVar("_waits", default=True)  # for what another process compiles
 
 
 def load_text(stem: str, text: str) -> ModuleType:
-    """The module with this text; its kernels are compiled or come from the cache.
+    """Return the module with this text, with kernels compiled here or taken from the cache. Thread-safe.
 
     Args:
         stem: Start of the file's name, for people who read a stack trace.
@@ -60,9 +60,9 @@ def _name_of(stem: str, text: str) -> str:
 
 
 def load_in_any_order(*loads: Callable[[], object]) -> None:
-    """Call functions that load kernels; first those whose kernels no other process is compiling.
+    """Call functions that load kernels; put off those whose kernels another process is compiling.
 
-    Processes that start together so share the work, where each would wait for the same one.
+    So processes that start together share the work, where otherwise all would wait for the first kernel.
     """
     later = []
     reset = _waits.set(False)
@@ -80,7 +80,8 @@ def load_in_any_order(*loads: Callable[[], object]) -> None:
 
 @contextmanager
 def short_rows() -> Iterator[None]:
-    """Have what is compiled meanwhile join neighbouring operations on numbers into vectors.
+    """Switch on LLVM's SLP vectorizer, which joins neighbouring scalar operations, for what is compiled
+    meanwhile.
 
     The loop over a row of up to 16 weights is unrolled before it could be vectorised; numba
     leaves the pass that would mend this switched off, unless NUMBA_SLP_VECTORIZE says otherwise.
@@ -96,9 +97,10 @@ def short_rows() -> Iterator[None]:
 
 @cache
 def cache_folder() -> Path:
-    """PSFLEET_CACHE or ~/.cache/psfleet/kernels; a private temporary folder where that is not ours.
+    """Return the folder of compiled kernels: PSFLEET_CACHE, or ~/.cache/psfleet/kernels.
 
-    Machine code is loaded from there, so no other user may write to it.
+    Machine code is loaded from it, so no other user may write to it. If others may, or if it cannot be
+    written, a private temporary folder takes its place.
     """
     folder = Path(os.path.expanduser(from_variable(UserSettings, "cache", os.environ)))
     try:
@@ -117,7 +119,7 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def _surroundings() -> str:
-    """All that the machine code depends on besides the module's own text."""
+    """Return all that the machine code depends on besides the module's own text."""
     here = Path(__file__).parent
     helpers = [(here / name).read_text() for name in _HELPERS]
     processor = [
@@ -130,7 +132,7 @@ def _surroundings() -> str:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Put the text there at once or not at all: several processes may do so together."""
+    """Write a file in one step, by renaming, because several processes may write it at the same time."""
     if not path.exists() or path.read_text() != text:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(handle, "w") as file:
@@ -143,7 +145,8 @@ def _write(path: Path, text: str) -> Path:
 def _compiling(path: Path) -> Iterator[None]:
     """Let one process compile while the others wait for what it leaves in the cache (decision 2).
 
-    The file is locked by the one that compiles and empty until it is done. Then it is not locked again.
+    The process that compiles locks the file, and writes to it when it is done. A file that is not empty is
+    never locked again, so that later processes load in parallel.
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -185,7 +188,7 @@ def _lock_file(file: int) -> bool:
 
 
 def _mended(name: str, path: Path) -> ModuleType:
-    """The module; if it cannot be loaded, once more without what was compiled before.
+    """Import the module; if that fails, remove its compiled code and try once more.
 
     A full disk or a lost machine may have left half a file, and numba unpickles what it finds.
     """
@@ -198,7 +201,7 @@ def _mended(name: str, path: Path) -> ModuleType:
 
 
 def forget_compiled(name: str) -> bool:
-    """Remove what was compiled of the module of this name. Whether there was anything."""
+    """Remove the compiled code of a module; return whether there was any."""
     files = list((cache_folder() / "__pycache__").glob(f"{name}.*"))
     for file in files:
         file.unlink(missing_ok=True)

@@ -1,6 +1,9 @@
-"""Repeated ids of a batch: numbered once, dealt to servers, their gradients summed; and the last batches.
+"""Deduplication of a batch's ids, and the sums of gradients by distinct id.
 
-A push mostly brings the ids of the pull before.
+A batch of sparse ids repeats many of them. `dedup` finds the distinct ids and sorts them by server;
+`UniqueIds` then expands the servers' rows to the batch and merges the batch's gradients, also for bags of
+rows. The work is done by compiled kernels (sources/dedup.py, row_sums.py, bag_rows.py) that release the GIL.
+Any thread may call; each has its own scratch memory, which grows to the largest batch and stays.
 """
 
 import itertools
@@ -18,10 +21,10 @@ from psfleet.core.engine.kernels.generate import static_kernels, width_kernels
 from psfleet.core.engine.kernels.id_routing import routes
 from psfleet.core.engine.kernels.initial_values import address_of
 
-_FILTER = 4  # bits for each place of the index: of distinct ids one in 40 has to be looked up
+_FILTER = 4  # filter bits for each entry of the index: one of 40 distinct ids has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
-_REPEATS = 2  # of an id on the average, from which on it pays to sum one row after the other
-_FEW = 64  # ids of which a set is made faster than a kernel is called
+_REPEATS = 2  # average occurrences of an id from which on summing row by row is faster
+_FEW = 64  # ids up to which Python's set is faster than the call of a kernel
 _ZERO = np.zeros((), np.float32)
 _PLACES = np.arange(_FEW, dtype=np.uint32)
 _PLACES.flags.writeable = False
@@ -35,10 +38,10 @@ class UniqueIds:
     """The distinct ids of one batch.
 
     Attributes:
-        unique: One int64 array per group: its distinct ids in first-seen order.
-        inverse: uint32 [n]: for each id of the batch, group << shift | place in `unique[group]`.
-        shift: See `inverse`.
-        is_plain: There is one group, and the batch names no id twice.
+        unique: One int64 array per group (server): its distinct ids in first-seen order.
+        inverse: uint32 [n]: for each id of the batch, group << shift | position in `unique[group]`.
+        shift: Number of bits of a position in `inverse`.
+        is_plain: True if there is one group and the batch repeats no id.
     """
 
     __slots__ = ("inverse", "is_plain", "shift", "unique")
@@ -52,7 +55,11 @@ class UniqueIds:
         self.is_plain = is_plain
 
     def expand(self, rows: Sequence[Floats]) -> Floats:
-        """One row per id of the batch: float32 [n, dim] from the groups' rows float32 [c, dim]."""
+        """Return one row for each id of the batch, float32 [n, dim].
+
+        Args:
+            rows: Rows of each group's distinct ids, float32 [distinct ids, dim].
+        """
         dim, rows = rows[0].shape[1], self._checked(rows)
         if self.is_plain:
             return rows[0].copy()
@@ -64,7 +71,7 @@ class UniqueIds:
         return out
 
     def _checked(self, rows: Sequence[Floats]) -> list[Floats]:
-        """The groups' rows, each side by side; refuses others than one for each distinct id."""
+        """Return the groups' rows as contiguous arrays; refuse any number of rows but one per distinct id."""
         dim = rows[0].shape[1]
         for mine, theirs in zip(self.unique, rows, strict=True):
             if theirs.shape != (len(mine), dim):
@@ -72,11 +79,13 @@ class UniqueIds:
         return [_plain(array) for array in rows]
 
     def pool(self, rows: Sequence[Floats], bags: Sequence[RowBags]) -> Floats:
-        """`expand` and then `RowBags.pool` of its parts: float32 [all bags, dim], the same bits.
+        """Expand the rows and pool them by bag in one pass: float32 [all bags, dim].
+
+        The bits are those of `expand` and then `RowBags.pool`.
 
         Args:
             rows: Rows as for `expand`.
-            bags: Bags of the batch's ids, those of the first part first.
+            bags: Bags of the batch's ids in parts; the ids of the first part come first in the batch.
         """
         if _are_rows(bags):
             return self.expand(rows)
@@ -99,7 +108,7 @@ class UniqueIds:
     def _parts(
         self, bags: Sequence[RowBags], values: Floats
     ) -> Iterator[tuple[NDArray[np.uint32], RowBags, Floats]]:
-        """Yield the ids' codes of each part of the bags, and its values among those of all bags."""
+        """Yield for each part of the bags its codes, the part, and its slice of `values` [all bags, dim]."""
         count = sum(part.rows for part in bags)
         if count != len(self.inverse):
             raise ShapeError(f"bags of {count} ids in all got {len(self.inverse)} ids")
@@ -109,13 +118,13 @@ class UniqueIds:
             row, bag = row + part.rows, bag + len(part)
 
     def merge(self, gradients: Floats, bags: Sequence[RowBags] | None = None) -> list[Floats]:
-        """Per group, float32 [c, dim]: the sum of each id's gradients, added in order of occurrence.
+        """Sum the gradients of each distinct id; return one float32 [distinct ids, dim] for each group.
 
-        The sums are the same bits for any number of groups.
+        Gradients are added in the order of the batch, so the bits are the same for any number of groups.
 
         Args:
-            gradients: float32 [n, dim]; with bags [all bags, dim], which `RowBags.spread` would spread first.
-            bags: Bags as for `pool`.
+            gradients: Gradients of the rows, float32 [n, dim], or those of the bags, float32 [all bags, dim].
+            bags: Bags as for `pool`, or None for gradients of rows.
         """
         count = len(self.inverse) if bags is None else sum(map(len, bags))
         if gradients.ndim != 2 or len(gradients) != count:
@@ -127,7 +136,7 @@ class UniqueIds:
     def merge_into(
         self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
     ) -> None:
-        """Merge as `merge` does, with the sums written to arrays of the caller."""
+        """Merge as `merge` does, and write the sums to arrays of the caller."""
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
             np.add(gradients, _ZERO, sums[0])  # the bits of a sum: -0 becomes 0
             return
@@ -144,7 +153,7 @@ class UniqueIds:
     def _add_bags(
         self, codes: NDArray[np.uint32], part: RowBags, values: Floats, target: int
     ) -> None:
-        """Add the gradients of bags to the sums of their rows; `target`: of `_not_begun`."""
+        """Add the gradients of bags to the sums of their rows, whose address is a result of `_not_begun`."""
         kernels = width_kernels("bag_rows", values.shape[1])
         ends, bags, weights, scales = part.arguments
         batch = address_of(codes), len(codes), self.shift, address_of(values), ends, bags
@@ -161,12 +170,16 @@ class UniqueIds:
 
 
 def dedup(ids: Ids, groups: int) -> UniqueIds:
-    """The distinct ids of a batch, dealt to `groups` servers.
+    """Find the distinct ids of a batch and sort them by server.
 
     Args:
-        ids: int64 [n], contiguous; any alignment.
-        groups: Number of servers; `routes` has each server's share.
+        ids: int64 [n], contiguous, at any alignment.
+        groups: Number of servers; `routes` decides which server has an id.
+
+    Raises:
+        ShapeError: The batch has so many ids that a code of 32 bits cannot name server and position.
     """
+    # The index has at least two entries for each id, so that chains stay short.
     n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
     if n >= 1 << shift:
         raise ShapeError(
@@ -203,7 +216,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
 
 
 def first_repeat(ids: Ids) -> int | None:
-    """The place of the first id that has come before it in the batch, or None."""
+    """Return the position of the first id that occurs earlier in the batch, or None."""
     n = len(ids)
     if n <= _FEW and len(set(ids.tolist())) == n:
         return None
@@ -218,18 +231,21 @@ def first_repeat(ids: Ids) -> int | None:
 
 
 def ascending(parts: Sequence[Ids]) -> Ids:
-    """The distinct ids of these arrays in order. np.unique, which hashes them, takes ten times as long."""
+    """Return the distinct ids of these arrays in ascending order.
+
+    np.unique hashes them and takes ten times as long.
+    """
     ids = np.sort(np.concatenate([*parts, np.zeros(0, np.int64)]))
     distinct: Ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]
     return distinct
 
 
 def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids, Floats]:
-    """One push in place of several: the union of their ids, their rows summed in list order.
+    """Merge several pushes into one: the union of their ids, and the sums of their rows in list order.
 
     Args:
-        parts: (ids int64 [n], rows float32 [n, dim]) of each push.
-        scale: A factor on the sums, float32.
+        parts: Ids, int64 [n], and rows, float32 [n, dim], of each push.
+        scale: Factor on the sums, applied in float32.
     """
     union = dedup(np.concatenate([ids for ids, _ in parts]), 1)
     sums = np.empty((len(union.unique[0]), parts[0][1].shape[1]), np.float32)
@@ -243,12 +259,12 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
 
 
 def _are_rows(bags: Sequence[RowBags]) -> bool:
-    """Return whether they stand for nothing but rows."""
+    """Return whether each bag is exactly one row, so that gradients of bags are gradients of rows."""
     return len(bags) == 1 and bags[0].are_rows
 
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> None:
-    """Add rows to sums; `target`: of `_not_begun`."""
+    """Add rows to sums, whose address is a result of `_not_begun`."""
     width_kernels("row_sums", rows.shape[1], "expand", "merge").merge(
         address_of(inverse), len(inverse), shift, address_of(rows), target
     )
@@ -262,7 +278,10 @@ def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
 
 
 def _addresses(arrays: Sequence[Floats]) -> int:
-    """Return the address of the arrays' addresses, valid until this thread calls again."""
+    """Return the address of a list of the arrays' addresses.
+
+    The list is valid until this thread calls `_addresses` or `_not_begun` again.
+    """
     words, address = _words(len(arrays))
     for i, array in enumerate(arrays):
         words[i] = address_of(array)
@@ -270,7 +289,10 @@ def _addresses(arrays: Sequence[Floats]) -> int:
 
 
 def _not_begun(sums: Sequence[Floats]) -> int:
-    """Return the address of these sums, with no row of them begun. Valid as for `_addresses`."""
+    """Return the address of a list of (address, 0) for each array: sums of which no row has been begun.
+
+    The kernels count begun rows there. The list is valid as long as that of `_addresses`.
+    """
     words, address = _words(2 * len(sums))
     for i, array in enumerate(sums):
         words[2 * i], words[2 * i + 1] = address_of(array), 0
@@ -278,7 +300,7 @@ def _not_begun(sums: Sequence[Floats]) -> int:
 
 
 def _words(count: int) -> tuple[memoryview, int]:
-    """So many int64 of this thread, and their address."""
+    """Return scratch memory of this thread for `count` int64, and its address."""
     buffer: tuple[memoryview, int] | None = getattr(_scratch, "words", None)
     if buffer is None or len(buffer[0]) < count:
         words = np.empty(max(count, _FEW), np.int64)
@@ -287,12 +309,15 @@ def _words(count: int) -> tuple[memoryview, int]:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself if its elements lie side by side, else a copy that does."""
+    """Return the array itself if it is contiguous, else a contiguous copy."""
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _scratch_for(n: int, mask: int) -> list[int]:
-    """Addresses of this thread's buffers: index, unique, codes, hashes. They grow and stay."""
+    """Return the addresses of this thread's scratch: index, unique ids, codes, hashes of a block.
+
+    n: ids of the batch. mask: entries of the index less one. The buffers grow and are kept.
+    """
     buffers = getattr(_scratch, "buffers", None)
     if buffers is None or len(buffers[0]) <= mask or len(buffers[1]) < n:
         buffers = [

@@ -1,4 +1,10 @@
-"""From a rule or an eviction policy to its kernels: its text goes into a template, the template to a file."""
+"""Kernels by name: loads the fixed ones, and generates those of a rule or an eviction policy.
+
+`static_kernels` and `width_kernels` take a file of sources/ as it is or for one width of rows. For a rule its
+source text is put into a template of sources/ (rule_source.py, row_format.py write the parts), so that numba
+compiles one loop for the rule with all sizes as constants. The result is a module, compiled once per machine
+(cache.py). The first call for new arguments takes seconds if the cache is empty; later ones return at once.
+"""
 
 import ast
 import inspect
@@ -25,6 +31,7 @@ _SOURCES = Path(__file__).parent / "sources"
 _ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"
 
 
+# How a policy's arguments are computed in eviction.txt.
 _ARGUMENTS = {
     "age": "float64(age)",
     "shows": "float64(load_f32(row, place))",
@@ -35,28 +42,35 @@ _ARGUMENTS = {
 
 @cache
 def static_kernels(name: str, *only: str) -> ModuleType:
-    """The kernels of `sources/<name>.py`, which depend on no rule and no width; `only`: see `_chosen`."""
+    """Return the module of `sources/<name>.py`, whose kernels depend on no rule and no width.
+
+    Args:
+        name: Name of the file without suffix.
+        only: Kernels to compile, or none for all of them. Each takes a while.
+    """
     return load_text(name, _chosen(name, only))
 
 
 @cache
 def width_kernels(name: str, dim: int, *only: str) -> ModuleType:
-    """The kernels of `sources/<name>.py` for rows of `dim` values, a constant to the compiler.
+    """Return the module of `sources/<name>.py` for rows of `dim` values, a constant to the compiler.
 
-    only: See `_chosen`.
+    Args:
+        name: Name of the file without suffix.
+        dim: Value of DIM there.
+        only: Kernels to compile, or none for all of them.
     """
     return load_text(f"{name}_{dim}", _set(_chosen(name, only), "DIM", dim))
 
 
 @cache
 def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
-    """`push` for dense arrays under this rule.
+    """Return the module with `push` for dense arrays under this rule.
 
     Args:
-        rule: Only its functions and the number of its slots matter here.
+        rule: Rule whose functions and slots the kernel has. Its hyperparameters are arguments of each push.
         l1, l2: True if these regularizations are added to the gradient.
-        width: Number of weights of a unit, as a constant for the compiler; 0: an argument of the
-            call.
+        width: Number of weights of a unit as a constant for the compiler, or 0 for an argument of each call.
     """
     text = RuleSource(rule, l1, l2, width=width)
     return compiled(
@@ -75,12 +89,14 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
 
 @cache
 def pull_kernels(dim: int, is_plain: bool, stride: int) -> ModuleType:
-    """`pull` for rows of `dim` weights, whatever their rule is.
+    """Return the module with `pull` for rows of `dim` weights. It is the same for all rules.
 
     Args:
-        is_plain: Rows are float32; else their weights are bfloat16.
-        stride: Bytes of a row. Rows that do not begin where cache lines do have kernels of their own.
+        dim: Number of weights of a row.
+        is_plain: True if rows are float32, False if their weights are bfloat16.
+        stride: Bytes of a row.
     """
+    # A row that does not begin where a cache line does may touch one line more, to be prefetched too.
     is_split = stride % 64 != 0 and 64 % stride != 0
     parts = weight_parts(is_plain)
     return load_text(f"pull_{dim}", filled("pull.txt", dim=dim, split=int(is_split), **parts))
@@ -97,12 +113,18 @@ def sparse_kernels(
     has_frequency: bool = False,
     precision: RowPrecision = "float32",
 ) -> ModuleType:
-    """`push` for rows of `dim` weights under this rule, or `rest` for those that a push does not name.
+    """Return the module with `push` for rows of `dim` weights under this rule, or with `rest`.
 
     Args:
-        rests: `rest`, which only a table that updates every row needs.
-        scores: So many values follow a row's state, and a push's gradients: the ones are added to the others.
-        has_frequency: One value more follows a row's state, its frequency: 1 in a new row.
+        rule: Rule of the table.
+        l1, l2: True if these regularizations are added to the gradient.
+        dim: Number of weights of a row.
+        rests: True for `rest`, which updates the rows that a push does not name. Only tables that update
+        every
+            row need it.
+        scores: Number of score values behind a row's state. A push has as many behind each gradient; they are
+            added.
+        has_frequency: True if the row's frequency follows the scores. It is 1 in a new row.
         precision: Storage of rows.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
@@ -134,15 +156,15 @@ def address_of_kernel(kernel: Any) -> int:
 
 
 def filled(template: str, more: str = "", **parts: object) -> str:
-    """The text of a template with its parts in their places; `more`: text behind the template."""
+    """Return the text of a template, and of `more` behind it, with these parts filled in."""
     return Template(_source(template) + more).substitute(parts)
 
 
 def compiled(rule: NamedDefinition, stem: str, text: str) -> ModuleType:
-    """The module of a rule's kernels.
+    """Return the module with this text, made for a rule or policy.
 
     Raises:
-        RuleError: The compiler does not take them.
+        RuleError: The compiler refuses the text, because of what the rule's functions do.
     """
     try:
         return load_text(stem, text)
@@ -152,11 +174,13 @@ def compiled(rule: NamedDefinition, stem: str, text: str) -> ModuleType:
 
 
 def _source(name: str) -> str:
+    """Return the text of a file of sources/."""
     return (_SOURCES / name).read_text()
 
 
 def _chosen(name: str, only: tuple[str, ...]) -> str:
-    """The text of `sources/<name>.py` with only these of its kernels, as each is slow to compile; (): all."""
+    """Return the text of `sources/<name>.py` with only these kernels, or with all if `only` is empty."""
+    # Two blank lines separate the functions of these files. Helpers always stay; they cost nothing uncalled.
     parts = _source(f"{name}.py").split("\n\n\n")
     return "\n\n\n".join(
         part
@@ -168,7 +192,7 @@ def _chosen(name: str, only: tuple[str, ...]) -> str:
 
 
 def _set(text: str, constant: str, value: int) -> str:
-    """The text with the line `constant = ...` changed."""
+    """Return the text with the one line `constant = ...` changed to this value."""
     changed, count = re.subn(rf"(?m)^{constant} = .*$", f"{constant} = {value}", text)
     assert count == 1, f"the template defines {constant} {count} times"
     return changed
@@ -176,14 +200,14 @@ def _set(text: str, constant: str, value: int) -> str:
 
 @cache
 def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
-    """`rank` and `use` for a policy with a score function.
+    """Return the module with `rank` and `use` for a policy that has a score function.
 
     Args:
-        policy: The policy.
-        pushed_scores: So many scores of a row come before its frequency.
+        policy: Policy of the table.
+        pushed_scores: Number of scores of a row before its frequency.
 
     Raises:
-        RuleError: The compiler does not take its score function.
+        RuleError: The compiler refuses the score function.
     """
     arguments = _ARGUMENTS | {"h": repr(tuple(map(float, policy.scalars())))}
     text = filled(
@@ -197,7 +221,7 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
 
 
 def _function(policy: EvictionPolicy) -> ast.FunctionDef:
-    """The score function, by the name of `score` and without annotations."""
+    """Return the syntax of the score function, renamed to `score`, without annotations."""
     function = policy.score()
     assert function is not None
     [tree] = ast.parse(dedent(inspect.getsource(function))).body
@@ -209,7 +233,10 @@ def _function(policy: EvictionPolicy) -> ast.FunctionDef:
 
 
 def _factor(half_life: float) -> float:
-    """By what a frequency falls with each update: decimal, since a library's pow differs by machine."""
+    """Return the factor on a frequency for each update, given its half-life in updates, or 1 for 0.
+
+    Computed in decimal, because the C library's pow is not the same on all machines.
+    """
     if not half_life:
         return 1.0
     from decimal import Decimal  # few tables need it, and every process imports this module

@@ -1,8 +1,9 @@
-"""The hash of an id: splitmix64's finalizer, a bijection of 64 bits; and first values of a row.
+"""Hash of an id (splitmix64's finalizer) and the first values of a row, in kernels and in NumPy.
 
-Being a bijection it never collides, so the tables keep only the hash and get the id back from it.
-Its bits have one use each: the top 8 choose a table's segment, bits 40 to 49 the virtual shard,
-the low ones the chunk and the line of its index.
+The hash is a bijection of 64 bits. It never collides, so tables keep only the hash and compute the id from
+it. Its bits have one use each: the top 8 choose a table's segment, bits 40 to 49 the virtual shard, and the
+low bits the chunk and the line of the index. First values are a function of the id, the table's stream and
+the position, so every server, worker and replay gives a row the same bits.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -25,7 +26,7 @@ _STEP = np.float32(2.0**-24)
 
 @helper
 def mix(x):
-    """uint64 -> its hash."""
+    """Return the hash of a uint64."""
     x = (x ^ (x >> _U(30))) * _U(_FIRST)
     x = (x ^ (x >> _U(27))) * _U(_SECOND)
     return x ^ (x >> _U(31))
@@ -33,14 +34,14 @@ def mix(x):
 
 @helper
 def unmix(x):
-    """The uint64 whose hash is x."""
+    """Return the uint64 whose hash is x."""
     x = (x ^ (x >> _U(31)) ^ (x >> _U(62))) * _U(_SECOND_INVERSE)
     x = (x ^ (x >> _U(27)) ^ (x >> _U(54))) * _U(_FIRST_INVERSE)
     return x ^ (x >> _U(30)) ^ (x >> _U(60))
 
 
 def hash_ids(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The hashes of `ids`, in plain NumPy."""
+    """Return the hashes of ids, computed in NumPy."""
     x = np.ascontiguousarray(ids).view(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
@@ -48,7 +49,7 @@ def hash_ids(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def ids_of(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The opposite of `hash_ids`."""
+    """Return the ids with these hashes."""
     x = hashes
     x = (x ^ (x >> np.uint64(31)) ^ (x >> np.uint64(62))) * np.uint64(_SECOND_INVERSE)
     x = (x ^ (x >> np.uint64(27)) ^ (x >> np.uint64(54))) * np.uint64(_FIRST_INVERSE)
@@ -68,7 +69,7 @@ CONSTANT, UNIFORM, NORMAL, TRUNCATED = 0, 1, 2, 3
 
 @helper
 def normal_of(bits):
-    """A number of the standard normal distribution, by Box and Muller in float64."""
+    """Return a number of the standard normal distribution, computed from 64 random bits by Box and Muller."""
     radius = (int64(bits >> _U(32)) + 1) * 2.0**-32
     angle = int64(bits & _U(0xFFFFFFFF)) * 2.0**-32
     return math.sqrt(-2.0 * math.log(radius)) * math.cos(2.0 * math.pi * angle)

@@ -1,4 +1,5 @@
-"""First values of rows, and copies of large arrays that do not go through the caches.
+"""First values of rows and arrays, addresses of arrays for kernels, and copies of large arrays past the
+caches.
 
 An ordinary store reads the line that it is about to overwrite, and pushes others out of the caches for
 one that will not be used here again. A large array goes straight to memory instead: 0.044 CPU seconds
@@ -26,7 +27,7 @@ _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated
 _HEAD = object.__basicsize__
 _word_at = ctypes.c_size_t.from_address
 STREAM_FROM = 1 << 20
-"""Bytes from which an array is streamed: what is shorter may well be read from a cache soon."""
+"""Bytes from which an array is streamed. A shorter one may well be read from a cache soon."""
 _LINE = 64
 _KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
 
@@ -34,7 +35,7 @@ _KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores 
 def initial_rows(
     ids: NDArray[np.int64], dim: int, initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """The first values of rows: float32 [*ids.shape, dim].
+    """Compute the first values of rows: float32 [*ids.shape, dim].
 
     A sparse table that inserts one of these ids gives its row the same bits.
     """
@@ -53,7 +54,7 @@ def initial_rows(
 def initial_array(
     shape: tuple[int, ...], initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """The first values of a dense array: one long row of id 0, float32 in `shape`."""
+    """Compute the first values of a dense array: one long row of id 0, float32 in `shape`."""
     rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
     return rows.reshape(shape)
 
@@ -61,7 +62,10 @@ def initial_array(
 def initializer_arguments(
     initializer: InitializerSpec, seed: int, name: str
 ) -> tuple[int, float, float, np.uint64]:
-    """(kind, low, span, stream) as `filling.fill_row` takes them."""
+    """Return (kind, low, span, stream), the arguments of `hashing.fill_row` for an initializer.
+
+    The stream makes the values of tables differ: it comes from the job's seed and the table's name.
+    """
     uniform = initializer.kind == "uniform"
     span = initializer.high - initializer.low if uniform else initializer.high
     stream = (seed * 0x9E3779B97F4A7C15 + key_of(name)) % 2**64
@@ -83,13 +87,13 @@ if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):  # a
 
 
 def int64s_at(address: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers at an address as an array, valid for as long as they are."""
+    """Return int64 [count] at an address as an array, valid as long as that memory."""
     numbers: Any = (ctypes.c_int64 * count).from_address(address)
     return np.frombuffer(numbers, np.int64)
 
 
 def floats_at(address: int, count: int) -> NDArray[np.float32]:
-    """Return the float32 at an address likewise."""
+    """Return float32 [count] at an address as an array, valid as long as that memory."""
     numbers: Any = (ctypes.c_float * count).from_address(address)
     return np.frombuffer(numbers, np.float32)
 
@@ -98,8 +102,8 @@ def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
     """Write `values` to `out`, arrays of one shape and dtype that do not overlap.
 
     Args:
-        out: Contiguous.
-        values: Contiguous, else they are copied in the ordinary way.
+        out: Contiguous array. From STREAM_FROM bytes on it is written past the caches.
+        values: Array to copy. If it is not contiguous, it goes through the caches.
     """
     if not _KNOWN or out.nbytes < STREAM_FROM or not values.flags.c_contiguous:
         out[...] = values  # np.copyto takes 0.3 us more

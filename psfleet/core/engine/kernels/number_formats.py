@@ -1,4 +1,6 @@
-"""float32 in 16 or 8 bits and back: bfloat16, float16, int8, and the packed rows of a table.
+"""Conversion of arrays of float32 to bfloat16, float16 and int8 and back, and of the packed rows of a table.
+
+Messages, snapshots and served tables use it; inside push and pull the kernels of rows convert by themselves.
 
 In 8 bits blocks of values share a scale, and a value is a whole number of steps. The step of a block is its
 largest magnitude / 127, so a value comes back with an error of half a step where it is rounded to the
@@ -29,7 +31,7 @@ Codes = NDArray[np.int8]
 
 
 def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
-    """The bits of values * scale, rounded to the nearest, ties to even: uint16 in their shape."""
+    """Convert values * scale to uint16 [same shape], rounded to the nearest, ties to even."""
     flat = np.ascontiguousarray(values if scale == 1 else values * np.float32(scale)).reshape(-1)
     out = np.empty(flat.size, np.uint16)
     if half == "bfloat16":
@@ -40,17 +42,17 @@ def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
 
 
 def shorten(values: Floats, out: Halves) -> None:
-    """Write values, float32 [n], as bfloat16, rounded to the nearest, ties to even."""
+    """Convert float32 [n] to bfloat16 [n], rounded to the nearest, ties to even."""
     static_kernels("halves").encode_bfloat16(values.view(np.uint32), out)
 
 
 def widen(halves: Halves, out: Floats) -> None:
-    """Write bfloat16 [n] as float32."""
+    """Convert bfloat16 [n] to float32 [n]."""
     static_kernels("halves").decode_bfloat16(halves, out.view(np.uint32))
 
 
 def decode(halves: Halves, half: Half, scale: float = 1.0) -> Floats:
-    """The values that `encode` was given, as far as 16 bits hold them: times float32(1 / scale)."""
+    """Convert 16 bits back to the values that `encode` was given, multiplied by float32(1 / scale)."""
     flat = np.ascontiguousarray(halves).reshape(-1)
     out = np.empty(flat.size, np.float32)
     if half == "bfloat16" and scale == 1:
@@ -61,7 +63,7 @@ def decode(halves: Halves, half: Half, scale: float = 1.0) -> Floats:
 
 
 def rounded(values: Floats, half: Half, scale: float = 1.0) -> Floats:
-    """Return values as they arrive after they were sent in 16 bits."""
+    """Return the values that a receiver gets if these are sent in 16 bits."""
     return decode(encode(values, half, scale), half, scale)
 
 
@@ -74,7 +76,7 @@ def overflows(values: Floats, scale: float) -> bool:
 
 @cache
 def _patterns(half: Half) -> Floats:
-    """The value of each pattern of 16 bits."""
+    """Return the float32 of each of the 65,536 patterns of 16 bits."""
     every = np.arange(1 << 16, dtype=np.uint16)
     if half == "float16":
         return every.view(np.float16).astype(np.float32)
@@ -82,14 +84,14 @@ def _patterns(half: Half) -> Floats:
 
 
 def unpack_rows(form: RowFormat, words: Floats) -> Floats:
-    """Stored rows [n, form.words or more] as float32 [n, form.width]."""
+    """Convert stored rows [n, form.words or more] to float32 [n, form.width]."""
     if form.plain:
         return words[:, : form.width]
     return np.concatenate([_unpacked(column, words) for column in form.columns], axis=1)
 
 
 def pack_rows(form: RowFormat, rows: Floats) -> Floats:
-    """Rows [n, form.width] as they are stored [n, form.words], each value rounded to the nearest.
+    """Convert rows [n, form.width] to stored rows [n, form.words], each value rounded to the nearest.
 
     Rows that `unpack_rows` gave come back with the same values.
     """
@@ -105,14 +107,14 @@ def pack_rows(form: RowFormat, rows: Floats) -> Floats:
 def draw_weights(
     form: RowFormat, ids: NDArray[np.int64], weights: Floats, stream: np.uint64, step: int
 ) -> Floats:
-    """Weights that the rows hold exactly, rounded as a push of this step would do.
+    """Round weights to values that rows of this format hold exactly, as a push of this step would.
 
     Args:
         form: Format of the rows.
         ids: int64 [n].
         weights: float32 [n, dim].
         stream: Stream of psfleet.core.engine.kernels.initial_values.initializer_arguments.
-        step: The table's.
+        step: Step of the table.
     """
     if form.columns[0].format == "float32":
         return weights
@@ -159,11 +161,11 @@ def _scales(most: Floats) -> Floats:
 
 
 def encode_int8(values: Floats, block: int, scales: Floats, codes: Codes) -> None:
-    """Write the nearest steps of `values`; ties to even.
+    """Encode values as the nearest whole numbers of steps; ties to even.
 
     Args:
         values: float32 [n]. A block with an infinity or NaN comes back as NaN.
-        block: Values that share a scale.
+        block: Number of values that share a scale.
         scales: float32 [ceil(n / block)], written.
         codes: int8 [n], written.
     """
@@ -176,7 +178,7 @@ def encode_int8_fed(
 ) -> None:
     """Encode values + rests as `encode_int8` does; the remainder that is not sent becomes `rests`.
 
-    Error feedback (Seide et al., 2014): what a step leaves out, a later one brings.
+    This is error feedback (Seide et al., 2014): a later step sends what this one leaves out.
 
     Args:
         values: float32 [n], finite.
@@ -189,9 +191,9 @@ def encode_int8_fed(
 def encode_int8_drawn(
     rows: Floats, ids: Ids, salt: np.uint64, scales: Floats, codes: Codes
 ) -> int | None:
-    """Write the steps of `rows`, each rounded up or down so that it is right on average.
+    """Encode rows in whole steps, each value rounded up or down so that it is right on average.
 
-    Whether up or down is a function of salt, id and place in the row.
+    Salt, id and position in the row decide whether a value is rounded up.
 
     Args:
         rows: float32 [n, dim]; a row is a block.
@@ -210,5 +212,5 @@ def encode_int8_drawn(
 
 
 def decode_int8(codes: Codes, scales: Floats, block: int, values: Floats) -> None:
-    """Write the values that codes int8 [n] and scales float32 [ceil(n / block)] stand for."""
+    """Decode codes, int8 [n], and scales, float32 [ceil(n / block)], to `values`, float32 [n]."""
     width_kernels("int8", block, "decode").decode(codes, scales, values)

@@ -1,7 +1,8 @@
-"""The last batches of a table with their distinct ids, so that a push need not look for them again.
+"""Cache of the last batches of each table with their distinct ids, so that a push need not compute them
+again.
 
-A training step pulls a batch and then pushes gradients for the same ids. Making ids distinct costs about as
-much as the look-up, so what the pull has found is kept for the push.
+A training step pulls a batch and then pushes gradients for the same ids. Deduplication costs about as much as
+the look-up of the rows, so the result of the pull is kept for the push.
 """
 
 from collections import deque
@@ -9,29 +10,35 @@ from collections.abc import Collection
 
 from psfleet.core.engine.kernels.dedup import Ids, UniqueIds, dedup
 
-_KEPT = 2  # batches of a table: the one that is trained and the one that is read ahead
-_SAMPLE = 997  # a look at every so many ids tells most batches apart
-_SHORT = 512  # ids of a batch that is compared faster as bytes
+_KEPT = 2  # batches of a table: the batch in training and the one that is read ahead
+_SAMPLE = 997  # distance of the ids that are compared first; these few tell most batches apart
+_SHORT = 512  # ids up to which comparing all bytes is faster
 
 _Batch = tuple[Ids, bytes, UniqueIds]
-"""Ids, bytes of all of them or of some (`RecentBatches.of`), and what was made of them."""
+"""Ids of a batch, the bytes of all or some ids (`RecentBatches.of`), and the distinct ids."""
 
 
 class RecentBatches:
-    """The last batches of each table."""
+    """Cache of the last batches of each table. Not thread-safe, except `newest`."""
 
     def __init__(self) -> None:
         self._made: dict[int, deque[_Batch]] = {}
         self._recent: dict[int, deque[_Batch]] = {}  # of any table, by groups
 
     def of(self, table: int, ids: Ids, groups: int) -> UniqueIds:
-        """Return the distinct ids [n] of a batch of a table, dealt to so many servers."""
+        """Return the distinct ids of a batch, sorted by server, from the cache if it is known.
+
+        Args:
+            table: Number of the table.
+            ids: int64 [n]. An array that may be written to is copied for the cache.
+            groups: Number of servers.
+        """
         own = self._made.get(table)  # the last one first
         if own is None:
             own = self._made[table] = deque(maxlen=_KEPT)
         if own and own[0][0] is ids:
             return own[0][2]
-        # The bytes of the ids; of many, those of some.
+        # A short batch is identified by all its bytes; of a long one a sample is compared before all ids are.
         looked_at = ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
         batch = _among(own, ids, looked_at)
         if batch is None:
@@ -45,7 +52,7 @@ class RecentBatches:
         return batch[2]
 
     def newest(self) -> dict[int, Ids]:
-        """Return the newest batch of each table. Another thread may ask, for displays."""
+        """Return the ids of the newest batch of each table, for displays."""
         return {table: batches[0][0] for table, batches in [*self._made.items()] if batches}
 
 
@@ -55,7 +62,7 @@ def _kept(ids: Ids) -> Ids:
 
 
 def _among(batches: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
-    """Return the batch of these very ids."""
+    """Return the cached batch with equal ids, or None."""
     count = len(ids)
     for one in batches:
         others = one[0]

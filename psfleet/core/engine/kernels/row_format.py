@@ -1,4 +1,15 @@
-"""Storage of values in a row of a sparse table: in float32, or in 16 or 8 bits."""
+"""Row layouts: where weights and optimizer slots lie in a stored row, and at which precision.
+
+A row is columns side by side: weights, then each slot, each from a new word of 4 bytes. Rows are all float32
+("plain") or packed, with weights in bfloat16:
+
+    plain    | weights: dim words     | slot: dim words            | ...
+    packed   | weights: dim uint16    | scale | slot: dim int8     | ...       (a slot in int8)
+
+A rule always computes in float32. For packed rows the generated kernel widens a row into scratch memory,
+applies the rule, and narrows it again. The texts below are these steps for one column of each format;
+`row_parts` puts them into the templates of sources/. row_rounding.py has the arithmetic.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +31,7 @@ from psfleet.core.engine.kernels import row_rounding as row_bits
 from psfleet.core.engine.kernels.intrinsics import (load_packed_i8, load_packed_u16,
     load_packed_u32, load_wide, store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
 """
-# The weights of a packed row are bfloat16.
+# First values of the weights of a packed row, which are bfloat16.
 _FIRST_ROW = """\
 fill(d, wide, hash_, DIM, kind, low, span, stream)
 for k in range(DIM):
@@ -93,8 +104,8 @@ class RowColumn:
     """The weights of a row, or one slot of its state.
 
     Attributes:
-        format: int8: a word with the scale as float32, then the codes.
-        count: Number of its values.
+        format: Format of the values. A column in int8 begins with a word for the scale, a float32.
+        count: Number of values.
         place: Position of its first value in the row as float32.
         word: Position of its first word in the stored row.
     """
@@ -106,20 +117,20 @@ class RowColumn:
 
     @property
     def words(self) -> int:
-        """Number of its words of 4 bytes."""
+        """Number of words of 4 bytes that the column takes."""
         return _words(self.format, self.count)
 
 
 class RowFormat:
     """Format of the rows of one table, without their scores.
 
-    A format is used where it makes the row smaller: one weight in bfloat16 would take a word like one in
-    float32. So either all columns are float32, or the weights are bfloat16.
+    A smaller format is used only if it makes the column smaller: a single weight in bfloat16 takes a word, as
+    one in float32 does. So either all columns are float32, or the weights are bfloat16.
 
     Attributes:
-        columns: The weights, then each slot.
+        columns: Column of the weights, then those of the slots.
         words: Number of words of a stored row.
-        width: Width of the row as float32.
+        width: Number of values of a row, which is its width in float32.
     """
 
     def __init__(self, rule: Rule, dim: int, precision: RowPrecision) -> None:
@@ -134,7 +145,7 @@ class RowFormat:
 
     @property
     def plain(self) -> bool:
-        """True if all of it is float32."""
+        """True if all columns are float32."""
         return self.words == self.width
 
     @property
@@ -157,12 +168,18 @@ def _words(form: SlotFormat, count: int) -> int:
 
 
 def weight_parts(is_plain: bool) -> dict[str, str]:
-    """Return the parts that `pull.txt` leaves open. is_plain: whether rows are float32."""
+    """Return the parts to fill into `pull.txt`, for rows in float32 or packed ones."""
     return _PLAIN_WEIGHTS if is_plain else _PACKED_WEIGHTS
 
 
 def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
-    """Return the parts that `rows_head.txt` and the texts behind it leave open. `text`: of the rule."""
+    """Return the parts to fill into `rows_head.txt` and the texts behind it.
+
+    Args:
+        text: Text of the rule.
+        rule: Rule of the rows.
+        form: Format of the rows.
+    """
     return _plain_parts(text) if form.plain else _packed_parts(rule, form)
 
 

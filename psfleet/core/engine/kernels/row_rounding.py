@@ -1,12 +1,11 @@
-"""Values of a packed row in 16 and 8 bits, as code that kernels call.
+"""Rounding of the values of packed rows to 16 and 8 bits, as code that kernels call.
 
-A value between two that the format can hold becomes one of them, drawn so that it is right on average
-(stochastic rounding, Gupta and others, 2015): small updates are not lost. The random bits are a hash of
-table, id, step and place, so every server, a replay of the log and a standby draw the same. A value that the
-format can hold stays as it is.
+A value between two that the format can hold becomes one of these, drawn at random so that it is right on
+average (stochastic rounding, Gupta and others, 2015). Rounding to the nearest would lose updates that are
+smaller than half a step. The random bits are a hash of table, id, step and position, so a server, a replay of
+its log and a standby draw the same. A value that the format can hold stays as it is.
 
-psfleet.core.engine.kernels.device.cuda_arithmetic has what 16 bits need for devices,
-with their own `mix`.
+cuda_arithmetic.py has the functions for 16 bits on devices.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -23,25 +22,28 @@ _MAGNITUDE = 0x7FFFFFFF
 
 @helper
 def float_of(bits):
-    """The float32 of these bits."""
+    """Return the float32 with these bits."""
     return np.uint32(bits).view(np.float32)
 
 
 @helper
 def bits_of(value):
-    """The bits of a float32."""
+    """Return the bits of a float32."""
     return np.float32(value).view(np.uint32)
 
 
 @helper
 def random_base(hash_, stream, step):
-    """From which `noise` draws for one row. hash_: hash of its id; stream: of its table."""
+    """Return the seed for `noise` in one row at one step.
+
+    hash_: hash of the row's id. stream: stream of its table.
+    """
     return _W(mix(hash_ ^ mix(stream + uint64(step) * uint64(GOLDEN))))
 
 
 @helper
 def noise(base, place):
-    """32 random bits for one value of a row. The mixing function is Wellons' lowbias32 (2018)."""
+    """Return 32 random bits for the value at position `place` of a row (Wellons' lowbias32, 2018)."""
     x = _W(base + _W(place) * _W(0x9E3779B9))
     x = _W((x ^ (x >> _W(16))) * _W(0x7FEB352D))
     x = _W((x ^ (x >> _W(15))) * _W(0x846CA68B))
@@ -50,7 +52,7 @@ def noise(base, place):
 
 @helper
 def nearest(x):
-    """The bfloat16 nearest to the float32 with bits x; ties to even."""
+    """Return the bfloat16 nearest to the float32 with bits x; ties to even."""
     even = (x >> _W(16)) & _W(1)
     quiet = (x >> _W(16)) | _W(0x40)
     half = _W(x + _W(0x7FFF) + even) >> _W(16)
@@ -59,7 +61,10 @@ def nearest(x):
 
 @helper
 def drawn(x, random):
-    """A bfloat16 next to the float32 with bits x. No finite value becomes infinite."""
+    """Return one of the two bfloat16 next to the float32 with bits x. No finite value becomes infinite."""
+    # The lower 16 bits are the fraction of a step. To add 16 random bits carries with just this probability.
+    # A carry that would reach infinity is not taken; a NaN gets the quiet bit, so that it does not become
+    # infinity.
     magnitude = x & _W(_MAGNITUDE)
     down = (x >> _W(16)) | (_W(0x40) if magnitude > _W(_INFINITE) else _W(0))
     up = _W(x + (random >> _W(16))) >> _W(16)
@@ -69,12 +74,13 @@ def drawn(x, random):
 
 @helper
 def scale_of(most):
-    """The step of a column: the smallest power of two that is at least 1/127 of its largest magnitude.
+    """Return the step of an int8 column: the smallest power of two >= its largest magnitude / 127.
 
-    most: The bits of that magnitude.
+    most: Bits of that magnitude.
 
-    Multiples of a power of two are exact, so a column that is read and stored again keeps its values. Below
-    2^-120 all become 0. A column with an infinity or NaN becomes NaN as a whole, so that it shows.
+    Multiples of a power of two are exact, so a column that is read and stored again keeps its values. A
+    column whose magnitudes are below 2^-120 becomes zeros. A column with an infinity or NaN becomes NaN as a
+    whole, so that the fault is not hidden.
     """
     exponent = (most + _W(0x1FFFF)) >> _W(23)  # one more where the fraction exceeds 127/64
     bits = (exponent - _W(6)) << _W(23) if exponent > _W(6) else _W(0)
@@ -83,7 +89,8 @@ def scale_of(most):
 
 @helper
 def code_of(x, scale, random):
-    """The float32 with bits x in steps of `scale`, -127 to 127."""
+    """Return the float32 with bits x in steps of `scale`, -127 to 127, rounded by 16 bits of `random`."""
+    # The scale is a power of two, so its inverse is exact: the exponent is 254 minus its own.
     inverse = float_of(_W(_W(254 << 23) - bits_of(scale)))
     # Exact beside a whole number up to 127.
     part = float32(random >> _W(16)) * float32(2.0**-16)

@@ -1,7 +1,20 @@
 """Generates the parts of a kernel module's text that come from the rule: its update, its state and its sums.
 
 `generate.py` puts them into the templates of `sources/`. `rule_twin.py` is the same rule in NumPy, which
-tests compare with the compiled kernels.
+tests compare with the compiled kernels. For SGD on rows of 4 weights with l2, the text of `apply` is::
+
+    @helper
+    def apply(n, gradient, lanes, p, turn, h):
+        l2 = h[1]
+        for i in range(4):
+            w = load_f32(p, i)
+            g = read_f32(gradient, i)
+            g = g + l2 * w
+            w, = sgd(w, g, h)
+            store_f32(p, i, w)
+
+Names in the text: p is the address of the weights, p0, p1, ... those of dense slots; w and g the weight and
+its gradient; u0, t0, ... a slot before and after the update; a0, s0, ... a term of a sum and the sum.
 """
 
 import inspect
@@ -40,11 +53,11 @@ ZERO = np.float32(0)
 def scalars_of(
     rule: Rule, decay: DecaySpec, learning_rate: float, step: int, resting: bool = False
 ) -> NDArray[np.float32]:
-    """The numbers h of one batch as the generated kernels read them: the rule's, then the decay's.
+    """Compute the numbers h of one batch as the generated kernels read them: the rule's, then the decay's.
 
     Args:
         rule, decay, learning_rate, step: As for the tables.
-        resting: For the rows that the batch does not name.
+        resting: True for the numbers of rows that the batch does not name.
     """
     make = rule.resting_scalars if resting else rule.scalars
     return np.array(with_decay(make(learning_rate, step), decay), np.float32)
@@ -60,11 +73,12 @@ def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...
 
 
 class RuleSource:
-    """Text for one rule, with or without regularization.
+    """Generator of the text of one rule, with or without regularization.
 
     Attributes:
-        pointers: Names of the arguments that say where weights and state are. Dense: one address
-            each. Sparse: the row's address, and the number of the slot whose turn it is.
+        pointers: Names of the arguments that say where weights and state are. In dense kernels these are the
+            address of the weights and of each slot, in sparse kernels the address of the row, and the number
+            of the slot whose turn it is.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
@@ -73,8 +87,8 @@ class RuleSource:
         Args:
             rule: The rule.
             l1, l2: True if these regularizations are added to the gradient.
-            dim: Width of the sparse table's rows; 0: the text is for dense arrays.
-            width: Dense: how many weights a unit has, where the compiler may know; else 0.
+            dim: Width of the sparse table's rows, or 0 for dense arrays.
+            width: Number of weights of a unit of a dense array, if the compiler may know it, or 0.
         """
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._constant = dim or width
@@ -87,21 +101,24 @@ class RuleSource:
         self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(slots)))]
 
     def load_scalars(self) -> str:
-        """An expression: the tuple h read from the address `scalars`."""
+        """Return an expression that reads the tuple h from the address `scalars`."""
         count = self._numbers + self._l1 + self._l2
         return "(" + "".join(f"load_f32(scalars, {i}), " for i in range(count)) + ")"
 
     def unit_pointers(self) -> list[str]:
-        """Dense: the addresses of unit `unit`, whose weights start `at` bytes behind the first."""
+        """Return expressions for the addresses of a unit of a dense array.
+
+        The text around them sets `unit`, the unit's number, and `at`, the offset of its weights in bytes.
+        """
         steps = ["unit * 4" if single else "at" for single in self._per_unit]
         return [
             f"{name} + {step}" for name, step in zip(self.pointers, ["at", *steps], strict=True)
         ]
 
     def _place(self, slot: int, index: str) -> str:
-        """The arguments of a load: where weight `index` has its slot.
+        """Return the arguments of a load or store: address and position of the slot of weight `index`.
 
-        In a row all places are offsets from one address, so the compiler sees that they are apart.
+        In a row all positions are offsets from one address, so the compiler sees that they do not overlap.
         """
         if not self._dim:
             return f"p{slot}, {index}"
@@ -111,7 +128,7 @@ class RuleSource:
         return f"p, {offset} + {index}"
 
     def fill_slots(self) -> str:
-        """Statements that give a new row's state its first values."""
+        """Return statements that write the first values of a new row's state."""
         lines, offset = [], self._dim
         for initial, run in groupby(self._rule.slots, lambda slot: slot.initial):
             width = sum(1 if slot.per_unit else self._dim for slot in run)
@@ -123,7 +140,7 @@ class RuleSource:
         return indent("\n".join(lines), " " * 8)
 
     def core(self) -> str:
-        """The rule's functions and `apply`, which updates the weights of one unit."""
+        """Return the imports, the rule's functions, and `apply`, which updates the weights of one unit."""
         rule, parts = self._rule, [_HEAD]
         parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions_of(rule)]
         if rule.measure() is not None:
@@ -136,7 +153,7 @@ class RuleSource:
         return "".join(f"    {name} = h[{self._numbers + i}]\n" for i, name in enumerate(names))
 
     def _load(self, index: str) -> str:
-        """Statements that load w and g, and add the regularization to g."""
+        """Return statements that load w and g, and add the regularization to g."""
         text = f"w = load_f32(p, {index})\ng = read_f32(gradient, {index})"
         if self._l2:
             text += "\ng = g + l2 * w"
@@ -154,7 +171,7 @@ class RuleSource:
         return ", ".join(["w", "g", *self._slots(index), "h"])
 
     def _load_single(self) -> str:
-        """Statements that load the values that the unit shares."""
+        """Return statements that load the slots with one value for the whole unit."""
         return "".join(
             f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
             for i, single in enumerate(self._per_unit)
@@ -172,7 +189,7 @@ class RuleSource:
         return "".join(f"t{i}, " for i in range(len(self._per_unit)))
 
     def _directed(self, slots: list[str]) -> str:
-        """A statement that leaves in g what the rule's `direction` makes of the updated slots."""
+        """Return a statement that sets g to the result of the rule's `direction` for the updated slots."""
         direction = self._rule.direction()
         assert direction is not None
         return f"g, = {direction.__name__}({', '.join(['w', *slots, 'h'])})\n"
@@ -198,7 +215,7 @@ class RuleSource:
         )
 
     def _advance(self) -> str:
-        """Statements that update the slots of weight i and leave the direction in g."""
+        """Return statements that update the slots of weight i and set g to the direction."""
         advance = self._rule.advance()
         if advance is None:
             return ""
@@ -207,7 +224,7 @@ class RuleSource:
         return (call + self._directed(names.rstrip(", ").split(", "))).rstrip()
 
     def _combined(self) -> str:
-        """`combined`: the sums over the unit, in the fixed order, and what `combine` makes of them."""
+        """Return the text of `combined`, which sums over the unit in the fixed order and calls `combine`."""
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
         assert combine is not None
@@ -249,12 +266,12 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
 
 
 def _power(count: int) -> int:
-    """The smallest power of two that is at least `count`. More lanes would only add zeros."""
+    """Return the smallest power of two that is at least `count`. More lanes would only add zeros."""
     return 1 << (count - 1).bit_length()
 
 
 def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
-    """Working memory of a kernel: the lanes of the rule's sums, then a row of `width` values."""
+    """Allocate scratch memory of a kernel: the lanes of the rule's sums, then a row of `width` values."""
     return np.empty(LANES * sum_count(rule) + width, np.float32)
 
 

@@ -1,4 +1,9 @@
-"""Eviction policies: a policy is one score function; when a table is full, low scores go first."""
+"""Eviction policies: which rows a table with a CapacityEntry removes when it is full.
+
+A policy is one score function; the rows with the lowest scores go first. LRU, LFU and DecayedFrequency are
+built in. A user's policy is a subclass of `EvictionPolicy`, whose function is compiled into the kernels of
+kernels/sources/eviction.txt.
+"""
 
 import inspect
 import math
@@ -18,23 +23,25 @@ _COUNTERS = ("age", "clicks", "frequency", "shows")
 
 @dataclass(frozen=True)
 class EvictionPolicy(NamedDefinition):
-    """The rows with the lowest score go first; of equal scores those that were pushed the longest time ago.
+    """Base class of eviction policies: rows with the lowest scores are removed first.
 
-    A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. Of equally old
-    rows with equal scores those whose ids have the smallest hash go. A score that is not a number counts
-    as minus infinity. Scores are compared as float32.
+    A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. Scores are
+    compared as float32, and NaN is below all other scores. Among rows with equal scores the one that was
+    pushed the longest time ago goes first, and among equally old ones that whose id has the smallest hash.
     """
 
     word: ClassVar[str] = "eviction policy"
     known: ClassVar[dict[str, Any]] = POLICIES
 
     def score(self) -> Callable[..., float] | None:
-        """The score function; None: the age alone decides, the oldest row first.
+        """Return the score function, or None if age alone decides, so that the oldest row goes first.
 
-        A module-level function that names the arguments that it needs and returns a number. They are float64:
+        It is a module-level function that returns a number and takes those of these arguments that it needs,
+        by name. They are float64:
 
             age: Updates of the table since the row was last pushed.
-            frequency: Updates that have named the row, see `frequency_half_life`; it takes 4 bytes a row.
+            frequency: Number of updates that have named the row, decayed by `frequency_half_life`. It takes
+                4 bytes a row.
             shows, clicks: Scores of the row, in a table with a ShowClickEntry.
             h: The tuple made by `scalars`.
 
@@ -49,7 +56,7 @@ class EvictionPolicy(NamedDefinition):
 
     @property
     def frequency_half_life(self) -> float:
-        """Updates of the table in which a row's frequency falls to its half; 0: it never falls."""
+        """Number of the table's updates in which a frequency falls to its half, or 0 if it never falls."""
         return 0.0
 
     @property
@@ -60,10 +67,10 @@ class EvictionPolicy(NamedDefinition):
 
 
 def check_policy(policy: EvictionPolicy) -> None:
-    """Refuse a policy whose score function kernels cannot take as it stands.
+    """Refuse a policy whose score function cannot be compiled into kernels as it stands.
 
     Raises:
-        RuleError: It uses a name or a form that kernels do not know, or an unknown argument.
+        RuleError: The function uses a name or a form that kernels do not know, or an unknown argument.
     """
     function = policy.score()
     if function is None:
@@ -85,18 +92,18 @@ def _wrong_argument(policy: EvictionPolicy) -> str:
 
 
 def frequency(frequency: float) -> float:
-    """The score of LFU and DecayedFrequency."""
+    """Return the frequency as score: the score function of LFU and DecayedFrequency."""
     return frequency
 
 
 @dataclass(frozen=True)
 class LRU(EvictionPolicy):
-    """Least recently used: the rows that were pushed the longest time ago go first."""
+    """Least recently used: rows go first that were pushed the longest time ago."""
 
     name = "lru"
 
     def score(self) -> None:
-        """Return None: the order is that of the last pushes (`tables.lifetime.AgeRanking`)."""
+        """Return None, because rows go in the order of their last pushes (`tables.lifetime.AgeRanking`)."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +119,10 @@ class LFU(EvictionPolicy):
 
 @dataclass(frozen=True)
 class DecayedFrequency(LFU):
-    """Least frequently used, where an update counts the less the longer it is ago.
+    """Least frequently used, where older updates count less.
 
     Attributes:
-        half_life: Updates of the table after which one counts half.
+        half_life: Number of the table's updates after which an update counts half.
     """
 
     half_life: Annotated[float, Range(0, low_open=True)] = 100_000.0

@@ -1,4 +1,10 @@
-"""The definition of a rule: a digest of the source text on which its results depend."""
+"""Registry of rules and eviction policies: definitions by name, and how they travel in messages and files.
+
+A class that derives from `Rule` or `EvictionPolicy` and has a name joins the registry when Python defines it.
+Servers, workers and snapshots refer to it by a reference, `name` or `name@digest`, and its hyperparameters as
+numbers. `make_rule` turns these into a rule, and refuses a rule whose definition here has another digest
+(rule_digest.py). A user's rules are known after `import_rules`.
+"""
 
 import dataclasses
 import importlib
@@ -21,18 +27,18 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="NamedDefinition")
 
 RULES: dict[str, type["Rule"]] = {}
-"""Every rule that this process knows, by name. A class joins when Python defines it."""
+"""All rules that this process knows, by name. A class joins when Python defines it."""
 POLICIES: dict[str, type["EvictionPolicy"]] = {}
-"""Every eviction policy that this process knows, likewise."""
+"""All eviction policies that this process knows, by name."""
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 def register(rule: type["NamedDefinition"]) -> None:
-    """Make a rule known by its name. A class that is defined again replaces the earlier one.
+    """Add a rule or policy to its registry. A class that is defined a second time replaces the first.
 
     Raises:
-        RuleError: The name is not one, or another rule has it.
+        RuleError: The name is malformed, or another class has it.
     """
     other = rule.known.get(rule.name)
     if not _NAME.fullmatch(rule.name):
@@ -49,29 +55,29 @@ def register(rule: type["NamedDefinition"]) -> None:
 
 
 def rule_class(name: str) -> type["Rule"]:
-    """The rule of this name.
+    """Return the rule with this name.
 
     Raises:
-        RuleError: There is none.
+        RuleError: No rule has this name.
     """
     return find(RULES, "rule", name)
 
 
 def own_rules() -> list[type["Rule"]]:
-    """The rules that come with psfleet, without those of modules that a user names."""
+    """Return the rules that come with psfleet, without those of a user's modules."""
     return [rule for rule in RULES.values() if is_own(rule)]
 
 
 def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
-    """The definition of this name.
+    """Return the definition with this name.
 
     Args:
-        known: RULES or POLICIES.
-        word: Name of the definitions in errors.
+        definitions: RULES or POLICIES.
+        word: Kind of the definitions in error messages: "rule" or "eviction policy".
         name: Name of the definition.
 
     Raises:
-        RuleError: There is none.
+        RuleError: No definition has this name.
     """
     if name not in definitions:
         raise RuleError(
@@ -82,20 +88,20 @@ def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
 
 
 def reference_of(rule: "NamedDefinition") -> str:
-    """Return the name of a rule in messages and files; a user's rule has @ and its digest behind it."""
+    """Return the reference to a rule in messages and files: its name, with @ and a digest for a user's."""
     definition = definition_of(type(rule))
     return f"{rule.name}@{definition}" if definition else rule.name
 
 
 def make_rule(reference: str, hyperparameters: dict[str, float]) -> "Rule":
-    """The rule that a message or file refers to.
+    """Make the rule that a message or file refers to.
 
     Args:
         reference: Result of `reference_of`.
         hyperparameters: Value of Rule.hyperparameters.
 
     Raises:
-        RuleError: There is no such rule, it has another definition here, or a value is wrong.
+        RuleError: No rule has this name, the rule is defined differently here, or a value is wrong.
     """
     return make(RULES, "rule", reference, hyperparameters)
 
@@ -120,11 +126,11 @@ def import_rules(modules: Sequence[str], folder: str = "") -> None:
     """Import the modules that define a user's rules.
 
     Args:
-        modules: Their names, as for `import`.
-        folder: Folder of modules besides the Python path; empty: none.
+        modules: Names of modules, as for `import`.
+        folder: Folder to search after the Python path, or empty for none.
 
     Raises:
-        RuleError: A module is not there or cannot be imported.
+        RuleError: A module does not exist or cannot be imported.
     """
     if modules and folder and folder not in sys.path:
         sys.path.append(folder)  # the end: a file of the user must not stand for a library
@@ -144,17 +150,17 @@ def _place(rule: type["NamedDefinition"]) -> str:
 
 @dataclass(frozen=True)
 class NamedDefinition:
-    """A rule or an eviction policy: a frozen dataclass whose fields are its hyperparameters.
+    """Base class of rules and eviction policies: a frozen dataclass whose fields are the hyperparameters.
 
     Each field has a default and is a number or a bool, so that a definition travels as a name and a list
-    of numbers, never as code. Annotations state the range; the constructor checks them.
+    of numbers, never as code. Annotations state the range; the constructor checks it.
 
     Attributes:
-        word: Name of the kind in errors.
-        known: All of them, by name.
-        name: Lower-case letters, digits and `_`. Tables refer to the definition by it.
-        version: States that two definitions with equal versions compute the same. Empty: a digest of the
-            source text takes its place, see psfleet.core.engine.rules.finding_rules.
+        word: Kind in error messages: "rule" or "eviction policy".
+        known: Registry of the kind, by name.
+        name: Name by which tables refer to the definition: lower-case letters, digits and `_`.
+        version: Text that its author changes whenever results change: definitions with equal versions compute
+            the same. If it is empty, a digest of the source text is used, see rule_digest.py.
     """
 
     word: ClassVar[str]
@@ -170,12 +176,12 @@ class NamedDefinition:
         check_fields(type(self).__name__, self)
 
     def hyperparameters(self) -> dict[str, float]:
-        """The fields as plain numbers, the form in which it travels."""
+        """Return the fields as plain numbers, the form that messages and files have."""
         return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
     def from_hyperparameters(cls, values: dict[str, float]) -> Self:
-        """The definition with these fields, each brought back to the field's own type."""
+        """Make a definition with these fields, each converted back to the field's own type."""
         fields = {f.name: f for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - set(fields))
         if unknown:

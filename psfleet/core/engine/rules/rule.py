@@ -1,7 +1,11 @@
-"""Declaration of a rule: its optimizer's arguments, its twins in torch, and what its functions may contain.
+"""Base class of update rules, and the declarations that go with a rule.
 
-An `epsilon` of 0 is taken and the formula computed as it stands, as in the reference: a value that has had
-no gradient but 0 becomes 0 / 0, NaN. Nothing is put in its place; keep it above 0 where that can be.
+A rule is the arithmetic of an optimizer (`Rule`). It also declares the constructor that scripts see
+(`OptimizerSpec`) and the optimizers of torch that compute the same (`TorchSpec`). `check_functions` refuses
+functions that cannot be compiled into kernels. momentum.py has short examples.
+
+An `epsilon` of 0 is accepted, and the formula computed as it stands, as in the reference: a weight that
+has only had gradients of 0 becomes 0 / 0, NaN. Keep epsilon above 0 if that can happen.
 """
 
 import ast
@@ -17,12 +21,13 @@ from psfleet.core.base.validation.annotations import Range
 from psfleet.core.engine.rules.finding_rules import RULES, NamedDefinition
 
 DecayRate = Annotated[float, Range(0, 1, high_open=True)]
-"""The decay rate of a running mean."""
+"""Decay rate of a running mean, from 0 to below 1."""
 SlotFormat = Literal["float32", "bfloat16", "int8"]
 """Storage of a slot's values in a row."""
 UnitInterval = Annotated[float, Range(0, 1)]
 _MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
 _BUILT_IN = ("abs", "max", "min")
+# Names that the generated text around a rule's functions uses; a function of such a name would replace them.
 _KERNELS_OWN = re.compile(
     r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
     r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
@@ -56,20 +61,20 @@ class OptimizerSpec:
     `psfleet.optimizer.factory.BY_PARAMETER`, which say what differs between parameters.
 
     Attributes:
-        learning_rate: Its default; None: the script must give it.
-        arguments: Names of the arguments after `learning_rate`, in the order by place, separated by
-            spaces; empty: the rule's fields, then "parameters weight_decay grad_clip name".
-        older: The order of the reference's older documents, from the place of `parameters` on.
+        learning_rate: Default of the argument `learning_rate`, or None if the script must give it.
+        arguments: Names of the positional arguments after `learning_rate`, in order, separated by spaces. If
+            empty, these are the rule's fields and then "parameters weight_decay grad_clip name".
+        older: Positional arguments from `parameters` on as the reference's older documents have them.
         ignored: Arguments that have no effect, for scripts written for the reference, and their
             defaults.
         lazy: True if rows of a sparse parameter always rest while they have no gradient.
-        fields: Argument -> the field that it sets, where their names differ.
+        fields: Field of the rule that an argument sets, for each argument with another name than its field.
         required: Names of arguments that the script must give, separated by spaces.
         decay: Field that is 0 for parameters whose weights do not decay.
-        options: Arguments that are no fields -> their annotations and defaults.
-        rules: Makes the optimizer's rules from the rule's class, its fields, the first learning rate,
-            `lazy_mode` and the options; None: one rule, with the fields.
-        doc: Docstring of the optimizer; empty: that of the rule.
+        options: Annotation and default of each argument that is not a field.
+        rules: Function that makes the optimizer's rules from the rule's class, its fields, the first learning
+            rate, `lazy_mode` and the options; or None for one rule with these fields.
+        doc: Docstring of the optimizer, or empty to use that of the rule.
     """
 
     learning_rate: float | None = 0.001
@@ -115,12 +120,12 @@ class TorchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One state value that a rule keeps beside each weight.
+    """A state value that a rule keeps for each weight, such as a momentum.
 
     Attributes:
         name: Name as in state dicts.
-        initial: Its first value.
-        per_unit: One value for the whole unit (see Rule.unit) instead of one per weight.
+        initial: Value of the slot before the first update.
+        per_unit: True for one value for the whole unit (see Rule.unit) instead of one for each weight.
         smallest: The smallest format in which rows of a sparse table may store it, should the table ask for
             one. The rule then gets values that are right on average, and a value near 0 may become 0:
             int8 with steps of at least 1/127 of the row's largest value, bfloat16 only where it is below
@@ -142,7 +147,22 @@ class Slot:
 
 @dataclass(frozen=True)
 class Rule(NamedDefinition):
-    """An optimizer's arithmetic for one weight. Knows nothing of tables, threads or the wire.
+    """Arithmetic of an optimizer for one weight. It knows nothing of tables, threads or the wire.
+
+    A complete rule::
+
+        def sgd(w, g, h):
+            return (w - h[0] * g,)
+
+        @dataclass(frozen=True)
+        class MySGD(Rule):
+            name = "my_sgd"
+
+            def scalar(self):
+                return sgd
+
+            def scalars(self, learning_rate, step):
+                return (learning_rate,)
 
     A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. The learning
     rate is not a field: it comes with each push.
@@ -165,7 +185,7 @@ class Rule(NamedDefinition):
         unit: Unit of one update. "element": every weight for itself. "row": a row of a sparse
             table, or what one index of a dense array's first axis names. "parameter": the whole
             dense array; in a sparse table, whose rows are on many servers, still the row.
-        optimizer: Constructor of the rule's optimizer; None: only other code makes it.
+        optimizer: Constructor of the rule's optimizer, or None if scripts cannot construct it.
         torch: The optimizers of torch that compute the same.
         counts: True if pushes are counts: servers apply each push in full. They neither average the
             pushes of a round nor correct, round or shrink anything, and geo mode applies the rule too.
@@ -185,9 +205,9 @@ class Rule(NamedDefinition):
 
     @property
     def turns(self) -> int:
-        """Number of the last slots that take turns; 0: none.
+        """Number of slots, the last ones, that take turns, or 0 if none do.
 
-        The scalar function sees only one of them: number (step - 1) % turns.
+        In each step the scalar function sees only slot (step - 1) % turns of these.
         """
         return 0
 
@@ -196,19 +216,22 @@ class Rule(NamedDefinition):
         raise NotImplementedError
 
     def measure(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function to sum over the unit; None: the rule needs no sums."""
+        """Return the function whose results are summed over the unit, or None if the rule needs no sums."""
         return None
 
     def advance(self) -> Callable[..., tuple[float, ...]] | None:
-        """The slots' update, where it runs before `measure`; None: the scalar function does it."""
+        """Return the function that updates the slots before `measure`, or None if `scalar` updates them."""
         return None
 
     def direction(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function used for the gradient after `advance`; None: that of `advance`."""
+        """Return the function that computes u, used for the gradient after `advance`, from the updated slots.
+
+        None if the rule has no `advance`.
+        """
         return None
 
     def combine(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that adds the sums to the numbers of the batch; None: that of `measure`."""
+        """Return the function that makes of the sums the values appended to h, or None without `measure`."""
         return None
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
@@ -226,16 +249,16 @@ class Rule(NamedDefinition):
 
 
 def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:
-    """The functions that go into the rule's kernels."""
+    """Yield the functions that go into the rule's kernels, those that exist."""
     functions = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
     yield from (function for function in functions if function is not None)
 
 
 def check_functions(rule: "Rule") -> None:
-    """Refuse functions that kernels cannot take as they stand.
+    """Refuse functions that cannot be compiled into kernels as they stand.
 
     Raises:
-        RuleError: One uses a name, a number or a form that kernels do not know.
+        RuleError: A function uses a name, a number or a form that kernels do not know.
     """
     for function in functions_of(rule):
         why = fault_of(function)
@@ -245,7 +268,12 @@ def check_functions(rule: "Rule") -> None:
 
 @cache
 def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
-    """Describe the fault of a function; empty: none. numbers: they are no fault."""
+    """Return why a function cannot go into kernels, or an empty string if it can.
+
+    Args:
+        function: Function of a rule or a policy.
+        numbers: True if the function may contain numbers, as that of a policy, which computes in float64.
+    """
     name = function.__name__
     if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":
         return "must be defined by def at the top of its module"
@@ -276,7 +304,7 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
 
 
 def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The syntax below the function's arguments, without the places in h."""
+    """Yield the syntax nodes of the function's body, without the indices of subscripts such as h[0]."""
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop(0)

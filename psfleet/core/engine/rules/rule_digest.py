@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def is_own(rule: type["NamedDefinition"]) -> bool:
-    """Return whether it comes with psfleet."""
+    """Return whether a rule comes with psfleet."""
     return rule.__module__.startswith("psfleet.core.engine.rules.")
 
 
 def definition_of(rule: type["NamedDefinition"]) -> str:
-    """The rule's `version`, or a digest of its source; empty for psfleet's own rules.
+    """Return the rule's `version`, or a digest of its source; empty for psfleet's own rules.
 
     The digest covers the class, and the functions, classes and plain constants of its own package
     that the class names, directly or through each other. Comments, docstrings and layout do not count.
@@ -63,7 +63,7 @@ def _digest(rule: Any) -> str:
 
 
 def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
-    """The item's syntax, without docstrings."""
+    """Return the item's syntax without docstrings."""
     try:
         tree = ast.parse(dedent(inspect.getsource(item)))
     except (OSError, TypeError, SyntaxError) as error:
@@ -78,7 +78,7 @@ def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
 
 
 def _named(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The global names that the syntax uses, with their values."""
+    """Yield the global names that the syntax uses, with their values."""
     for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
         if name in names:
             yield name, names[name]

@@ -1,1 +1,1 @@
-"""Kernels of a CUDA device, and the queue of its work."""
+"""Kernels of a CUDA device, and the queue of its work. Start with cuda_queue.py."""

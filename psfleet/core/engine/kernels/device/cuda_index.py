@@ -20,14 +20,14 @@ from psfleet.core.engine.kernels.device.cuda_arithmetic import (
 )
 
 DEAD = 0xFFFFFFFF
-OLDEST = 1 << 31  # an age; what is older counts as this old
+OLDEST = 1 << 31  # largest age in steps; older rows count as this old
 NONE = uint64(0)
 SEGMENT = uint64(56)  # bits below those that choose the segment
 
 
 @device_function
 def entry_of(keys, bases, masks, hash_):
-    """The entry of the hash, or the free one that ends its chain."""
+    """Return the entry of a hash, or the free entry that ends its chain."""
     entry = int64(0)
     if hash_ != NONE:
         segment = int64(hash_ >> SEGMENT)
@@ -40,7 +40,7 @@ def entry_of(keys, bases, masks, hash_):
 
 @device_function
 def claimed(keys, bases, masks, hash_):
-    """The entry of the hash, its own from now on."""
+    """Return the entry of a hash, and claim a free one for it if it has none."""
     entry = int64(0)
     if hash_ != NONE:
         segment = int64(hash_ >> SEGMENT)
@@ -78,10 +78,10 @@ def find(
     last_steps,
     new,
 ):
-    """Write each id's slot and the step of its last push; both 0 for an unknown one.
+    """Write each id's slot and the step of its last push, or 0 and 0 for an unknown id.
 
-    now: the table's step. steps: at which the rows are pushed, if `touches`; `step` for all unless `many`.
-    new: int64 [segments]: the unknown ids are added to these.
+    now: the table's step. touches: whether the rows are stamped as pushed, all at `step`, or row i at
+    steps[i] if `many`. new: int64 [segments], to which the number of unknown ids of each segment is added.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         hash_ = mix(ids[i])
@@ -117,9 +117,10 @@ def add(
     fresh,
     counter,
 ):
-    """Give a slot to each id that `find` has not found: one of the `free_count` last ones, then unused ones.
+    """Give a slot to each id that `find` has not found: first free slots, the last one first, then unused
+    slots.
 
-    fresh: uint8 [n]: which ids these are. counter: int64 [1], 0.
+    fresh: uint8 [n], written: 1 for these ids. counter: int64 [1], 0 at first, written: their number.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         fresh[i] = 0
@@ -137,10 +138,11 @@ def add(
 
 @cuda.jit
 def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter):
-    """Remove ids, also if one is named twice; their slots go behind the `free_count` ones.
+    """Remove ids, which may repeat; append their slots to `free`, which has `free_count` of them.
 
-    counter: int64 [1], 0; then how many there were.
+    counter: int64 [1], 0 at first, written: the number of removed rows.
     """
+    # The exchange gives the slot to one thread alone, so that a repeated id frees its row once.
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         hash_ = mix(ids[i])
         entry = entry_of(keys, bases, masks, hash_)
@@ -152,7 +154,7 @@ def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter)
 
 @cuda.jit
 def rebuild(keys, slots, stamps, bases, masks, entries, new_keys, new_slots, new_stamps):
-    """Move all rows to entries that are all free, whose segments bases and masks describe."""
+    """Insert all rows into a new, empty index, whose segments bases and masks describe."""
     for old in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[old] != 0 and slots[old] != DEAD:
             entry = claimed(new_keys, bases, masks, keys[old])
@@ -170,9 +172,10 @@ def count_entries(keys, slots, entries, live):
 
 @cuda.jit
 def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slots, ages, count):
-    """Write hash, slot and age of the rows of entries first to last - 1 of such an age.
+    """Write hash, slot and age of the rows in entries `first` to `last` - 1 that are `least` to `most` steps
+    old.
 
-    count: int64 [1], 0; then how many there are.
+    count: int64 [1], 0 at first, written: the number of these rows. Their order is undefined.
     """
     for entry in range(first + cuda.grid(1), last, cuda.gridsize(1)):
         slot = int64(slots[entry])
@@ -187,7 +190,7 @@ def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slo
 
 @cuda.jit
 def histogram(slots, stamps, entries, step, shift, bins, counts):
-    """Count the rows of each age >> shift; the last bin takes what is older."""
+    """Count rows by age: counts[age >> shift]; the last bin takes all older rows too."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[entry] != 0 and slots[entry] != DEAD:
             cuda.atomic.add(counts, min(age_of(step, stamps[entry]) >> shift, bins - 1), 1)
@@ -195,7 +198,7 @@ def histogram(slots, stamps, entries, step, shift, bins, counts):
 
 @cuda.jit
 def restamp(stamps, entries, old, new):
-    """The step goes from `old` to `new`: rows keep the step at which they were pushed."""
+    """Rewrite all stamps when the step goes from `old` to `new`; each row keeps the step of its last push."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         push_step = old - age_of(old, stamps[entry])
         stamp = new - min(max(new - push_step, 0), OLDEST)
@@ -206,7 +209,7 @@ def restamp(stamps, entries, old, new):
 def decay(
     keys, slots, entries, rows, stride, place, factor, worth, click_worth, least, hashes, count
 ):
-    """Decay as in sources/index.py; list the hashes of the rows worth less than `least`, and count them."""
+    """Decay scores as in sources/index_removal.py; list the hashes of rows worth less than `least`."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD:
@@ -223,7 +226,7 @@ def decay(
 
 @cuda.jit
 def unmarked(keys, slots, entries, marks, out, ids, count):
-    """Write the slots that have a row and no mark, and its id. count: int64 [1], 0; then how many."""
+    """Write slot and id of each row without a mark. count: int64 [1], 0 at first, written: their number."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD and marks[slot] == 0:

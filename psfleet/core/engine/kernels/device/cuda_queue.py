@@ -1,4 +1,8 @@
-"""Work of a CUDA device in order: streams, events, and the pinned memory through which the host copies.
+"""Ordered work on a CUDA device: streams, events, and the pinned memory that copies to and from the host use.
+
+A table has a `DeviceQueue`, whose calls look as if each was done before the next one. Copies go through
+`Staging`, pinned buffers that all tables of the process share, and `DeviceBuffers` are working memory by
+name.
 
 Numba's streams also wait for the device's default stream, and that waits for them. So work that names no
 stream is in order too, if slower.
@@ -24,7 +28,7 @@ from psfleet.core.engine.kernels.initial_values import copy_over
 _THREADS = 128  # of a block
 _SIMULATED_THREADS = 2
 _HALF = 1 << 22  # bytes of half a staging buffer
-_STAGING = 4  # staging buffers of a process
+_STAGING = 4  # number of staging buffers of a process
 # A push of few ids is a small grid, and none of a user's business.
 warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
 _launching = threading.Lock()  # the simulator runs one kernel at a time
@@ -33,7 +37,7 @@ if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
 
     def _is_alive(thread: threading.Thread) -> bool:
-        """Wait a moment before saying so: the simulator asks in a loop, which took most of its time."""
+        """Wait a moment before the answer, as the simulator asks in a loop, which took most of its time."""
         thread.join(0.001)
         return threading.Thread.is_alive(thread)
 
@@ -44,20 +48,20 @@ class DeviceOperations:
     """Operations of a device. All but `finish` only add to a stream and return. Any thread may call."""
 
     def stream(self) -> Any:
-        """A new stream: its work is done in the order in which it was added."""
+        """Return a new stream. Its work is done in the order in which it was added."""
         return cuda.stream()
 
     def event(self) -> Any:
-        """A new event, which is over until something records it."""
+        """Return a new event, which is over until something records it."""
         return cuda.event() if SIMULATED else cuda.event(timing=False)
 
     def pinned(self, size: int) -> NDArray[np.uint8]:
-        """So many bytes of host memory that the device copies by itself."""
+        """Allocate `size` bytes of page-locked host memory, which the device copies by itself."""
         memory: NDArray[np.uint8] = cuda.pinned_array(size, np.uint8)
         return memory
 
     def record(self, event: Any, stream: Any) -> None:
-        """The event is over when all is done that the stream has now."""
+        """Let the event be over as soon as all work is done that the stream has now."""
         cuda.current_context()
         event.record(stream)
 
@@ -85,7 +89,7 @@ class DeviceOperations:
         cuda_driver.device_memset(target, 0, target.nbytes, stream)
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        """Run a kernel, compiled anew if what was kept of it on disk is damaged."""
+        """Run a kernel; compile it again if its compiled code on disk is damaged."""
         with _launching:
             start = kernel[blocks, threads, stream]
             try:
@@ -104,14 +108,15 @@ class _Half:
         self.done = operations.event()
 
     def array(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The first elements of its memory."""
+        """Return the first `count` elements of the half's memory."""
         return self.memory[: count * dtype.itemsize].view(dtype)
 
 
 class Staging:
-    """A few pinned buffers that all copies between host and device take by turns.
+    """Pool of pinned buffers for copies between host and device. Any thread may call.
 
-    A buffer has two halves: the host copies from or to one while the device does so with the other.
+    A copy takes a buffer and waits if none is idle. A buffer has two halves: the host works on one while the
+    device copies from or to the other.
 
     Args:
         operations: Operations of the device.
@@ -119,7 +124,7 @@ class Staging:
         half: Bytes of half a buffer, a multiple of 8.
 
     Attributes:
-        operations: See the argument.
+        operations: Operations of the device.
     """
 
     def __init__(
@@ -173,7 +178,7 @@ class Staging:
 
 @cache
 def shared_staging() -> Staging:
-    """The staging buffers of this process."""
+    """Return the staging buffers of this process."""
     return Staging(DeviceOperations())
 
 
@@ -196,7 +201,7 @@ class DeviceQueue:
         self._arrived, self._done = self._operations.event(), self._operations.event()
 
     def launch(self, kernel: Any, count: int, *arguments: Any) -> None:
-        """Run a kernel for so many things, of which each of its threads takes some."""
+        """Run a kernel for `count` items, which the kernel's loop divides among its threads."""
         if not count:
             return
         blocks, threads = -(-count // _THREADS), _THREADS
@@ -220,7 +225,10 @@ class DeviceQueue:
         self.send(target, values, self._done)
 
     def send(self, target: Any, values: NDArray[Any], unused: Any) -> None:
-        """`write` that does not wait for all earlier work, but only for a `mark`."""
+        """Write as `write` does, but wait only for the event `unused`, not for all earlier work.
+
+        The caller has marked `unused` behind the last work that reads or writes `target`.
+        """
         if values.size:
             flat = np.ascontiguousarray(values).reshape(-1)
             self._operations.wait(unused, self._arrivals)
@@ -229,7 +237,7 @@ class DeviceQueue:
             self._operations.wait(self._arrived, self._work)
 
     def read(self, source: Any) -> NDArray[Any]:
-        """A copy of an array of the device."""
+        """Return a copy of an array of the device, and wait for it."""
         out = np.empty(source.size, source.dtype)
         self.read_into(source, out)
         return out
@@ -240,11 +248,11 @@ class DeviceQueue:
             self._staging.receive(source, out.reshape(-1), self._work)
 
     def event(self) -> Any:
-        """For `mark`."""
+        """Return a new event for `mark`."""
         return self._operations.event()
 
     def mark(self, event: Any) -> None:
-        """The event stands for all work up to here."""
+        """Let the event stand for all work up to here."""
         self._operations.record(event, self._work)
 
     def finish(self) -> None:
@@ -254,12 +262,13 @@ class DeviceQueue:
 
 
 class DeviceBuffers:
-    """Working memory on the device, by name; taken anew only to become larger, for that stops the device.
+    """Working memory on the device, by name. Memory is reused and only replaced by more, as that stops the
+    device.
 
     Args:
         queue: Queue of the caller.
-        places: 2: what `fill` copies lies in two places by turns, so that a batch arrives while the last
-            one is in use; 1: in one, and waits for all earlier work.
+        places: Number of buffers that `fill` uses in turn for a name. With 2 a batch arrives while the batch
+            before is in use; with 1 the copy waits for all earlier work.
     """
 
     def __init__(self, queue: DeviceQueue, places: int = 2) -> None:
@@ -271,7 +280,7 @@ class DeviceBuffers:
         self._unused: dict[str, Any] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """The memory of this name, which has always the same dtype, in this shape; not set to anything."""
+        """Return uninitialised memory of this name in this shape. A name always has the same dtype."""
         last_shape, there = self._given.get(name, (None, None))
         if last_shape == shape:
             return there
@@ -286,22 +295,21 @@ class DeviceBuffers:
         return there
 
     def reserve(self, name: str, count: int, dtype: DTypeLike) -> None:
-        """Have memory for what `fill` will copy."""
+        """Allocate the memory that `fill` needs for `count` values of this name."""
         for batch in range(self._places):
             self.get(self._place(name, batch), (count,), dtype)
 
     def zeros(self, name: str, count: int) -> Any:
-        """The memory of this name, int64 [count], set to 0."""
+        """Return the memory of this name, int64 [count], set to 0."""
         there = self.get(name, (count,), np.int64)
         self._queue.zero(there)
         return there
 
     def fill(self, name: str, values: NDArray[Any]) -> Any:
-        """A copy of these values, of use until the next one of this name.
-
-        What used its place before was asked for before the last `fill`, if there are two. The mark that this
-        left is all that the copy waits for.
-        """
+        """Copy values to the device and return the copy, valid until the next `fill` of this name."""
+        # With two buffers, all work that uses the one to be overwritten was queued before the last `fill`,
+        # which has left a mark. So the copy waits for this mark alone, and not for the kernels that are at
+        # work now.
         batch = self._batches.get(name, 0)
         there = self.get(self._place(name, batch), values.shape, values.dtype)
         if not batch:

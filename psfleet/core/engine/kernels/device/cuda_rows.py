@@ -1,8 +1,10 @@
-"""The rows of a sparse table on a CUDA device: kernels that read, set and begin them, also in 16 bits.
+"""Kernels on the rows of a sparse table on a CUDA device: read, write and initialise rows, also in 16 bits.
 
-A row is `stride` float32, weights first, then state, then scores; `rows` is all of them, flat. Of packed rows
-`halves` (uint16) is the same memory. Columns are those of
-psfleet.core.engine.kernels.row_format. `wide` has rows as float32 while a rule is at work.
+A row is `stride` float32: weights, then state, then scores. `rows` is the flat array of all rows; for packed
+rows `halves` (uint16) is a view of the same memory, with columns as in
+psfleet.core.engine.kernels.row_format. `wide` has rows in float32 while a rule is at work. In most kernels a
+thread takes values and not rows, so that neighbouring threads read neighbouring addresses; there `n` is the
+number of all values.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
 
@@ -29,14 +31,14 @@ HALF = uint32(16)  # bits
 
 @device_function
 def first_value(hash_, k, low, span, stream):
-    """Value k of a new row: as `fill_row` of psfleet.core.engine.kernels.hashing, constant or uniform."""
+    """Return value k of a new row, constant or uniform, as `fill_row` of hashing.py computes it."""
     fraction = rounded_product(float32(random_bits(hash_, stream, k)), STEP)
     return low + rounded_product(fraction, span)
 
 
 @cuda.jit
 def gather(rows, stride, slots, n, out):
-    """out[i] = row slots[i]. n: values in all."""
+    """Copy rows: out[i] = row slots[i]. n: number of values."""
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // stride
         out[place] = rows[slots[i] * stride + place - i * stride]
@@ -44,7 +46,7 @@ def gather(rows, stride, slots, n, out):
 
 @cuda.jit
 def scatter(rows, stride, slots, n, width, values):
-    """The first `width` values of row slots[i] = values[i]. n: values in all."""
+    """Overwrite the first `width` values of row slots[i] with values[i]. n: number of values."""
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
         rows[slots[i] * stride + place - i * width] = values[place]
@@ -52,7 +54,7 @@ def scatter(rows, stride, slots, n, width, values):
 
 @cuda.jit
 def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
-    """out[i] = the weights of ids[i], or its first values. n: values in all."""
+    """Write out[i] = the weights of ids[i], or its first values if slots[i] is 0. n: number of values."""
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // dim
         k = place - i * dim
@@ -64,7 +66,10 @@ def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
 
 @cuda.jit
 def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
-    """Give each fresh row its first values. state: float32 [stride], what stands behind the weights."""
+    """Write the first values of each fresh row. n: number of ids.
+
+    state: float32 [stride], the first values of a row, of which those behind the weights are used.
+    """
     for place in range(cuda.grid(1), n * stride, cuda.gridsize(1)):
         i = place // stride
         k = place - i * stride
@@ -77,7 +82,7 @@ def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
 
 @cuda.jit
 def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
-    """Add the values behind each gradient to those at `place` of its row."""
+    """Add the scores behind each gradient to those of its row, which begin at `place`. n: number of rows."""
     for one in range(cuda.grid(1), n * scores, cuda.gridsize(1)):
         i = one // scores
         k = one - i * scores
@@ -86,9 +91,10 @@ def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
 
 @cuda.jit
 def merge(codes, n, width, gradients, sums):
-    """Add gradient i to row codes[i] of `sums`. No code comes twice: one launch for each push, in order.
+    """Add gradient i to row codes[i] of `sums`. n: number of values.
 
-    n: values in all.
+    A launch has no code twice, as two threads would add to one sum. So each push has a launch of its own, in
+    order, which also fixes the order of additions.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
@@ -97,7 +103,7 @@ def merge(codes, n, width, gradients, sums):
 
 @cuda.jit
 def scale(values, n, width, dim, factor):
-    """Multiply the first `dim` values of each row of `width` by `factor`. n: values in all."""
+    """Multiply the first `dim` values of each row of `width` by `factor`. n: number of values."""
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         if place % width < dim:
             values[place] = rounded_product(values[place], factor)
@@ -105,14 +111,18 @@ def scale(values, n, width, dim, factor):
 
 @cuda.jit
 def mark(slots, n, marks, value):
-    """marks[slots[i]] = value."""
+    """Set marks[slots[i]] to value for each i below n."""
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         marks[slots[i]] = value
 
 
 @cuda.jit
 def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, place):
-    """wide[i] from `place` on = a column of row slots[i], which begins at `word` of it. n: values in all."""
+    """Copy a column of row slots[i], which begins at word `word` of it, to wide[i] from `place` on, in
+    float32.
+
+    n: number of values.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count
@@ -128,7 +138,7 @@ def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, pla
 def narrow(
     rows, halves, stride, slots, ids, n, is_half, word, count, wide, width, place, stream, step
 ):
-    """The opposite of `widen`; see psfleet.core.engine.kernels.row_rounding."""
+    """Copy a column from `wide` back to the rows, rounded as row_rounding.py says. Undoes `widen`."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count
@@ -143,7 +153,7 @@ def narrow(
 
 @cuda.jit
 def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
-    """Give each fresh row its first weights. n: values in all."""
+    """Write the first weights of each fresh row in bfloat16. n: number of values."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim
@@ -154,7 +164,7 @@ def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
 
 @cuda.jit
 def packed_weights(halves, stride, ids, slots, n, dim, low, span, stream, out):
-    """out[i] = the weights of ids[i], or its first values. n: values in all."""
+    """Write out[i] = the weights of ids[i], or its first values if slots[i] is 0. n: number of values."""
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim

@@ -42,11 +42,10 @@ def choose(bits, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
-    """Clear the bits of these rows; write id, slot and step of each row whose bit was set; return their
-    number.
+    """Claim rows: clear their bits, and write id, slot and step of each row whose bit was set.
 
-    Slots from `size` on had no row when the view began, and have no bit. All arguments but size and n are
-    addresses.
+    Returns the number of these rows. Slots from `size` on had no row when the view began, and have no bit.
+    All arguments but size and n are addresses.
     """
     # To clear the bit is to claim the row: a row that changes and is copied first, and the reader that passes
     # over all rows, each come here, and only the first of both gets the row.

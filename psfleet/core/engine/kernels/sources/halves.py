@@ -11,8 +11,8 @@ F32, U16, U32 = (types.Array(kind, 1, "C", readonly=True) for kind in (float32, 
 def encode_bfloat16(bits, out):
     """Convert float32 to bfloat16, its upper 16 bits, rounded to the nearest, ties to even."""
     # To add 0x7FFF, or 0x8000 if the last bit kept is 1, carries into the upper half exactly if it must be
-    # rounded up. A NaN could become an infinity by this, so it keeps its upper half and
-    # gets the quiet bit.
+    # rounded up. A NaN could become an infinity by this, so it keeps its upper half
+    # and gets the quiet bit.
     for i in range(len(bits)):
         x = bits[i]
         even = (x >> uint32(16)) & uint32(1)
