@@ -23,8 +23,8 @@ from psfleet.core.engine.kernels.initial_values import address_of
 
 _FILTER = 4  # filter bits for each entry of the index: one of 40 distinct ids has to be looked up
 _BLOCK = 256  # as in sources/dedup.py
-_REPEATS = 2  # average occurrences of an id from which on summing row by row is faster
-_FEW = 64  # ids up to which Python's set is faster than the call of a kernel
+_REPEATS = 2  # average occurrences of an id that make summing row by row faster
+_FEW = 64  # a set of this many ids or fewer is faster than the call of a kernel
 _ZERO = np.zeros((), np.float32)
 _PLACES = np.arange(_FEW, dtype=np.uint32)
 _PLACES.flags.writeable = False

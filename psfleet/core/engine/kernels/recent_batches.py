@@ -12,7 +12,7 @@ from psfleet.core.engine.kernels.dedup import Ids, UniqueIds, dedup
 
 _KEPT = 2  # batches of a table: the batch in training and the one that is read ahead
 _SAMPLE = 997  # distance of the ids that are compared first; these few tell most batches apart
-_SHORT = 512  # ids up to which comparing all bytes is faster
+_SHORT = 512  # a batch of this many ids or fewer is compared faster as bytes
 
 _Batch = tuple[Ids, bytes, UniqueIds]
 """Ids of a batch, the bytes of all or some ids (`RecentBatches.of`), and the distinct ids."""

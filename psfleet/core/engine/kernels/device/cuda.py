@@ -37,7 +37,7 @@ _HELPERS = (  # kernels contain their functions
 def cuda_kernels(
     rule: Rule, l1: bool, l2: bool, dim: int, push_scores: int = 0, row_scores: int = 0
 ) -> tuple[CudaSource, ModuleType]:
-    """The CUDA kernels of a rule; dim 0: for dense arrays. See CudaUpdate."""
+    """Return the CUDA kernels of a rule, for dense arrays if dim is 0. Arguments as for CudaUpdate."""
     text = CudaSource(rule, l1, l2, dim, push_scores, row_scores)
     return text, load_kernels(f"cuda_{rule.name}_{dim}", text.module())
 
@@ -62,9 +62,9 @@ class CudaUpdate:
     Args:
         rule, decay: The table's rule and decay.
         queue: That the updates join.
-        dim: Width of the sparse table's rows; 0: of dense arrays.
-        push_scores: So many values follow each gradient.
-        row_scores: So many follow each row.
+        dim: Width of the sparse table's rows, or 0 for dense arrays.
+        push_scores: Number of score values behind each gradient of a push.
+        row_scores: Number of score values behind each row.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class CudaUpdate:
 
 
 def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
-    """The PTX of each kernel for compute capability 9.0, with both weight decays; dim 0: dense arrays."""
+    """Return the PTX of each kernel for compute capability 9.0, with both decays (dim 0 for dense arrays)."""
     _, kernels = cuda_kernels(rule, True, True, dim)
     signatures = _signatures(rule, dim).items()
     return {name: ptx_of(getattr(kernels, name), signature) for name, signature in signatures}

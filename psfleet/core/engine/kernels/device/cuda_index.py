@@ -1,8 +1,12 @@
 """The index of a sparse table on a CUDA device: kernels that find, add and forget ids.
 
-Open addressing. Entry p is keys[p], the hash of an id (uint64; 0: free), slots[p], the number of its row
-(uint32; 0: none yet, DEAD: removed), and stamps[p], the low half of the step of its last push (uint32). An
-entry stays with its hash until the index is rebuilt. Entry 0 is that of the id whose hash is 0.
+The index is an open-addressing table in three arrays. Entry p has
+
+    keys[p]      uint64   hash of an id, or 0 if the entry is free
+    slots[p]     uint32   number of the id's row, or 0 if it has none yet, or DEAD if it was removed
+    stamps[p]    uint32   low half of the step of its last push
+
+An entry stays with its hash until the index is rebuilt. Entry 0 is that of the id whose hash is 0.
 
 A segment, chosen by the top bits of the hash, is a power of two of entries: bases[s] (int64) is the first,
 masks[s] (uint64) their number less one. A thread adds an id by claiming the first free entry of its chain

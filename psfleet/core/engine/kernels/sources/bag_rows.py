@@ -178,8 +178,8 @@ def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups,
     """Compute `merge` without weights row by row, with the same bits: each row adds its bags in order.
 
     `merge` visits the rows at random and once for each occurrence. Here each sum is written once, while the
-    gradients of the bags, of which there are fewer, are read again and again from the caches. It pays off if
-    ids repeat often enough (see _REPEATS of psfleet/core/engine/kernels/dedup.py).
+    gradients of the bags, a smaller array, are read again and again. It pays off if ids repeat often enough
+    (see _REPEATS of psfleet/core/engine/kernels/dedup.py).
 
     offsets: int64 [groups + 2]: the number of each group's first row, the number of all rows, and a scratch
     word. work: scratch of uint32 [rows + 2 + n].
