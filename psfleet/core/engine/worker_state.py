@@ -294,8 +294,6 @@ class ScriptProgress:
         self._there = not text
         self._mark: tuple[int, str] | None = None
 
-    # -- before the script is where it was -----------------------------------------------------
-
     def passes(self) -> bool:
         """Return whether the next push counts already; it is then counted as made, and must not be made."""
         if self._there and self.pushes >= self.behind:
@@ -311,8 +309,6 @@ class ScriptProgress:
     def catch_up(self) -> None:
         """Count every later push as new: the fleet, which deals the data, knows which of it is used."""
         self._there, self.pushes = True, max(self.pushes, self.behind)
-
-    # -- for the next incarnation ---------------------------------------------------------------------
 
     def made(self) -> None:
         """Count a push."""

@@ -142,8 +142,6 @@ class Shard:
         except PsfleetError as error:
             return [SendError(call, error)]
 
-    # -- workers -------------------------------------------------------------------------------
-
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         self.workers.check_seat(event.worker)
         event = self.consistency.adopted(event)
@@ -195,8 +193,6 @@ class Shard:
             self._record(event)
             self.consistency.rest(event.worker, event.rest)
         return [SendOutcome(call, number=self.rounds.remaining()), *self._advance()]
-
-    # -- pushes and pulls ----------------------------------------------------------------------
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
         self.workers.admit(push.worker, push.incarnation)
@@ -275,8 +271,6 @@ class Shard:
         self.serve(pull)
         return SendValues(call, pull.reads)
 
-    # -- tables --------------------------------------------------------------------------------
-
     def create(self, spec: TableSpec, value: Floats, maker: int | None = None) -> bool:
         """Make a table unless it is there; `value` is this server's slice (dense) or empty.
 
@@ -334,8 +328,6 @@ class Shard:
             self._record(Tick(seconds))
             self.tables.tick(seconds)
         return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
-
-    # -- snapshots -----------------------------------------------------------------------------
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
         other = None if self.consistency.declared.has_rounds else self.mode
@@ -402,8 +394,6 @@ class Shard:
         self.consistency.server = self.index
         self.cuts = CutState(state.cut)
         self.tables.makers = state.makers
-
-    # -- views ---------------------------------------------------------------------------------
 
     def _freeze(self, event: PrepareView) -> ViewReport:
         """Close no round until the view is installed; where this shard stands."""

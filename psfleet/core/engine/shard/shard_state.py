@@ -155,8 +155,6 @@ class ConsistencyState:
         """The name of the mode; None: no worker has joined."""
         return cast(Mode, self.declared.name) or None
 
-    # -- the mode ------------------------------------------------------------------------------
-
     def check_mode(self, event: Join) -> None:
         """Refuse a worker that asks for another mode, or for a change of it that cannot be made."""
         if event.switch <= self.switches:
@@ -207,8 +205,6 @@ class ConsistencyState:
         kind = find_part(mode.pull_gate) if mode.pull_gate else PullGate
         self.gate = kind(self.declared, before.at, before.leading_steps)
 
-    # -- who runs ------------------------------------------------------------------------------
-
     def begin(self, worker: int) -> None:
         """An incarnation begins: its clock."""
         self.gate.begin(worker, self.rounds.running())
@@ -234,8 +230,6 @@ class ConsistencyState:
     def _restart_after_collective(self, rested: bool) -> None:
         if rested and not self.rounds.resting:  # all that were expected have come
             self.gate.restart()
-
-    # -- pulls ---------------------------------------------------------------------------------
 
     def pushed(self, push: Push) -> None:
         """A push has come, in a mode without rounds."""
@@ -265,8 +259,6 @@ class ConsistencyState:
             what = f"round {pull.commit} did not close in time on server {self.server}"
         waiting = ", ".join(f"worker {seat}" for seat in seats)
         return DeadlineExceeded(f"{what}: it waits for {waiting}")
-
-    # -- time ----------------------------------------------------------------------------------
 
     def tick_every(self, others: float) -> float:
         """Return the wanted seconds between ticks; 0: none are wanted.

@@ -118,8 +118,6 @@ class ShardTables(dict[int, Table]):
         """The definitions of all, which say the servers that hold them."""
         return {key: table.spec for key, table in self.items()}
 
-    # -- made ----------------------------------------------------------------------------------
-
     def has(self, spec: TableSpec) -> bool:
         """Return whether the table exists.
 
@@ -184,8 +182,6 @@ class ShardTables(dict[int, Table]):
             budget.limit = self.choice.limit(kind)
         return budget
 
-    # -- read ----------------------------------------------------------------------------------
-
     def read(self, reads: Iterable[Read]) -> list[Floats]:
         """Values for a pull: sparse rows [n, dim] in the order of the ids, dense this slice."""
         reads = list(reads)
@@ -211,8 +207,6 @@ class ShardTables(dict[int, Table]):
             else:
                 assert read.ids is not None
                 table.pull_into(read.ids, values)
-
-    # -- checked -------------------------------------------------------------------------------
 
     def check_gradient(self, gradient: Gradient) -> None:
         """Refuse a gradient that does not fit its table."""
@@ -252,8 +246,6 @@ class ShardTables(dict[int, Table]):
             raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
         if not math.isfinite(event.threshold or 0.0):
             raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
-
-    # -- set -----------------------------------------------------------------------------------
 
     def restore(self, state: PartState) -> None:
         """Set a part of a table."""

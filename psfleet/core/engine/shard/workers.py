@@ -59,8 +59,6 @@ class Workers:
         self.addressed = other.addressed
         self.base = other.base
 
-    # -- incarnations --------------------------------------------------------------------------
-
     def has_views(self) -> bool:
         """Return whether membership views say which incarnations there are."""
         return bool(self.view or self.frozen)
@@ -126,8 +124,6 @@ class Workers:
     def _forget(self, worker: int) -> None:
         for by_seat in (self.positions, self.progress, self.addressed):
             by_seat.pop(worker, None)
-
-    # -- how far they are ----------------------------------------------------------------------
 
     def is_new_push(self, push: Push) -> bool:
         """Return whether the push is the next one of its incarnation (other modes than sync).
@@ -199,8 +195,6 @@ class Workers:
     def ended_at(self, worker: int, last: int) -> None:
         """The worker makes no push after this one, and this server has what was sent to it."""
         self.sequences[worker] = max(last, self.sequences[worker])
-
-    # -- views ---------------------------------------------------------------------------------
 
     def freeze(self, event: PrepareView) -> None:
         """A new view is coming.

@@ -1,4 +1,9 @@
-"""Reserved memory: an address range as large as a table may become, paid for page by page."""
+"""Arena: an address range as large as a table may ever become, which takes memory page by page.
+
+A table grows without moving: addresses that kernels hold stay valid, and no push waits for a copy of the
+table. The price is address space, which is plentiful (128 TiB for each process). Pages that will be needed
+soon are made by one background thread of the process, because zeroing a huge page takes 2 ms.
+"""
 
 import _thread
 import ctypes
@@ -17,23 +22,25 @@ _growth_lock = threading.Lock()
 _runs = False
 
 
-_NORESERVE = 0x4000  # MAP_NORESERVE: address space only, else the kernel refuses large reservations
+_NORESERVE = (
+    0x4000  # MAP_NORESERVE: address space only; without it Linux refuses large reservations
+)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
-_SMALL = 4 << 20  # below this much use nothing is made in advance
-AHEAD = 64 << 20  # and never more than this,
-_PART = 64  # nor than one in so many of the bytes in use, in whole pages
-_NEAR = 16  # mappings fewer than the kernel's limit
+_SMALL = 4 << 20  # an arena with fewer bytes in use makes no pages in advance
+AHEAD = 64 << 20  # most bytes that are made in advance
+_PART = 64  # 1/64 of the bytes in use is made in advance, but at least one huge page
+_NEAR = 16  # with so few mappings left below vm.max_map_count, that limit is the likely cause
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> None:
-    """Have `populate(start, end)` called by a thread, after what was requested before.
+    """Queue a call of `populate(start, end)` for the background thread.
 
-    One thread serves all tables, and ends when there is nothing to do: pages of two tables at once would
-    leave no core to pushes where there are two. Does not wait until the thread runs, as
-    `threading.Thread.start` does: on a busy machine for milliseconds, and a push may come here thousands
-    of times in a second.
+    One thread serves all tables, and ends when the queue is empty: with one thread for each table a machine
+    of two cores would have none left for pushes. The thread is started by `_thread` and not by
+    `threading.Thread.start`, which waits until it runs: milliseconds on a busy machine, and pushes may come
+    here thousands of times in a second.
     """
     global _runs
     with _growth_lock:
@@ -43,14 +50,18 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
         _runs = True
     try:
         _thread.start_new_thread(_make, ())
-    except RuntimeError:  # there may be no more threads; pages are then made at first use
+    except RuntimeError:  # the limit of threads is reached; pages are then made at first use
         with _growth_lock:
-            _requests.clear()  # else they would grow, and keep memory of tables that are gone
+            _requests.clear()  # otherwise the queue would grow, and keep arenas of dropped tables alive
             _runs = False
 
 
 def _next() -> PageRequest | None:
-    """The next request; None ends the thread."""
+    """Return the next request, or None if the thread is to end.
+
+    The flag falls in the same critical section that finds the queue empty, so that a request that comes a
+    moment later starts a new thread.
+    """
     global _runs
     with _growth_lock:
         if _requests:
@@ -69,14 +80,20 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Arena:
-    """A range of zero bytes that never moves.
+    """An address range of zero bytes that never moves.
 
-    Huge pages more than halve the cost of a random row, but one of them is more than a small table needs.
-    So the arena uses ordinary pages until it holds more than one huge page.
+    Huge pages (2 MiB) more than halve the cost of a random row, but a single one is more than a small table
+    needs. So the arena uses ordinary pages until more than one huge page is in use.
+
+    Args:
+        size: Bytes to reserve, rounded up to whole huge pages.
 
     Attributes:
-        address: Address of the first byte; at the start of a page.
-        size: In bytes.
+        address: Address of the first byte, at the start of a page.
+        size: Reserved bytes.
+
+    Raises:
+        UsageError: The range cannot be reserved; the message says why and what to do.
     """
 
     def __init__(self, size: int) -> None:
@@ -95,33 +112,37 @@ class Arena:
         self._advise("MADV_NOHUGEPAGE")
 
     def expect(self, end: int) -> None:
-        """Prepare for the first `end` bytes being in use. Call it before they are written."""
+        """Switch to huge pages if the first `end` bytes need more than one; call it before writing them."""
         if end > _PAGE > self._page:
             self._page = _PAGE
             self._advise("MADV_HUGEPAGE")
 
     def populate(self, start: int, end: int) -> bool:
-        """Have the pages of bytes start to end made now, not at first use. False: the kernel cannot.
+        """Make the pages of bytes `start` to `end` now instead of at first use.
 
         Zeroing a huge page takes 2 ms: too long for a push that happens to be the first to use it.
+
+        Returns:
+            False if Linux cannot (before 5.14); the pages are then made at first use.
         """
         self.expect(end)
         first = start // _PAGE * _PAGE
         size = min(-(-end // _PAGE) * _PAGE, self.size) - first
-        if first + size > self._made:  # what was requested in advance counts already
+        if first + size > self._made:  # `keep_ahead` has counted what it requested
             self._made = first + size
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 
     def taken(self, end: int) -> int:
-        """Memory that the arena takes when its first `end` bytes are in use: whole pages."""
+        """Return the bytes of memory taken if the first `end` bytes are in use: whole pages."""
         end = max(end, self._made)
         page = _PAGE if end > _PAGE else self._page
         return -(-end // page) * page
 
     def keep_ahead(self, end: int, most: int = AHEAD) -> None:
-        """Have pages behind the first `end` bytes, `most` at most, made by a thread. They count as taken.
+        """Have the background thread make up to `most` bytes of pages behind the first `end` bytes.
 
-        Each by itself: the kernel holds a lock meanwhile that a push needs for its large arrays.
+        They count as taken at once. Each page is a request of its own: Linux holds the lock of the address
+        space meanwhile, which a push needs to map its large arrays.
         """
         if end < _SMALL:
             return
@@ -133,7 +154,7 @@ class Arena:
             make_pages(self.populate, page, page + _PAGE)
 
     def _advise(self, name: str) -> None:
-        """Tell the kernel, where it knows this advice: one that has no huge pages refuses it."""
+        """Give Linux this advice; a system without huge pages refuses it, which does no harm."""
         if hasattr(mmap, name):
             with suppress(OSError):
                 self._map.madvise(getattr(mmap, name))

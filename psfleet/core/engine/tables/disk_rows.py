@@ -1,8 +1,19 @@
-"""Rows of a sparse table of which those in use are in memory, and the others in a file.
+"""DiskRowMemory: a sparse table larger than memory. Rows in use are in memory, the rest in a file.
 
-One range of addresses holds all rows: its first slots are memory, those behind them a map of the file. So
-all that reads or writes rows finds them. What is here only moves rows: those that a call names to memory,
-and those that are not in use to the file. See docs/decisions/0030-rows-on-disk.md.
+One address range holds all rows. Its first slots are memory, the slots behind them a map of a file:
+
+    slot   0          NEXT_SLOT      _far                                _far + len(_there)
+           | rows in use | reserved  | block 0 | block 1 | block 2 | ...  |
+           <------ memory ----------><------- file, mapped --------------->
+
+So kernels, snapshots and scores find every row by its slot, wherever it is, and only speed depends on it.
+This module moves rows. Before a call, the rows that it names are read into memory (`near`); if memory is
+short, rows that have not been used lately (CLOCK) are written to free blocks of the file, many at a time.
+A block is a number of rows that fills whole pages.
+
+The file is a cache without a name: it disappears with the process, and only a snapshot or the log restores
+its rows. An I/O error therefore ends the process (`end_for`). All methods run under the lock of the table.
+docs/decisions/0030-rows-on-disk.md has the reasons and the measurements.
 """
 
 import time
@@ -39,24 +50,24 @@ from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_BESIDE = 9  # bytes of id and uses beside a row in memory
-_PART = 16  # of the rows in memory, of which some places are always free
-_AT_ONCE = 4096  # rows that go together
-_SPARE = 4  # blocks that cleaning needs
-_WINDOW = 1 << 14  # blocks among which the emptiest are looked for
+_BESIDE = 9  # bytes beside each row in memory: 8 of its id, 1 of its use count
+_PART = 16  # 1/16 of the places in memory is kept free for the rows that the next call brings in
+_AT_ONCE = 4096  # rows that are written to the file together
+_SPARE = 4  # free blocks that are kept back, since compaction writes before it frees
+_WINDOW = 1 << 14  # blocks that compaction compares to find the emptiest
 
 
 class DiskRowMemory(HostRowMemory):
-    """Rows in memory and in a file; their index is in memory.
+    """Rows in memory and in a file; the index of all of them is in memory.
 
-    The file consists of blocks of rows that fill whole pages. A block is written at once, and again when all
-    of its rows have left it.
+    A block of the file is written as a whole. A row that leaves it for memory leaves a gap, and the block is
+    written again only when it is empty. So a row costs no write in place, and what is read is never stale.
 
     Args:
         spec: Definition of the table.
-        max_rows: As for HostRowMemory.
-        host: Memory of all tables. Rows get what others leave of it, LEAST at least.
-        own: Memory of rows of tables on disk; it names the folder.
+        max_rows: Largest number of rows in memory and file together.
+        host: Host memory of all tables. Rows get what the other tables leave of it, but at least LEAST.
+        own: Budget of the rows of all tables on disk; it names the folder of the files.
     """
 
     def __init__(
@@ -67,18 +78,24 @@ class DiskRowMemory(HostRowMemory):
         width = PackedRows(spec).width
         self._row, self._block = width * 4, block_rows(width * 4)
         self._default = available_memory() // 2
+        # First slot in the file. There are 4 M slots of memory beyond what the limit allows, for the rows of
+        # one call, which are there before others have gone. Multiples of 1024 slots fill whole pages.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
-        self._far = min(-(-slots // 1024) * 1024, 1 << 31)  # the first slot in the file
+        self._far = min(-(-slots // 1024) * 1024, 1 << 31)
+        # A slot number has 32 bits, and the file has 3 slots for 2 rows (see _blocks).
         most = min(max_rows, (2**32 - 2 - self._far) // 2)
         super().__init__(width, most, False, spec.entry is not None, host.only_reads)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
         self._moves = static_kernels("disk_rows")
+        # The id of the row in each slot: to move rows, their index entries are found by id. The ids of rows
+        # in the file are in a second file, since only moves within the file and snapshots read them.
         self._owners = DiskArena(self._disk.size // self._row * 8, self._far * 8, own.folder)
-        self._ids = np.frombuffer(self._owners._map, np.int64)  # of each slot
+        self._ids = np.frombuffer(self._owners._map, np.int64)
+        # Uses of each slot in memory for CLOCK: FREE, IDLE or a count up to MOST (sources/disk_rows.py).
         self._uses = np.frombuffer(Arena(self._far)._map, np.uint8)
-        self._there = np.zeros(0, np.uint8)  # of each slot of the file: whether it has a row
-        self._held = np.zeros(0, np.int64)  # rows of each block
+        self._there = np.zeros(0, np.uint8)  # 1 for each slot of the file that has a row
+        self._held = np.zeros(0, np.int64)  # number of rows in each block of the file
         self._counts = np.zeros(3, np.int64)
         self._hand = self._in_file = self._moved = 0
         self._early = int(self._words[EARLY_CHUNKS])
@@ -99,10 +116,12 @@ class DiskRowMemory(HostRowMemory):
         return [(self._far + self._blocks(rows) * self._block) * self._row, *sizes[1:]]
 
     def _blocks(self, rows: int) -> int:
-        """Return how many blocks so many rows need: half as many again, so that some are nearly empty."""
-        return -(-rows * 3 // (2 * self._block)) + 4 * _SPARE
+        """Return the number of blocks for this many rows.
 
-    # -- memory and disk -----------------------------------------------------------------------
+        There is room for half as many rows again, so that some blocks are nearly empty and compaction finds
+        something to gain.
+        """
+        return -(-rows * 3 // (2 * self._block)) + 4 * _SPARE
 
     @property
     @override
@@ -111,7 +130,7 @@ class DiskRowMemory(HostRowMemory):
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the rows that are there."""
+        """Bytes of memory of the rows that are in memory, with their ids and use counts."""
         return self._disk.near_taken(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
 
     @property
@@ -138,7 +157,8 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def taken_at_most(self, more: int) -> int:
-        return super().taken_at_most(more) + 2 * (len(self) + more)  # what is known of slots
+        # Two bytes a row for `_there` and `_held`.
+        return super().taken_at_most(more) + 2 * (len(self) + more)
 
     @override
     def _used(self, more: int = 0) -> list[int]:
@@ -176,14 +196,19 @@ class DiskRowMemory(HostRowMemory):
         super().keep_ahead(room)
         size = self._default
         if room is not None:
+            # The budget charges this table LEAST bytes at most for its rows, which are its own to use: add
+            # them to `room`, and take off what the rows of other tables on disk have in memory.
             size = room + self._disk.taken(self._used()[0]) - self._own.taken(besides=self._table)
         self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
         self._own.take(self._table, self.resident_bytes)
 
-    # -- where rows are ------------------------------------------------------------------------
-
     def near(self, ids: Ids) -> Iterator[slice]:
-        """Yield parts of these ids. The rows of each are in memory until the next is asked for."""
+        """Yield slices of these ids. The rows of a slice stay in memory until the next slice is requested.
+
+        The caller works on each slice, perhaps adding rows for unknown ids, before it requests the next one.
+        """
+        # A slice takes at most a quarter of the places in memory, so that its rows never displace each other:
+        # rows go only in `_make_room`, before the rows of the slice are read.
         most = max(self._limit // 4, 256)
         for start in range(0, len(ids), most):
             part = ids[start : start + most]
@@ -202,7 +227,7 @@ class DiskRowMemory(HostRowMemory):
                 self._meet(part)
 
     def _meet(self, ids: Ids) -> None:
-        """Note of which ids the new rows are."""
+        """Note the ids of the rows that a call has just added to memory."""
         slots = self.locate(ids)[0]
         self._ids[slots] = ids
         self._uses[slots] = np.maximum(self._uses[slots], self._moves.IDLE)
@@ -211,6 +236,8 @@ class DiskRowMemory(HostRowMemory):
         """Move these rows from the file to memory."""
         for view in self.views:
             view.keep(ids)
+        # `fetch` changes the index before the rows have been read. Nobody looks meanwhile (the table is
+        # locked), and a failed read ends the process.
         start = time.perf_counter()
         slots, places = np.empty((2, len(ids)), np.int64)
         arrays = self._uses, self._there, self._held, self._ids, slots, places
@@ -227,7 +254,7 @@ class DiskRowMemory(HostRowMemory):
         self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
 
     def _make_room(self) -> None:
-        """Let rows go to the file, so that a call like the last one has room."""
+        """Move rows to the file until the next call finds as many free places as the last one took."""
         most = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
         over = len(self) - self._in_file - most
         if over > 0:
@@ -242,7 +269,8 @@ class DiskRowMemory(HostRowMemory):
             self._shrink()
 
     def _let_go(self, slots: Ids) -> int:
-        """Move the rows of these slots in memory to the file. -> how many there are."""
+        """Move the rows of these slots in memory to the file; return their number."""
+        # A removed row leaves its id and uses behind. The index says whether the slot still has a row.
         ids = self._ids[slots]
         there = self.locate(ids)[0] == slots
         ids, slots = ids[there], slots[there]
@@ -252,7 +280,10 @@ class DiskRowMemory(HostRowMemory):
         return len(ids)
 
     def _shrink(self) -> None:
-        """Use fewer slots of memory. Rows behind those go to the file, whether they are in use or not."""
+        """Give back memory after the limit has fallen.
+
+        Rows behind the limit go to the file, even those in use, so that the end of the range is unused.
+        """
         first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
         for start in range(first, end, _AT_ONCE):
             self._let_go(np.arange(start, min(start + _AT_ONCE, end)))
@@ -261,13 +292,23 @@ class DiskRowMemory(HostRowMemory):
         self._disk.forget(first * self._row)
 
     def _write(self, blocks: Ids, ids: Ids, rows: Floats) -> None:
-        """Move these rows to free blocks, from wherever they are."""
+        """Write these rows to free blocks, and have their ids point there.
+
+        Args:
+            blocks: Free blocks, ascending; the last one may remain partly empty.
+            ids: Ids of the rows, which are in memory or in other blocks.
+            rows: Content of the rows: float32 [n, width].
+        """
+        # The order counts: views copy the rows first, the file has them next, and only then the index points
+        # to the file and `settle` frees the old slots (whose first word becomes a link of the free list).
         for view in self.views:
             view.keep(ids)
         size = self._block * self._row
         pages = _whole_pages(len(blocks) * size)
         pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
-        first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)  # of each run of blocks
+        first = np.flatnonzero(
+            np.diff(blocks, prepend=-2) != 1
+        )  # starts of runs: one write for each
         sizes = np.diff(first, append=len(blocks)) * size
         places = address_of(pages) + first * size
         self._check(self._disk.transfer(True, blocks[first] * size, places, sizes))
@@ -288,7 +329,12 @@ class DiskRowMemory(HostRowMemory):
             self._compact(free)
 
     def _compact(self, free: Ids) -> None:
-        """Move the rows of nearly empty blocks to fewer blocks."""
+        """Move the rows of nearly empty blocks to fewer blocks, or go on to the next window.
+
+        Sort the blocks of the window by their number of rows. The first k of them fit into c(k) blocks, so
+        that moving them frees k - c(k) blocks. Choose the k that frees most while c(k) free blocks exist; at
+        most 1 MiB is moved at a time, or 16 blocks if these are larger.
+        """
         size = self._block * self._row
         window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))
         window %= len(self._held)
@@ -317,10 +363,8 @@ class DiskRowMemory(HostRowMemory):
             )
 
     def drop(self) -> None:
-        """Keep no page of the file in memory, of those that were read or changed by address."""
+        """Drop the pages of the file that kernels have read or changed through the map."""
         self._check(self._disk.drop())
-
-    # -- rows ----------------------------------------------------------------------------------
 
     @override
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
@@ -333,7 +377,9 @@ class DiskRowMemory(HostRowMemory):
         slots = self.locate(ids)[0]
         in_file = slots >= self._far
         there = np.unique(slots[in_file]) - self._far
-        # Free slots in memory are linked through their rows. The links of others go to row 0, which is none.
+        # The kernel links each freed slot into the free list by the first word of its row. Slots of the file
+        # are not in that list. With a stride of 0 their links go to row 0, which no id has: the file is not
+        # touched. Afterwards the old head of the list is put back.
         free, self._d[STRIDE] = self._words[FREE_ROW], 0
         count = super().remove(ids[in_file])
         self._d[[FREE_ROW, STRIDE]] = free, self._row
@@ -361,9 +407,10 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Rows in memory come by segments, and those of the file in as many parts, in its order.
+        """Return rows in memory by segment, and rows in the file by equal parts in the order of the file.
 
-        A row that moves meanwhile was kept before, so that it may be in two parts, or in none.
+        Rows may move between memory and file during the scan, so a row can appear twice or not at all. That
+        is safe: a row is copied for the snapshot before it moves.
         """
         ids, slots, steps = super().listed(first, last, step)
         near = slots < self._far
@@ -385,7 +432,9 @@ class DiskRowMemory(HostRowMemory):
         rows[near] = super().gather(slots[near])
         places = slots[in_file] - self._far
         first, end = int(places.min()), int(places.max()) + 1
-        if end - first <= 2 * len(places):
+        if end - first <= 2 * len(
+            places
+        ):  # dense, as in a snapshot's scan: one read of the whole range
             start = first * self._row // PAGE * PAGE
             size = -(-(end * self._row - start) // PAGE) * PAGE
             pages = _whole_pages(size)
@@ -404,14 +453,14 @@ class DiskRowMemory(HostRowMemory):
 
 
 def _whole_pages(size: int) -> NDArray[np.uint8]:
-    """Bytes, of which the first is at the start of a page."""
+    """Return an array of `size` bytes that starts at a page, as reads past the page cache require."""
     room = np.empty(size + PAGE, np.uint8)
     start = -address_of(room) % PAGE
     return room[start : start + size]
 
 
 class DiskScores(HostScores):
-    """Scores of rows on disk: to rank them, all are read."""
+    """Scores of rows on disk. Ranking reads all rows through the map, and drops the pages afterwards."""
 
     _index: DiskRowMemory
 
@@ -428,7 +477,7 @@ class DiskScores(HostScores):
 
 
 class DiskRowUpdate(HostRowUpdate):
-    """A rule at work on rows on disk."""
+    """Pulls and pushes of a table on disk: like in host memory, one slice of `near` at a time."""
 
     _index: DiskRowMemory
 

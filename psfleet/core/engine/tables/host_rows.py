@@ -1,4 +1,18 @@
-"""The rows of a sparse table in host memory: index lines, rows, and the descriptor that kernels read."""
+"""HostRowMemory: the rows of a sparse table in host memory, found by id through a hash index.
+
+A table is four or five reserved address ranges (arenas) and one array of int64, the *descriptor*. Kernels get
+the address of the descriptor alone, and read the addresses of the arenas from it:
+
+    descriptor --> ROWS       slot 0 is unused | slot 1 | slot 2 | ...      width * 4 bytes each
+               --> LINES      index: 64 bytes for four entries (hash, slot, stamp), 256 lines a chunk
+               --> RECORDS    16 bytes for each chunk: entries in use, level, mask
+               --> DIRECTORY  chunk number for each part of all hashes
+               --> MARKS      int64 for each slot, only if the rule also updates rows that no push names
+
+kernels/hash_index.py explains the index. Open this module to see how much memory a table reserves and how
+much it is charged for. Calls are not thread-safe: the table holds its lock around each of them. HostScores
+ranks the rows by the table's eviction policy.
+"""
 
 import mmap
 import os
@@ -50,29 +64,38 @@ Floats = NDArray[np.float32]
 
 _FEWEST_ROWS = 1 << 16
 _SPACE = 1 << 47  # bytes of address space of a process
-_SHARE = 64  # the first table takes at most one in so many of those, later ones less: see _share
+_SHARE = 64  # the first table reserves at most 1/64 of that, later tables less (see _share)
 _CHUNK_BYTES = CHUNK_LINES * 64
-_LINES = 8  # reserved for each row; a table whose hashes are not alike takes half of one
+# Index lines reserved for each row. Random ids take half a line; the rest is address space for ids whose
+# hashes are alike, and costs no memory until it is used.
+_LINES = 8
 _EARLY_CHUNKS = 64  # more than a directory of 31 bits has levels
 _EARLY_PARTS = 3 << 19  # as many as 2**28 rows have
 
 
 class HostRowMemory(RowStore):
-    """See RowStore.
+    """Rows and index of one table in host memory.
 
     Attributes:
-        address: Address of the descriptor, for kernels. Code that changes rows by it calls `keep`
-            of the views first.
+        address: Address of the descriptor, for kernels. Code that changes rows through this address calls
+            `keep` first, so that snapshots in progress copy the old rows.
     """
 
     def __init__(
         self, width: int, max_rows: int, marks: bool, removes: bool = True, only_read: bool = False
     ) -> None:
-        """Reserve memory for `max_rows` rows, or as many as there is address space for.
+        """Reserve address space for `max_rows` rows, or for fewer if too little is left.
 
-        `marks`: and an int64 beside each. `removes`: have the kernels for rows that go at once, and not when
-        the first row goes; on an empty cache they take a quarter of the time of all kernels. `only_read`:
-        rows do not change once they are there, so that the index may be fuller.
+        Args:
+            width: float32 values of a stored row, optimizer state included.
+            max_rows: Largest number of rows.
+            marks: Reserve an int64 per row as well.
+            removes: Load the removal kernels now instead of at the first removal. With an empty kernel
+                cache they take a quarter of all compile time.
+            only_read: Rows are written once and then only read, so the index may be filled more densely.
+
+        Raises:
+            UsageError: `max_rows` is out of range, or the address space cannot be reserved.
         """
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
@@ -85,8 +108,10 @@ class HostRowMemory(RowStore):
         self._live = np.zeros(SEGMENT_COUNT, np.int64)
         self._scratch = np.empty(_CHUNK_BYTES, np.uint8)
         self._d = np.zeros(DESCRIPTOR_SIZE, np.int64)
-        self._words = self._d.data  # gives Python's numbers, three times as fast as NumPy
-        self._seen, self._expected = (0, 0, 0), 0  # slots, chunks and shift; and `more` then
+        self._words = self._d.data  # a memoryview: reads a Python int three times as fast as NumPy
+        # Slots, chunks and shift at the last call of `expect`, and its `more`: the next call has nothing to
+        # do while these are the same.
+        self._seen, self._expected = (0, 0, 0), 0
         places = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
         self._d[places] = [arena.address for arena in self._arenas]
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
@@ -100,11 +125,11 @@ class HostRowMemory(RowStore):
         self._kernels.make(self.address)
 
     def _rows_arena(self, size: int) -> Arena:
-        """Memory for rows and their state."""
+        """Make the arena for rows and their state; tables on disk override this."""
         return Arena(size)
 
     def _most_rows(self, row: int) -> int:
-        """Return an upper bound of rows of so many bytes: twice the machine's memory."""
+        """Return an upper bound for the number of rows of `row` bytes: twice the machine's memory."""
         memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         return max(2 * memory // row, _FEWEST_ROWS)
 
@@ -138,7 +163,8 @@ class HostRowMemory(RowStore):
 
     @override
     def has_lines(self, count: int) -> bool:
-        # At worst each of as many chunks as there may be is enlarged, and those that new ids fill again.
+        # Worst case: every chunk is enlarged once (which leaves its old lines behind, hence 3 times), and the
+        # chunks that the new ids land in once more.
         rows = self._words[NEXT_SLOT] + count
         most = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
         lines = max(self._words[CHUNKS], most) * CHUNK_LINES
@@ -154,7 +180,7 @@ class HostRowMemory(RowStore):
         return sum(arena.taken(size) for arena, size in sizes)
 
     def _used(self, more: int = 0) -> list[int]:
-        """Return the bytes in use in each arena, or an upper bound once there are `more` slots."""
+        """Return the bytes in use in each arena, or an upper bound for `more` slots than now."""
         slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
         if more:
             total = slots + more
@@ -168,16 +194,20 @@ class HostRowMemory(RowStore):
         return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
-        """Return each arena's bytes for so many rows, however much alike their hashes are."""
+        """Return each arena's bytes for this many rows, even if all their hashes are alike."""
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 
     def _sizes(self, slots: int, chunks: int, parts: int) -> list[int]:
+        """Return the bytes of each arena, in the order ROWS, LINES, RECORDS, DIRECTORY, MARKS."""
         sizes = [slots * self._width * 4, chunks * _CHUNK_BYTES, chunks * RECORD_SIZE, parts * 4]
         return [*sizes, slots * 8] if self._marks else sizes
 
     def expect(self, more: int) -> None:
-        """Prepare the memory for `more` unknown ids. Call it before a push; it costs next to nothing."""
+        """Switch arenas to huge pages if `more` new ids would fill them far enough.
+
+        Call it before each push. It costs next to nothing while the table has not grown.
+        """
         now = self._words[NEXT_SLOT], self._words[CHUNKS], self._words[SHIFT]
         if now == self._seen and more <= self._expected:
             return
@@ -228,7 +258,10 @@ class HostRowMemory(RowStore):
         return int(self._removal.forget(self.address, address_of(ids), len(ids)))
 
     def count(self, ids: Ids, step: int, threshold: int) -> None:
-        """Rows are one uint32: add 1 to each, from 0; forget ids that have reached `threshold`."""
+        """Add 1 to the counter of each id, and remove ids that reach `threshold`.
+
+        Only for a memory whose rows are one uint32, the counter (see CandidateCounts). A new id starts at 0.
+        """
         self.expect(len(ids))
         outcomes = np.empty(len(ids), np.int64)
         self._removal.count(
@@ -272,7 +305,7 @@ class HostRowMemory(RowStore):
         return ids, slots, steps
 
     def scores(self, spec: TableSpec, place: int) -> "HostScores":
-        """Return the scores of these rows; `place`: their offset within a stored row.
+        """Return the eviction scores of these rows; `place` is their offset within a stored row.
 
         Raises:
             RuleError: The compiler does not take the policy's score function.
@@ -295,17 +328,25 @@ class HostRowMemory(RowStore):
 
 
 def index_kernels(removes: bool) -> Sequence[str]:
-    """Names of the static kernels that an index loads when it is made."""
+    """Return the names of the kernel modules that an index loads when it is made."""
     return ("index", "freezing", "index_removal") if removes else ("index", "freezing")
 
 
 def _reserve(
     rows: int, sizes: Callable[[int], list[int]], make_first: Callable[[int], Arena]
 ) -> tuple[int, list[Arena]]:
-    """Arenas of `sizes(rows)` bytes, of which the first is made otherwise.
+    """Reserve the arenas of a table; return the number of rows they hold, and the arenas.
 
-    For fewer rows where that is too much of the address space that is left, and for half, and again, where
-    they cannot be had.
+    Reserves fewer rows if the request would take too much of the remaining address space, and halves it
+    again until the reservation succeeds.
+
+    Args:
+        rows: Wanted number of rows.
+        sizes: Gives the bytes of each arena for a number of rows.
+        make_first: Makes the first arena, which holds the rows.
+
+    Raises:
+        UsageError: Not even a small table can be reserved.
     """
     rows = min(rows, max(rows * _share(_space_left()) // sum(sizes(rows)), _FEWEST_ROWS))
     while True:
@@ -319,20 +360,28 @@ def _reserve(
 
 
 def _share(space: int) -> int:
-    """The most bytes for a table where so many are left.
+    """Return the most bytes that one table may reserve if `space` bytes of address space are left.
 
-    After n tables that take all they may, one in _SHARE + n is left for each: thousands fit.
+    With S = _SPACE and s = `space` the limit is s * s / (63 * S + s). A table that comes after n others, each
+    as large as allowed, gets 1 / (64 + n) of the whole space, so that thousands of tables fit.
     """
     return space * space // ((_SHARE - 1) * _SPACE + space)
 
 
 def _space_left() -> int:
+    """Return the bytes of address space that this process has not reserved."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return max(_SPACE - pages * mmap.PAGESIZE, 0)
 
 
 class HostScores:
-    """The scores of the rows of a table, by its eviction policy."""
+    """Eviction scores of the rows of a table in host memory, by the policy of the table.
+
+    Args:
+        spec: Definition of the table.
+        index: Memory of its rows.
+        place: Offset of the scores within a stored row, in float32 values.
+    """
 
     def __init__(self, spec: TableSpec, index: HostRowMemory, place: int) -> None:
         self._index = index
@@ -341,19 +390,19 @@ class HostScores:
         self._scratch = np.zeros(1, np.int64)
 
     def keys(self, step: int, least: int, most: int) -> Keys:
-        """The keys up to `most` of rows at least `least` old."""
+        """Return the eviction keys up to `most`, of rows that are at least `least` updates old."""
         keys = np.empty(len(self._index), np.uint64)
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Ids and keys of these rows, of which there are `count`."""
+        """Return ids and keys of the same rows as `keys`; the caller has counted them: `count`."""
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)
         return ids, keys
 
     def use(self, ids: Ids, step: int) -> None:
-        """The update of this step names these ids; those that have a row count as pushed at it."""
+        """Update the scores and stamps of those of these ids that have a row."""
         self._index.keep(ids)
         slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._kernels.use(
@@ -367,7 +416,7 @@ class HostScores:
         )
 
     def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
-        """Write the keys of these rows to `keys`, and their ids to `ids`; returns how many there are."""
+        """Write the keys of these rows to `keys`, and their ids to `ids` if given; return their number."""
         count: int = self._kernels.rank(
             self._index.address,
             self._place,

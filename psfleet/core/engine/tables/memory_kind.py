@@ -149,8 +149,6 @@ class MemoryKind(ABC):
     is_host: ClassVar[bool] = False
     needs_folder: ClassVar[bool] = False
 
-    # -- where it may be used ------------------------------------------------------------------
-
     def why_missing(self) -> str:
         """Explain why this process cannot use it, as the end of a sentence; empty: it can."""
         return ""
@@ -158,8 +156,6 @@ class MemoryKind(ABC):
     def why_not(self, spec: TableSpec) -> str:
         """Explain why this table cannot be in such memory on any machine, likewise; empty: it can."""
         return ""
-
-    # -- how much of it ------------------------------------------------------------------------
 
     def limit(self, most: int) -> int | None:
         """Bytes that tables may take in all, before there is any; None: as many as they like.
@@ -178,8 +174,6 @@ class MemoryKind(ABC):
         """Memory that a part of `count` weights of a dense table takes with its state, and with its gradients
         if they get places here."""
         return dense_bytes(spec, count)
-
-    # -- tables --------------------------------------------------------------------------------
 
     @abstractmethod
     def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:

@@ -174,9 +174,6 @@ def column_of(spec: TableSpec, columns: Mapping[str, Column], name: str) -> Colu
     return columns[name]
 
 
-# -- rows ----------------------------------------------------------------------------------------
-
-
 def row_group(spec: TableSpec) -> ColumnGroup:
     """The columns of a sparse table's rows: of RowData."""
     width = spec.dim * len(spec.slot_names)
@@ -202,9 +199,6 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
     """
     ids, rows, steps = (column_of(spec, columns, name) for name in (ROW_IDS, _ROWS, _TOUCHED))
     return RowData(ids, rows, steps, columns.get(_SCORES, np.zeros((len(ids), 0), np.float32)))
-
-
-# -- ids that wait for a row ---------------------------------------------------------------------
 
 
 def candidate_group(spec: TableSpec) -> ColumnGroup:

@@ -1,4 +1,15 @@
-"""Rows of a sparse table by id, in host memory, on a device or in both: what each of these does."""
+"""RowMemory: the interface of a sparse table's storage, wherever its rows are.
+
+    RowMemory                   rows by id; implemented once more for rows on a GPU with overflow to the host
+     +-- RowStore               rows in one address space, which snapshots can view
+          +-- HostRowMemory     host memory
+          |    +-- DiskRowMemory, MappedRowMemory    host memory and a file
+          +-- DeviceRowMemory   a GPU's memory
+
+Words used throughout: a *slot* is the number of a row's place; a *segment* is one of SEGMENT_COUNT classes of
+ids, chosen by their hash, in which sweeps go through a table; a *stamp* is the step of a row's last push, and
+its *age* the number of updates since. Read this module first, then host_rows.py.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,26 +36,25 @@ Listed = tuple[Ids, Ids, Ids]
 """Ids, slots, and the step of each row's last push."""
 
 Keys = NDArray[np.uint64]
-"""Eviction keys of rows: the lower, the sooner. Score, then age."""
+"""Eviction keys of rows: score in the upper 32 bits, then age. Rows with low keys go first."""
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
-ROW_BYTES = 34  # of index, for each row: the most that random ids take
-_BINS = 4096  # of ages
+ROW_BYTES = 34  # bytes of index for each row: the most that random ids take
+_BINS = 4096  # bins of the histogram of ages
 
 
-_DEVIATIONS = 6
+_DEVIATIONS = 6  # standard deviations by which a server's part may exceed its expected share
 
 
 class RowMemory(ABC):
-    """Rows of `width` float32 by id. Not thread-safe.
+    """Rows of `width` float32 values by id. Not thread-safe: the table holds its lock.
 
-    A row has a slot, the number of its place. Which slot a new row gets means nothing: no result and no
-    snapshot depends on it. An id belongs to one of SEGMENT_COUNT segments, chosen by its hash for ever.
+    No result and no snapshot depends on the slot that a row gets. The segment of an id never changes.
 
     Attributes:
         max_rows: The most rows it can hold.
-        paging: Traffic with a disk; None: the rows are in memory.
+        paging: Counts of rows read and written, or None if no row is on disk.
     """
 
     max_rows: int
@@ -53,9 +63,7 @@ class RowMemory(ABC):
     @property
     @abstractmethod
     def stores(self) -> "Sequence[RowStore]":
-        """The memories in which its rows are, each row in one of them."""
-
-    # -- memory --------------------------------------------------------------------------------
+        """The memories that make up this one; each row is in exactly one of them."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -67,28 +75,28 @@ class RowMemory(ABC):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of it in a device's memory."""
+        """The part of `bytes` that is in a device's memory."""
         return 0
 
     @property
     @abstractmethod
     def spare(self) -> int:
-        """At least so many rows can be added. Costs nothing to ask."""
+        """Lower bound for the number of rows that can be added; cheap to compute."""
 
     @property
     @abstractmethod
     def free(self) -> int:
-        """So many rows can be added without more memory: there are slots of rows that were removed."""
+        """Number of rows that can be added without more memory, in slots of removed rows."""
 
     @abstractmethod
     def has_lines(self, count: int) -> bool:
-        """Return whether the index has a place for any so many new ids; costs nothing to ask.
+        """Return whether the index has room for any `count` new ids; cheap to compute.
 
-        False only if most hashes of its ids have been much alike.
+        False only if the hashes of most ids have been much alike, as of ids that were chosen on purpose.
         """
 
     def grow(self, more: int) -> None:
-        """Have places for so many new rows, in a memory that has to make them first.
+        """Prepare places for `more` new rows; only files have to be enlarged beforehand.
 
         Raises:
             UsageError: There is no room; nothing was changed.
@@ -97,66 +105,81 @@ class RowMemory(ABC):
 
     @abstractmethod
     def taken(self, more: int) -> int:
-        """Memory that this takes with `more` rows: whole pages, the index as if it had just grown."""
+        """Return the bytes taken after `more` new rows: whole pages, and an index that has just grown."""
 
     @abstractmethod
     def taken_at_most(self, more: int) -> int:
-        """Return an upper bound of `taken`, as if no row had ever been removed. Costs nothing to ask."""
+        """Return an upper bound of `taken`, as if no row had ever been removed; cheap to compute."""
 
     @abstractmethod
     def keep_ahead(self, room: int | None = None) -> None:
-        """Have memory for the next rows made in the background, a part of `room` bytes at most."""
+        """Make memory for the next rows in the background, at most a part of the `room` bytes left."""
 
     @abstractmethod
     def reserve(self, rows: int) -> None:
-        """Have memory for so many rows in all made now."""
-
-    # -- ids -----------------------------------------------------------------------------------
+        """Make memory for `rows` rows in all now, so that no later push waits for it."""
 
     @abstractmethod
     def locate(self, ids: Ids) -> tuple[Ids, int]:
-        """The slot of each id, 0 for an unknown one, and how many were unknown.
+        """Return the slot of each id, 0 for unknown ids, and the number of unknown ids.
 
-        Slots are of use until the next update: rows may move.
+        The slots are valid until the next update: rows may move.
         """
 
     @abstractmethod
     def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
-        """`locate`; the rows that are there count as pushed at this step."""
+        """Do what `locate` does, and stamp the rows that exist as pushed at this step."""
 
     @abstractmethod
     def place(self, ids: Ids, steps: Ids) -> Ids:
-        """The slot of each id, a new one for an unknown id; its row counts as pushed at its step."""
+        """Return the slot of each id, new slots for unknown ids; stamp each row with its step of `steps`."""
 
     @abstractmethod
     def remove(self, ids: Ids) -> int:
-        """Forget ids; returns how many were there."""
+        """Remove the rows of these ids; return how many existed."""
 
     @abstractmethod
     def recall(self, ids: Ids, step: int) -> Listed:
-        """The rows of these ids; slot and step 0 for an unknown one. `step`: of the table."""
+        """Return ids, slots and last pushes of these rows, 0 and 0 for unknown ids.
+
+        Args:
+            ids: int64 [n].
+            step: Present step of the table, from which ages count.
+        """
 
     @abstractmethod
     def restamp(self, old: int, new: int) -> None:
-        """The table's step goes from `old` to `new`; rows keep the step of their last push."""
+        """Rewrite all stamps for a table whose step changes from `old` to `new`.
 
-    # -- rows ----------------------------------------------------------------------------------
+        Rows keep the step of their last push. A stamp is the low 32 bits of a step, which become ambiguous
+        unless this is called now and then.
+        """
 
     @abstractmethod
     def aged(
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
-        """Ids, slots and ages of the rows of these segments that are so old, in no good order."""
+        """Return ids, slots and ages of rows, in arbitrary order.
+
+        Args:
+            step: Present step of the table.
+            least: Smallest age.
+            segments: First segment, and the one after the last.
+            most: Largest age.
+        """
 
     @abstractmethod
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
-        """Count the rows by age >> shift: int64 [bins]; the last bin takes what is older."""
+        """Count the rows by age >> shift: int64 [bins]; the last bin also counts all older rows."""
 
     @abstractmethod
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
-        """Shrink the shows and clicks that begin with value `place` of each row.
+        """Decay the shows and clicks of every row.
 
-        factors: by which both are multiplied; the worth of a show without a click; that of a click.
+        Args:
+            place: Offset of the shows within a stored row; the clicks follow.
+            factors: Factor for both, worth of a show without a click, and worth of a click.
+            least: Smallest worth of a row that may stay.
 
         Returns:
             Ids of the rows that are now worth less than `least`.
@@ -164,30 +187,31 @@ class RowMemory(ABC):
 
     @abstractmethod
     def gather(self, slots: Ids) -> Floats:
-        """Whole rows: float32 [n, width]."""
+        """Return copies of whole rows: float32 [n, width]."""
 
     @abstractmethod
     def scatter(self, slots: Ids, rows: Floats) -> None:
-        """Set whole rows."""
+        """Overwrite whole rows: float32 [n, width]."""
 
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
-        """Set the rows of these ids, new ones for unknown ids, which count as pushed at these steps."""
+        """Set the rows of these ids, adding unknown ids, and stamp each row with its step of `steps`."""
         self.scatter(self.place(ids, steps), rows)
 
-    # -- what follows from these ---------------------------------------------------------------
-
     def entries(self) -> tuple[Ids, Ids]:
-        """Every id, ascending, and its slot."""
+        """Return all ids, ascending, and the slot of each."""
         ids, slots, _ = self.aged(0)
         order = np.argsort(ids)
         return ids[order], slots[order]
 
     def oldest(self, step: int, count: int, least: int) -> Ids:
-        """Ids of the `count` rows that were pushed the longest time ago, fewer if fewer are `least` old.
+        """Return the ids of the `count` oldest rows, or fewer if fewer have the age `least`.
 
-        Of equally old rows those whose ids have the smallest hash.
+        Among equally old rows those whose ids have the smallest hash are chosen, so that the choice does not
+        depend on slots and a replay of the log makes the same one.
         """
-        for shift in (0, 10, 20):  # the finest bins whose last one need not be opened
+        # A histogram of ages finds an age that at least `count` rows have, so that only those are listed and
+        # not the whole table. Take the finest bins whose last, open one is not enough by itself.
+        for shift in (0, 10, 20):
             bins = self.histogram(step, shift, _BINS)
             if bins[-1] < count:
                 break
@@ -203,26 +227,25 @@ class RowMemory(ABC):
         return np.append(older, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
 
     def keep(self, ids: Ids) -> None:
-        """Rows of these ids are about to change."""
+        """Have snapshots in progress copy the rows of these ids, which are about to change or go."""
         for store in self.stores:
             for view in store.views:
                 view.keep(ids)
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Any row of segments first to last - 1 may be about to change."""
+        """Have snapshots in progress copy all rows of segments `first` to `last` - 1, which may change."""
         for store in self.stores:
             for view in store.views:
                 view.keep_segments(first, last)
 
 
 class RowStore(RowMemory):
-    """Rows in one memory, where each stays in its slot until it is removed.
+    """Rows in one memory, where a row stays in its slot until it is removed (on disk: or moved).
 
     Attributes:
-        listed_at_once: Number of segments that a view should ask for at a time: a power of two.
-        views: Views of the rows at some moment, being read. Each change calls their `keep` before
-            it is made; code that changes rows otherwise than by a method of this class calls it
-            too.
+        listed_at_once: Number of segments that a view should list at a time: a power of two.
+        views: Snapshots in progress. Every change calls their `keep` *before* it is made; code that changes
+            rows other than through a method of this class must do so too.
     """
 
     listed_at_once: ClassVar[int] = 1
@@ -236,7 +259,7 @@ class RowStore(RowMemory):
     @property
     @abstractmethod
     def next_slot(self) -> int:
-        """The first slot that no row has had; slot 0 is none."""
+        """First slot that no row has had. Slot 0 is never used: it means unknown."""
 
     @property
     @override
@@ -255,31 +278,31 @@ class RowStore(RowMemory):
 
     @abstractmethod
     def free_slots(self) -> Ids:
-        """The slots below `next_slot` that have no row; slot 0 is not among them."""
+        """Return the slots below `next_slot` that have no row, without slot 0."""
 
     def used(self) -> NDArray[np.uint64]:
-        """A bit for each slot below `next_slot`, set in those that have a row."""
+        """Return a bitmap of the slots below `next_slot` that have a row, 64 slots in each word."""
         bits = np.full(self.next_slot // 64 + 1, 2**64 - 1, np.uint64)
         clear_bits(bits, np.append(self.free_slots(), 0))
         return bits
 
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """The rows of segments first to last - 1. `step`: of the table."""
+        """Return the rows of segments `first` to `last` - 1; `step` is the table's present step."""
         ids, slots, ages = self.aged(step, segments=(first, last))
         return ids, slots, step - ages
 
 
 class RowLimits(NamedTuple):
-    """The limits of one server's part.
+    """Largest numbers of rows in one server's part of a table.
 
-    The hash of an id decides on its server. Of n rows a server gets its share of the virtual shards on
-    average, with a standard deviation below the root of that. So a table that is full on some number of
-    servers has more than a server's part on some servers of another fleet: what is restored or written may
-    exceed it.
+    The hash of an id decides on its server, so that parts differ in size: a server gets n rows on average,
+    with a standard deviation below sqrt(n). If a table that is full on 4 servers is restored on 3, some of
+    them get more than a third of the limit. So rows that are restored or written may exceed the limit for
+    pushes, by six deviations.
 
     Attributes:
-        pushed: Pushes add rows up to this number.
-        held: Rows that are restored or written may be this many.
+        pushed: Limit up to which pushes add rows.
+        held: Limit for rows that are restored or written.
     """
 
     pushed: int
@@ -287,12 +310,13 @@ class RowLimits(NamedTuple):
 
     @classmethod
     def of(cls, spec: TableSpec, row_width: int, servers: int, most: int) -> "RowLimits":
-        """Those of a table's entry.
+        """Compute the limits of one server from the CapacityEntry of a table.
 
         Args:
+            spec: Definition of the table.
             row_width: float32 values of a row with its state.
             servers: Number of servers that share the rows.
-            most: Rows of one server's part, whatever the entry says.
+            most: Limit for one server's part, even if the entry allows more.
         """
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is None:
@@ -308,13 +332,13 @@ class RowLimits(NamedTuple):
 
 @dataclass
 class RowTraffic:
-    """Counts ids of one server's part. Workers name an id once in a call.
+    """Counts ids of one server's part of a table, for metrics. A call names each id once.
 
     Attributes:
         pulled: Ids whose weights were read.
-        unknown: Those of them without a row.
+        unknown: The part of `pulled` that had no row.
         updated: Rows that pushes have updated; pushes of one round count as one.
-        restored: Rows that were written from elsewhere, as from a snapshot.
+        restored: Rows that were added other than by a push, for example from a snapshot.
     """
 
     pulled: int = 0
@@ -325,13 +349,13 @@ class RowTraffic:
 
 @dataclass
 class DiskTraffic:
-    """Counts rows of a table on disk.
+    """Counts rows of a table on disk, for metrics.
 
     Attributes:
-        found: Rows that were asked for and in memory.
-        read: Those that were in the file. For each of them a page or two are read.
-        written: Rows that went to the file, those included that moved within it.
-        seconds: Time in which calls waited for reads.
+        found: Requested rows that were in memory.
+        read: Requested rows that were in the file. Each costs a read of one or two pages.
+        written: Rows written to the file, including rows that compaction moved within it.
+        seconds: Seconds that calls waited for reads.
         disk_bytes: Bytes of the rows that are in the file now.
     """
 
@@ -343,10 +367,10 @@ class DiskTraffic:
 
     @property
     def used(self) -> int:
-        """Rows that were asked for."""
+        """Number of requested rows, in memory or in the file."""
         return self.found + self.read
 
 
 def clear_bits(bits: NDArray[np.uint64], places: Ids) -> None:
-    """Clear these bits of a row of words."""
+    """Clear the bits of these slots in a bitmap, 64 slots in each word."""
     np.bitwise_and.at(bits, places >> 6, ~(np.uint64(1) << (places & 63).astype(np.uint64)))

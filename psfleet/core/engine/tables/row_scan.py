@@ -1,4 +1,14 @@
-"""Scan of a sparse table's rows: in order, and their changes since a mark."""
+"""Ordered scans of a sparse table, its changes since a mark (for deltas and followers), and evicted ids.
+
+A table pays nothing per push for change tracking. Rows that pushes have updated are found by their stamps:
+every row whose last push is later than the mark. Only what stamps cannot say is remembered, in a
+ChangeHistory: removed rows, and rows that were written other than by an update. Once the table's step is set
+from outside (a snapshot is loaded), older stamps say nothing: a new *era* begins, and everything counts as
+changed.
+
+RowScan is also the only place where rows are removed, so that no removal escapes the history, the eviction
+stream and the followers' change log. EvictionStream remembers the last evicted ids for readers.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,18 +28,18 @@ Column = NDArray[Any]
 
 
 class EvictionStream:
-    """A ring of a fixed number of evictions. Not thread-safe.
+    """Ring buffer of the last evictions of a table, each with id, step and cause. Not thread-safe.
 
-    The positions and what they hold are a function of the table's updates: a server that replays its log
-    has the same ones.
+    Evictions are numbered by position. Positions and their content are a function of the table's updates, so
+    that a server that replays its log has the same stream and readers go on where they were.
 
     Args:
-        table: Its name.
+        table: Name of the table, for messages.
         keep: Number of evictions that are remembered.
 
     Attributes:
-        next: The position of the next eviction.
-        bytes: Memory that it takes when it is full.
+        next: Position of the next eviction.
+        bytes: Memory of the full ring: 17 bytes for each eviction.
     """
 
     def __init__(self, table: str, keep: int) -> None:
@@ -46,7 +56,7 @@ class EvictionStream:
         return self._held
 
     def add(self, ids: Ids, step: int, cause: EvictionCause) -> None:
-        """Remember evictions of one step; their order is that of the ids, whatever it is in memory."""
+        """Append the evictions of one step, sorted by id: their order in memory differs after a replay."""
         ids = np.sort(ids)
         self.next += len(ids)
         ids = ids[-self._keep :]
@@ -55,10 +65,10 @@ class EvictionStream:
         self._ids[places], self._steps[places], self._causes[places] = ids, step, cause
 
     def read(self, position: int, limit: int) -> EvictedIds:
-        """Up to `limit` evictions from a position on.
+        """Return up to `limit` evictions from `position` on, and how many before them are forgotten.
 
         Raises:
-            UsageError: The table has not come so far.
+            UsageError: The stream has not reached this position.
         """
         if not 0 <= position <= self.next:
             raise UsageError(
@@ -81,7 +91,8 @@ class EvictionStream:
         """Return the remembered evictions as columns of a snapshot.
 
         Args:
-            since: Only evictions after this point, of a snapshot that holds those before; None: all.
+            since: Point up to which another snapshot holds the evictions, or None for all that are
+                remembered. A point from before the last `set` is ignored.
         """
         first = self.next - self._held
         if since is not None and since[0] == self._sets:
@@ -91,10 +102,10 @@ class EvictionStream:
         return dict(zip(EVICTED, values, strict=True))
 
     def set(self, columns: Mapping[str, Column]) -> None:
-        """Remember what `columns` gave; of too many the latest.
+        """Replace the content by what `columns` returned, perhaps for a larger ring: the latest are kept.
 
         Raises:
-            ShapeError: They are none of a stream.
+            ShapeError: The columns do not belong to a stream.
         """
         *values, following = (columns.get(name, np.zeros(0, np.int64)) for name in EVICTED)
         count = len(values[0])
@@ -114,13 +125,17 @@ class EvictionStream:
 
 @dataclass
 class ChangeHistory:
-    """Events since the oldest mark that is held; nothing is kept while none is.
+    """Removals and direct writes of rows since the oldest mark; nothing is kept while there are no marks.
+
+    An event is one removal or one write of any number of rows. Events are numbered, and a mark is the number
+    of the event that comes next.
 
     Attributes:
-        era: Goes up when the table's step is set, after which steps say nothing about order.
+        era: Number that rises when the table's step is set: earlier stamps then say nothing about order.
         first: Number of the first event that is kept.
-        marks: Numbers of the events at which marks are held.
-        bounded: Likewise of marks that are given up when the events have more ids than `limit`.
+        marks: Events at which marks are held until they are released.
+        bounded: Events of marks that may be lost: once the history has more than `limit` ids, all are.
+        limit: Most ids in the history while there are bounded marks.
     """
 
     era: int = 0
@@ -134,17 +149,17 @@ class ChangeHistory:
 
     @property
     def is_kept(self) -> bool:
-        """True if a reader may ask for the history."""
+        """True while there is a mark, so that events must be remembered."""
         return bool(self.marks or self.bounded)
 
     def mark(self, *, bounded: bool = False) -> int:
-        """Hold a mark here; returns the number of the next event."""
+        """Add a mark at the present point; return the number of the next event."""
         event = self.first + len(self._removed)
         (self.bounded if bounded else self.marks).append(event)
         return event
 
     def release(self, event: int, *, bounded: bool = False) -> None:
-        """Let a mark go, and with the oldest one what only it needed; a bounded one may have gone."""
+        """Release a mark, and forget events that no other mark needs. A bounded mark may be lost already."""
         if not bounded:
             self.marks.remove(event)
         elif event in self.bounded:
@@ -159,7 +174,7 @@ class ChangeHistory:
         self.first = first
 
     def add(self, *, removed: Ids | None = None, written: Ids | None = None) -> None:
-        """Rows were removed, or set."""
+        """Remember that rows were removed, or written other than by an update."""
         if self.is_kept:
             nothing = np.zeros(0, np.int64)
             self._removed.append(nothing if removed is None else removed.copy())
@@ -170,23 +185,27 @@ class ChangeHistory:
                 self._trim()
 
     def since(self, event: int) -> tuple[Ids, Ids]:
-        """Ids removed and ids set since a mark, ascending, whatever became of them later."""
+        """Return the ids removed and the ids written since a mark, ascending.
+
+        Both lists may name ids that have been added or removed again since.
+        """
         start = event - self.first
         return ascending(self._removed[start:]), ascending(self._written[start:])
 
 
 class RowScan:
-    """The one place where a row goes. Not thread-safe.
+    """Removes rows, lists them in order, and tells what has changed. Not thread-safe.
 
     Args:
-        index: Index of the table.
-        rests: Every update changes every row.
-        stream: Remembers evicted rows; None: they are not asked for.
+        index: Memory of the table's rows.
+        rests: True if every update changes every row (TableSpec.every_row).
+        stream: Stream that remembers evicted rows, or None if the table's entry does not ask for it.
 
     Attributes:
-        dropped: Rows that went so far, for displays.
-        changed: Called with the ids of rows that were set or have gone; None: all may have changed.
-        pushed: Called with the ids that an update has named, its step, and the number of rows.
+        dropped: Number of rows removed so far, for metrics.
+        changed: Callback for the ids of rows that were written or removed, or for None if any row may have
+            changed.
+        pushed: Callback for each update: the ids that it named, its step, and the number of rows.
     """
 
     def __init__(self, index: RowMemory, rests: bool, stream: EvictionStream | None = None) -> None:
@@ -200,9 +219,12 @@ class RowScan:
         self._ids: Ids | None = None
 
     def drop(self, ids: Ids, step: int, cause: EvictionCause | None) -> int:
-        """Remove rows that are there at this step of the table; how many they are.
+        """Remove rows, and tell the stream, the history and the followers; return how many were removed.
 
-        cause: Reason of the removal; None: they are no evictions.
+        Args:
+            ids: int64 [n], each with a row.
+            step: Present step of the table.
+            cause: Reason of the eviction, or None for removals that are no evictions.
         """
         if not len(ids):
             return 0
@@ -216,12 +238,12 @@ class RowScan:
         return count
 
     def wrote(self, ids: Ids) -> None:
-        """Rows were set otherwise than by an update."""
+        """Note that rows were written other than by an update, whose stamps may be old."""
         self._history.add(written=ids)
         self.changed(ids)
 
     def updated(self, ids: Ids, step: int) -> None:
-        """The update of this step of the table has named these ids."""
+        """Tell the followers which ids the update of this step has named."""
         if self._rests:
             self.changed(None)
         else:
@@ -233,12 +255,15 @@ class RowScan:
         return mask
 
     def restamped(self) -> None:
-        """The table's step was set: steps before it say nothing about order any more."""
+        """Begin a new era: the table's step was set, and older stamps no longer say what came first."""
         self._history.era += 1
         self.changed(None)
 
     def ascending(self) -> Ids:
-        """Every id in order; kept for the next page."""
+        """Return all ids, ascending; cached, since pages are read one after the other.
+
+        A removal clears the cache, and an added row shows in the number of rows.
+        """
         if self._ids is None or len(self._ids) != len(self._index):
             self._ids = self._index.entries()[0]
         return self._ids
@@ -249,11 +274,11 @@ class RowScan:
         return HistoryPoint(self._history.era, step, event, point, bounded)
 
     def before(self, step: int) -> HistoryPoint:
-        """Return the point before this update, for `pushed_since` alone."""
+        """Return the point just before the update of this step; only `pushed_since` may use it."""
         return HistoryPoint(self._history.era, step - 1, 0)
 
     def knows(self, mark: HistoryPoint) -> bool:
-        """Return whether `changed_since` can look back to a held mark; a bounded one may be given up."""
+        """Return whether the history still reaches back to this mark; a bounded mark may be lost."""
         return mark.event >= self._history.first
 
     def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:

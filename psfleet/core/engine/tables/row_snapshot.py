@@ -1,11 +1,15 @@
-"""The content of a table at one moment, while the table goes on: each row is read once.
+"""Copy-on-write image of a table at one moment, read for a snapshot while training goes on.
 
-Either the reader comes to a row first, or it is kept just before it changes. So no row is copied
-at the moment itself, and a change costs more only the first time that it touches a row. A slot
-whose row was read or kept may change, go and be used again: nobody looks at it any more.
+Each row is read once. Either the reader comes to a row first, or the row is copied just before it changes. So
+no row is copied at the moment itself, and a change costs more only the first time that it touches a row:
 
-A table has any number of such views; it calls `keep` before it changes, under its lock, and the
-view takes the lock for each page, so that a push waits for one page at most.
+    bit of each slot:   1  not read yet       a change copies the row to `_kept` and clears the bit
+                        0  read or copied     the slot may change, be freed and be used again
+
+A table has any number of such views. It calls their `keep` before each change, under its lock, and the view
+takes the lock for each page, so that a push waits for one page at most. FrozenRows is the image of one
+memory, FrozenArrays of a dense table; FrozenSparseTable and FrozenDenseTable turn them into the columns of a
+snapshot.
 """
 
 import itertools
@@ -36,7 +40,7 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 PAGE = 2048
-"""Rows that are read at a time: a push waits no longer than that takes."""
+"""Number of rows read under the lock at a time; a push waits at most as long as that takes."""
 
 
 Page = tuple[Ids, Floats, Ids]
@@ -44,16 +48,16 @@ Page = tuple[Ids, Floats, Ids]
 
 
 class FrozenRows:
-    """The rows that one memory had when this was made. Close it when it is read.
+    """Image of the rows that one memory had when this was made. Close it when it is read.
 
     Args:
-        rows: The memory.
-        lock: Held during each change of it, and while this is made.
-        step: The table's step, now.
-        only: The ids of the rows that are asked for; None: all.
+        rows: Memory of the rows.
+        lock: Lock of the table, held by the caller now and during each change of the memory.
+        step: Gives the present step of the table.
+        only: Ids of the rows to read, for a delta, or None for all rows.
 
     Attributes:
-        count: Number of rows that `pages` gives.
+        count: Number of rows that `pages` yields.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class FrozenRows:
         self._kept: list[Page] = []
         self._kernels = static_kernels("freezing")
         self._size = rows.next_slot  # slots from here on had no row
-        # A bit for each slot, set while there is something to read.
+        # A bit for each slot, set while its row has to be read. Rows that are added later get slots from
+        # `_size` on, or slots whose bit is clear: neither is read.
         if only is None:
             self._unread = rows.used()
             self.count = len(rows)
@@ -81,23 +86,27 @@ class FrozenRows:
         rows.views.append(self)
 
     def close(self) -> None:
-        """The memory need not remember the moment any more. Safe to call twice."""
-        with self._lock:  # else a change that goes through the views would pass one over
+        """End the image: later changes no longer copy rows for it. Safe to call twice."""
+        with (
+            self._lock
+        ):  # a change may be iterating over the views: removing one would make it skip another
             if self in self._rows.views:
                 self._rows.views.remove(self)
 
     def keep(self, ids: Ids) -> None:
-        """Rows of these ids are about to change or to go. The caller has the lock."""
+        """Copy the unread rows of these ids before they change. The caller holds the lock."""
         if self._left:
             self._keep(self._rows.recall(ids, self._step()))
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Any row of these segments may be about to change. The caller has the lock."""
+        """Copy all unread rows of segments `first` to `last` - 1. The caller holds the lock."""
         if self._left:
             self._keep(self._rows.listed(first, last, self._step()))
 
     def pages(self) -> Iterator[Page]:
-        """Every row once, in an order that means nothing."""
+        """Yield every row once, in arbitrary order."""
+        # The lists of slots are older than the pages read by them. Rows that have changed since have a clear
+        # bit and are in `_kept`, with the content of the moment, so that each page also takes what was kept.
         for ids, slots, steps in self._listed():
             for start in range(0, len(ids), PAGE):
                 part = slice(start, start + PAGE)
@@ -105,16 +114,16 @@ class FrozenRows:
                     self._keep((ids[part], slots[part], steps[part]))
                     pages, self._kept = self._kept, []
                 yield from _joined(pages)
-        yield from _joined(self._kept)  # since the last page: there is nothing left to keep
+        yield from _joined(self._kept)  # no lock: every bit is clear now, so nothing more is added
 
     def _listed(self) -> Iterator[Listed]:
-        """Yield the rows as they were, in parts; a row that has changed since was kept before."""
+        """Yield ids, slots and steps of the rows in parts; rows that change in between have been kept."""
         if self._only is not None:
             yield self._only
             return
         count = self._rows.listed_at_once
         while count < EVERY[1] and 2 * count * self.count <= PAGE * EVERY[1]:
-            count *= 2  # as many segments as have a page of rows
+            count *= 2  # so many segments that they have about one page of rows
         for first in range(*EVERY, count):
             with self._lock:
                 last = first + count
@@ -122,14 +131,14 @@ class FrozenRows:
             yield rows
 
     def _keep(self, rows: Listed) -> None:
-        """Read the unread ones of these rows."""
+        """Copy those of these rows that are unread, and clear their bits."""
         ids, slots, steps = self._claim(rows)
         if len(ids):
             self._left -= len(ids)
             self._kept.append((ids, self._rows.gather(slots), steps))
 
     def _claim(self, rows: Listed) -> Listed:
-        """Return the unclaimed ones."""
+        """Return those of these rows whose bit was set, and clear it. Later slots are left out."""
         count = len(rows[0])
         ids, slots, steps = (np.empty(count, np.int64) for _ in range(3))
         size = self._kernels.claim(
@@ -143,7 +152,7 @@ class FrozenRows:
 
 
 def _joined(pages: list[Page]) -> Iterator[Page]:
-    """All of them, small ones put together: each costs its writer much the same."""
+    """Yield all pages, and join small ones: a page costs its writer much the same, however short it is."""
     while pages:
         group = [pages.pop()]
         while pages and sum(len(page[0]) for page in group) < PAGE:
@@ -153,11 +162,11 @@ def _joined(pages: list[Page]) -> Iterator[Page]:
 
 
 class FrozenArrays:
-    """The arrays that a dense table had when this was made: its weights, then its state slots.
+    """Image of a dense table: its weights, then its state slots, copied at the first change or when read.
 
     Args:
-        copies: Copies the arrays, wherever they lie.
-        lock: Held during each change of them.
+        copies: Copies the arrays to host memory.
+        lock: Lock of the table, held during each change.
     """
 
     def __init__(self, copies: Callable[[], list[Floats]], lock: threading.Lock) -> None:
@@ -166,12 +175,12 @@ class FrozenArrays:
         self._copies: list[Floats] | None = None
 
     def keep(self) -> None:
-        """The arrays are about to change. The caller has the lock."""
+        """Copy the arrays, which are about to change, unless they are copied. The caller holds the lock."""
         if self._copies is None:
             self._copies = self._read()
 
     def take(self) -> list[Floats]:
-        """The arrays as they were."""
+        """Return the arrays as they were when this was made."""
         with self._lock:
             self.keep()
         assert self._copies is not None
@@ -189,14 +198,24 @@ class FrozenTable(Protocol):
         """Return the columns that `pages` fills."""
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Parts of columns, each to be put behind the one before."""
+        """Yield parts of columns, each to be appended to the part before."""
 
     def close(self) -> None:
-        """The table need not remember the moment any more. Safe to call twice."""
+        """End the image: later changes no longer copy for it. Safe to call twice."""
 
 
 class FrozenSparseTable:
-    """Rows, candidates and what went, of a sparse table."""
+    """Image of a sparse table as columns: rows, candidates, removed ids and evictions.
+
+    Args:
+        spec: Definition of the table.
+        clock: Clock of the table at the moment.
+        rows: Images of the memories that have its rows.
+        candidates: Ids that wait for a row.
+        removals: Ids removed since the base of a delta, or None in a full snapshot.
+        evictions: Columns of the eviction stream; empty if the table has none.
+        as_rows: Unpacks ids, stored rows and steps of a page.
+    """
 
     def __init__(
         self,
@@ -228,7 +247,7 @@ class FrozenSparseTable:
         yield from self._others()
 
     def _others(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The columns besides those of rows."""
+        """Yield the columns besides those of rows: removed ids, candidates, evictions."""
         if self._removed is not None:
             yield {REMOVED: self._removed}
         if len(self._candidates):

@@ -204,8 +204,6 @@ class SparseTable:
         """True if rows are evicted when others need their places."""
         return self._room.evicts
 
-    # -- who gets a row ------------------------------------------------------------------------
-
     def check_room(self, parts: Sequence[Ids], written: bool = False) -> None:
         """Refuse ids that the table cannot all take with its next update.
 
@@ -247,8 +245,6 @@ class SparseTable:
         if self._counts:
             with self._lock:
                 self._ranking.use(ids, self.step)
-
-    # -- who loses it --------------------------------------------------------------------------
 
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
         """Forget rows; returns how many were there. Their ids start anew when next updated.
@@ -308,8 +304,6 @@ class SparseTable:
         """
         with self._lock:
             return self._lifetime.shrink(threshold, unseen, self.step)
-
-    # -- reading and writing -------------------------------------------------------------------
 
     def ids(self) -> Ids:
         """Return the ids of all rows, ascending: int64 [n]."""
@@ -418,8 +412,6 @@ class SparseTable:
             evictions = {} if self.evictions is None else self.evictions.columns(since)
         rest = None if changes is None else changes.removed, evictions, self._packed.unpack
         return FrozenSparseTable(self.spec, clock, rows, waiting, *rest)
-
-    # -- what has changed ----------------------------------------------------------------------
 
     def mark(self, *, bounded: bool = False) -> HistoryPoint:
         """A point to which `changed_since` looks back; until its release, removed ids are kept.

@@ -70,8 +70,6 @@ class DeviceIndex:
         """Return the number of entries in each group of segments."""
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
-    # -- ids -----------------------------------------------------------------------------------
-
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
         """Write the slots of ids and when they were last pushed; they count as pushed at `steps` now.
 
@@ -167,8 +165,6 @@ class DeviceIndex:
             entries, shape = self._entries[:3], self._entries[3:]
             self._queue.launch(cuda_index.rebuild, count, *room, *shape, count, *entries)
         self._queue.finish()  # `room` is in use until then
-
-    # -- all rows ------------------------------------------------------------------------------
 
     def aged(
         self, step: int, least: int, segments: tuple[int, int], most: int, rows: int

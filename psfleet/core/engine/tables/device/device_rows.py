@@ -50,8 +50,6 @@ class DeviceRowMemory(RowStore):
         self._marks = DeviceArena(max_rows + 1, np.uint8) if marks else None
         self._grow(1)
 
-    # -- memory --------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return self._live
 
@@ -125,8 +123,6 @@ class DeviceRowMemory(RowStore):
                 self._marks.grow(size)
             self._slots = size
 
-    # -- ids -----------------------------------------------------------------------------------
-
     def send(self, ids: Ids) -> Any:
         """Ids on the device, as uint64, until the next call."""
         return self._buffers.fill("ids", np.ascontiguousarray(ids).view(np.uint64))
@@ -193,8 +189,6 @@ class DeviceRowMemory(RowStore):
     @override
     def restamp(self, old: int, new: int) -> None:
         self._index.restamp(old, new)
-
-    # -- rows ----------------------------------------------------------------------------------
 
     @override
     def aged(

@@ -153,8 +153,6 @@ class DeviceRowUpdate:
             new = self._queue.read(fresh) != 0
             self._set_weights(self._queue.read(slots)[new], self._first_values(ids[new]))
 
-    # -- what differs between rows in float32 and packed ones -----------------------------------
-
     def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
         """The weights of these rows, or their first values: float32 [n * dim] on the device."""
         memory, first = self._memory, self._first

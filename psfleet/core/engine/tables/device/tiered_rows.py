@@ -55,8 +55,6 @@ class TieredRowMemory(RowMemory):
     def stores(self) -> tuple[RowStore, RowStore]:
         return self.device, self.host
 
-    # -- memory --------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self.device) + len(self.host)
 
@@ -112,8 +110,6 @@ class TieredRowMemory(RowMemory):
             return most
         return min(self._account.affordable(most), self.max_rows - len(self.device))
 
-    # -- where rows are ------------------------------------------------------------------------
-
     def fetch(self, ids: Ids, step: int) -> Mask:
         """Have the rows of a push on the device as far as there is room.
 
@@ -161,8 +157,6 @@ class TieredRowMemory(RowMemory):
             mask |= new & (np.cumsum(new) > room)
         return mask
 
-    # -- ids -----------------------------------------------------------------------------------
-
     @override
     def locate(self, ids: Ids) -> tuple[Ids, int]:
         slots, unknown = self.device.locate(ids)
@@ -196,8 +190,6 @@ class TieredRowMemory(RowMemory):
     def restamp(self, old: int, new: int) -> None:
         for store in self.stores:
             store.restamp(old, new)
-
-    # -- rows ----------------------------------------------------------------------------------
 
     @override
     def aged(
