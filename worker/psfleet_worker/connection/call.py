@@ -1,4 +1,19 @@
-"""Calls under way, how their callers wait for them, and those that carry tensors."""
+"""Calls under way, and how threads wait for their replies.
+
+A call to one server can be worked on by two threads: the one that made it, and the thread of its
+`ServerClient`, which makes calls one after the other. For a small call the handover between threads would
+cost more than the call, so its caller sends it and reads the reply without that thread:
+
+    caller: ServerClient.send --sends--> release(connection) --replies_of, up to 0.1 s--> read --> end
+                                              |                        |
+    thread: <--------- take_unread, before the next call is queued ----+-- no reply by then: resume
+            every other call: queue --> send, read, retry ---------------------------------------> end
+
+`is_busy` says that one thread works on the call. A thread that wants to continue a call sets `is_busy` under
+the lock `client.changed`, and gives the call up with `release` or `end`. All clients whose calls are
+awaited together share that condition. Calls with tensors are `ServerRequest`s (request.py); which endpoint
+of the server takes a call is decided in tensor_calls.py, and when to try again in retries.py.
+"""
 
 import functools
 import operator
@@ -15,23 +30,29 @@ if TYPE_CHECKING:
     from psfleet_worker.connection.server_client import ServerClient
 
 
-_MOMENT = 0.1  # seconds for which a caller reads answers itself; a longer wait is worth a thread
+# Seconds for which a caller reads replies itself. A longer wait is worth a handover to the clients' threads.
+_MOMENT = 0.1
 _has_ended = operator.attrgetter("ended")
 
 
 class Call:
-    """A call to one server, from its message to its end. See ServerRequest for one with tensors.
+    """A call to one server, from its message to its reply or error. `ServerRequest` is one with tensors.
 
     Attributes:
-        method: "Service/Method".
-        seconds: Time for the server to reply.
-        outage: Time for which the server may be out of reach.
-        is_inline: The message holds all tensors.
-        is_small: Message and reply fit into the buffers of a socket, and a caller is about to wait.
-        sent: It has left, and its answer is still to be read from this.
-        is_busy: A thread sends it or reads its answer; no other thread does.
-        awaited: Conditions of the waiting threads; one returns True if its thread needs no more.
-        span: Its span, if it is traced; it ends with the call.
+        client: Client of the server, set when the call is sent.
+        method: "Service/Method", such as "Shard/Push".
+        message: Bytes of the request, dropped when the call ends.
+        seconds: Time in seconds for the server to reply.
+        outage: Time in seconds for which the server may be out of reach.
+        is_inline: True if the message holds all tensors, False if some lie in shared memory.
+        is_small: True if message and reply fit into the buffers of a socket and a caller is about to wait, so
+            that the caller can send it without blocking.
+        sent: Connection that the reply is still to be read from, or None.
+        is_busy: True while one thread sends the call or reads its reply; no other thread may touch it then.
+        ended: True once `reply` or `error` is set.
+        failure: Error of a first attempt by the caller, or None. The client's thread then retries the call.
+        awaited: Predicates of the waiting threads. A predicate returns True if its thread can stop waiting.
+        span: Span of a traced call, or None. It ends with the call.
     """
 
     client: "ServerClient"
@@ -49,17 +70,17 @@ class Call:
     span: Any = None
 
     def encode(self) -> bytes:
-        """Return the message, once more for a server that has answered the one before."""
+        """Return the message of the next attempt."""
         return self.message
 
     def fall_back(self) -> None:
-        """From now on send the tensors in the message."""
+        """Send the tensors in the message from the next attempt on, no longer in shared memory."""
 
     def lose(self) -> None:
-        """Give up the shared memory of a call that failed, which the server may still be using."""
+        """Stop using the shared memory of a failed call, which its server may still read and write."""
 
     def read(self) -> None:
-        """Read the answer. The caller holds the call."""
+        """Wait for the reply and end the call with it. The calling thread has set `is_busy`."""
         assert self.sent is not None
         try:
             reply = self.sent.finish()
@@ -71,10 +92,12 @@ class Call:
     def release(
         self, connection: ClientConnection | None = None, failure: Exception | None = None
     ) -> None:
-        """Let another thread go on with the call.
+        """Stop working on the call and let another thread continue.
 
         Args:
-            failure: Its first attempt has ended with this; None: its answer is still to be read.
+            connection: Connection over which the call was just sent, or None. The caller is expected to read
+                the reply from it. Without a connection, the client's thread continues at once.
+            failure: Error of the first attempt, or None if the reply is still to be read.
         """
         with self.client.changed:
             self.is_busy = False
@@ -86,19 +109,23 @@ class Call:
             self.client.resume(self)
 
     def end(self, reply: bytes | None = None, error: PsfleetError | None = None) -> None:
-        """Give the result to the waiting caller."""
+        """Set the result of the call and wake the threads that wait for it."""
         client = self.client
-        with client.changed:  # whoever hears of the end finds the client idle
+        with client.changed:
+            # Before `ended` is set: a caller that sees the end at once sends its next call without the
+            # thread, and shares new memory, only if the client has no open call.
             client.open_calls -= 1
             if client.unread is self:
                 client.unread = None
             if error is not None:
                 self.lose()
             self.reply, self.error, self.ended = reply, error, True
-            # Let go of the gradients, which frames of a failure hold too.
+            # Free the gradients now. A failure holds them too, through the frames of its traceback.
             self.message, self.sent, self.failure = b"", None, None
             if self.span is not None:
                 self.span.called(error)
+            # The condition is shared by the clients of all servers. A thread that waits for ten of them is
+            # woken once, by the call that completes its predicate.
             if self.awaited:
                 if any(is_over() for is_over in self.awaited):
                     client.changed.notify_all()
@@ -106,14 +133,17 @@ class Call:
 
 
 def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """Wait as `wait_all` does; the caller defers interrupts (psfleet.core.base.threads)."""
+    """Wait for calls like `wait_all`, for a caller that defers interrupts (psfleet.core.base.threads).
+
+    Reads the replies in this thread for up to 0.1 s, and then waits for the servers' threads.
+    """
     if not all(map(_has_ended, calls)) and not _settled(calls):
         _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
         if not all(map(_has_ended, calls)):
             condition = calls[0].client.changed
             with condition:
                 is_over = functools.partial(_settled, calls)
-                for call in calls:  # they wake this thread once, not each for itself
+                for call in calls:
                     if not call.ended:
                         call.awaited += (is_over,)
                 wait_for(condition, is_over, timeout)
@@ -133,18 +163,23 @@ def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[byte
 
 @deferred()
 def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """Return the answers of all calls; raises the first error as soon as there is one.
+    """Return the replies of all calls, in their order. Raises the first error as soon as there is one.
 
-    What is still under way then goes on without anybody waiting for it.
+    Calls that are under way after an error continue, but no thread waits for them.
+
+    Args:
+        calls: Calls of clients that share a condition.
+        timeout: Limit of the wait in seconds, or None for no limit besides those of the calls.
 
     Raises:
-        DeadlineExceeded: They have not all ended within `timeout` seconds; they stay under way.
+        DeadlineExceeded: A call has not ended within `timeout` seconds. The calls stay under way.
+        PsfleetError: A call failed.
     """
     return replies_of(calls, timeout)
 
 
 def _settled(calls: Sequence[Call]) -> bool:
-    """Return whether all have a reply, or one has an error."""
+    """Return whether all calls have a reply, or one call has an error."""
     ended = True
     for call in calls:
         if call.error is not None:
@@ -154,7 +189,10 @@ def _settled(calls: Sequence[Call]) -> bool:
 
 
 def _read_all(calls: Sequence[Call], seconds: float) -> None:
-    """Read answers that no thread reads yet, as they come; after so many seconds their owners do."""
+    """Read the replies of calls that no thread works on, in the order in which they arrive.
+
+    Calls without a reply after `seconds` are released, and the threads of their clients go on with them.
+    """
     mine: list[Call] = []
     with calls[0].client.changed:
         for call in calls:
@@ -162,6 +200,7 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
                 call.is_busy = True
                 mine.append(call)
     try:
+        # A connection has a poll object of its own, so that the common case of one call makes none.
         if (
             len(mine) == 1
             and (connection := mine[0].sent) is not None
@@ -176,7 +215,7 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
 
 
 def _read_several(mine: list[Call], seconds: float) -> None:
-    """Read the answers that come within so many seconds; what is left of `mine` has none."""
+    """Read the replies that come within `seconds`, and remove their calls from `mine`."""
     by_descriptor = {call.sent.fileno(): call for call in mine if call.sent is not None}
     incoming = select.poll()
     for descriptor in by_descriptor:

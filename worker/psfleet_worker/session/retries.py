@@ -1,6 +1,16 @@
-"""Retries of a call after a failed attempt: another attempt, or the end of the call.
+"""Retry policy of a worker's calls: after a failed attempt, whether, when and how to make another one.
 
-Pure: errors and times come in, decisions come out.
+    error of the attempt            next attempt                            given up
+    LaneLost                        at once, tensors in the message         if they were there already
+    Later (a push came too early)   after 2 ms, the same bytes              after `seconds` of the call
+    NoRoom (the log's disk is full) after 10 ms, doubled up to 1 s          after `Patience.room`
+    ServerUnavailable               the same pause, or the reconnect        after `outage` of the call
+      while its host accepts        the same pause                          after `seconds` of the call
+    NotReady (it restarts)          the same pause                          after `Patience.outage`, if longer
+    anything else                   none                                    at once
+
+To try again is safe because a push carries its sequence: a server applies it once, however often it comes.
+The policy is pure: errors and times come in, decisions come out. `ServerClient` makes the attempts.
 """
 
 from dataclasses import dataclass
@@ -15,8 +25,8 @@ from psfleet.core.base.errors import (
 )
 from psfleet.core.base.settings.environment import Environment
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-_MOMENT = 0.002  # seconds before a push is sent again that came too early
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # seconds
+_MOMENT = 0.002  # seconds before a push that came too early is sent again
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +34,13 @@ class Patience:
     """Time limits of a worker's waits, in seconds.
 
     Attributes:
-        wait: Limit for other workers: rounds, barriers, reductions.
-        reply: Limit for a server that has the call and only has to work, or is there and says nothing, as
-            when it is stopped.
-        outage: Limit for a server that cannot be reached, before it is given up.
-        start: Each of these at the first contact, when the fleet is still starting.
-        leave: The same for the last message of a worker, that it leaves. A server that answers, but is
-            not ready, has started again and is given `outage`.
+        wait: Limit of a wait for other workers: in rounds, barriers and reductions.
+        reply: Limit for the reply of a server that has received the call, or that accepts connections and
+            says nothing (its process may be stopped).
+        outage: Limit for a server that cannot be reached.
+        start: Limit for reply and outage at the first contact, when the fleet is still starting.
+        leave: Limit for a server that cannot be reached when a worker says that it leaves. A server that
+            replies that it is not ready has restarted, and gets `outage` seconds.
         room: Limit for a server whose disk is full.
     """
 
@@ -43,22 +53,26 @@ class Patience:
 
     @classmethod
     def of(cls, environment: Environment) -> "Patience":
-        """Return the usual limits; servers that keep a log come back when they have died."""
+        """Return the limits for a job: longer ones if a server that dies is replaced.
+
+        A server with a log restarts and replays it; a standby takes over within a second, unless its host
+        is busy. A server with neither is not replaced, so a worker gives it up soon.
+        """
         if not environment.keeps_log:
-            # A standby takes over within a second, unless the host is busy.
             return cls(outage=30.0, leave=5.0) if environment.replicas else cls()
         return cls(reply=300.0, outage=120.0, leave=15.0)
 
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """Make another attempt.
+    """Decision to make another attempt, and how.
 
     Attributes:
-        pause: Seconds to wait before.
-        answered: The server has answered and wants the same again; else it may never have got the call,
-            and shared memory cannot be relied on: the tensors go into the request.
-        lost: The server cannot be reached: the pause ends when the connection is back.
+        pause: Seconds to wait before the attempt.
+        answered: True if the server replied and asks for the same message again. Otherwise the server may
+            never have received the call, or may have restarted without the shared memory, so the tensors go
+            into the message.
+        lost: True if the server cannot be reached. The pause then ends early when the connection is back.
     """
 
     pause: float = 0.0
@@ -67,16 +81,17 @@ class NextAttempt:
 
 
 class Retries:
-    """The attempts at one call. What ends it is raised.
+    """The failed attempts of one call so far, which determine whether there is another one.
 
     Args:
-        outage: Time for which it may be out of reach.
-        patience: Time limits for a server that is not ready, or has no room.
+        seconds: Time in seconds for the server to reply.
+        outage: Time in seconds for which the server may be out of reach.
+        patience: Time limits for a server that is not ready or whose disk is full.
         now: Time of the first attempt, in seconds.
 
     Attributes:
         deadline: Time at which the call is given up.
-        away: Seconds for which the server has been out of reach, or has had no room.
+        away: Seconds for which the server has been out of reach, or its disk has been full.
     """
 
     def __init__(self, seconds: float, outage: float, patience: Patience, now: float) -> None:
@@ -87,18 +102,24 @@ class Retries:
         self._outage = outage
         self._patience = patience
         self._pause = _FIRST_PAUSE
-        self._lost: float | None = None  # since when it cannot be reached, or has not been ready
-        self._unready = False  # it answers, and cannot work yet
-        self._answered = False  # it has been so
-        self._full: float | None = None  # since when it has had no room
+        self._lost: float | None = None  # time since which it cannot be reached, or is not ready
+        self._unready = False  # True if `_lost` counts NotReady, False if unreachable
+        self._answered = False  # True once it has replied NotReady
+        self._full: float | None = None  # time since which its disk is full
 
     def after(
         self, error: PsfleetError, now: float, *, inline: bool, closing: bool, silent: bool = False
     ) -> NextAttempt:
-        """Decide on the next attempt after one that ended with this error at this time.
+        """Return the next attempt after one that failed, or raise `error` if the call is given up.
 
-        `silent`: The server accepts connections and says nothing. Its process may be stopped, and gRPC has
-        closed the connection meanwhile: it has the time of a reply, not of an outage.
+        Args:
+            error: Error of the attempt.
+            now: Time at which it failed, in seconds.
+            inline: True if the message held all tensors.
+            closing: True if this process ends its connection. Nothing that needs a pause is tried again.
+            silent: True if the server accepts connections and says nothing. Its process may be stopped, and
+                gRPC has closed the connection meanwhile. Such a server gets the time of a reply, not of an
+                outage.
         """
         match error:
             case LaneLost() if not inline:
@@ -116,16 +137,20 @@ class Retries:
         self.away = now - self._full
         if closing or self.away >= self._patience.room:
             raise error
+        # The server is there, and has not begun the work: an outage or a reply is timed from here on.
         self._lost = None
-        self.deadline = now + self._seconds  # it has answered, and did no work
+        self.deadline = now + self._seconds
         return NextAttempt(self._next_pause(), answered=True)
 
     def _without_server(
         self, error: PsfleetError, now: float, closing: bool, silent: bool
     ) -> NextAttempt:
+        # A stopped server is not out of reach; the time of an outage begins when its port is closed too.
         if silent and now < self.deadline and not closing:
             self._lost = None
             return NextAttempt(self._next_pause(), lost=True)
+        # A restart has two phases, each with its own limit: first no connection, then a server that replays
+        # its log and replies NotReady.
         unready = isinstance(error, NotReady)
         if self._lost is None or unready != self._unready:
             self._lost, self._unready = now, unready
@@ -134,7 +159,8 @@ class Retries:
         if closing or now >= min(self.deadline, self._lost + outage):
             raise error
         if unready and not self._answered:
-            self._answered, self._pause = True, _FIRST_PAUSE  # it is back, and ready in a moment
+            # It is back, and ready in a moment: begin with short pauses again.
+            self._answered, self._pause = True, _FIRST_PAUSE
         return NextAttempt(self._next_pause(), lost=not unready)
 
     def _next_pause(self) -> float:

@@ -1,9 +1,21 @@
-"""Pulls and pushes under way: pushes in order, a few at a time, in company of the next pull if it can be.
+"""Outstanding pushes and pulls of one worker.
 
-A call costs as much CPU as half a megabyte of tensors. So a push waits a moment for the pull that mostly
-follows it, and travels in the same call; not in sync mode, unless there is one server. If none comes it
-leaves alone. Behind a pull that is read ahead it waits for the answer too: it could not leave before that,
-and whoever has read ahead will do so again.
+Pushes leave in order, and the queue merges a push with the next pull if one follows within LINGER seconds.
+A call costs as much CPU as half a megabyte of tensors, and a step mostly pushes and then pulls, so one call
+for both saves half of the calls. The life of a push:
+
+    add --linger--> waiting --take, by a pull-------------> under way --all replies, settle--> closed
+      |                +------5 ms are over, or send-----------^
+      +--no linger---------------------------------------------^
+
+At most one push waits. In sync mode with several servers no push does, because a pull may commit a round
+only when every server holds the push. If a prefetched pull is under way, the 5 ms begin with its reply:
+calls to a server leave in order, so the push could not have overtaken it, and a script that prefetches
+mostly prefetches again right after the reply.
+
+The trainer's thread adds, settles and closes; a thread of the queue sends a push that has waited long
+enough. An error of a push is raised by its ticket or by the next `settle`. `Transfers` decides what a push
+contains, and `Stream` (psfleet_worker.session.worker_session) decides when to settle.
 """
 
 import contextlib
@@ -31,20 +43,27 @@ Floats = NDArray[np.float32]
 _bytes_of, _reply_of = operator.attrgetter("bytes"), operator.attrgetter("reply")
 
 LINGER = 0.005
-"""Seconds that a push which could leave waits for company, at most."""
+"""Longest time in seconds that a push waits for a pull to share its call, when nothing else delays it."""
 
 
 class FleetPull:
-    """Implements psfleet.core.engine.interface.PendingPull.
+    """A pull whose calls have left; implements psfleet.core.engine.interface.PendingPull.
+
+    A pull passes through two states. `arrive` waits for the replies, whose values still lie in shared
+    memory or in the messages. `join` then copies them into one array per read and frees the shared memory.
 
     Args:
-        requests: One per server; those that are called have begun.
-        servers: The servers that are called; the push before the pull may be in the calls.
-        masks: Mask of the servers that have a part, for each read.
-        settle: Waits for all pushes; raises what a server has refused one with.
+        requests: One request per server, sent or not.
+        servers: Numbers of the servers whose requests were sent. A request may carry a push besides reads,
+            or only a push.
+        split_reads: The reads of the caller, which join the values of all servers.
+        masks: For each read a list with True for each server that was asked for a part of it.
+        spec_of: Returns a table's definition for its key.
+        settle: Waits for all pushes, and raises the error if a server has refused one.
 
     Attributes:
-        view: The newest view of the fleet that the answers tell of, once they are here.
+        view: Newest view of the fleet that the replies report, or 0 until they are here.
+        joined: Values of each read, or None until they are joined.
     """
 
     def __init__(
@@ -63,7 +82,8 @@ class FleetPull:
         self._spec_of = spec_of
         self._settle = settle
         self.view = 0
-        self._found: list[list[Values | None]] | None = None  # of each read what each server gave
+        # values[read][server], between `arrive` and `join`; None for a server without a part
+        self._found: list[list[Values | None]] | None = None
         self.joined: list[Floats] | None = None
 
     @deferred()
@@ -72,9 +92,10 @@ class FleetPull:
         return self.join()
 
     def join(self) -> list[Floats]:
-        """Wait for the values; the caller handles interrupts.
+        """Wait for the values and join them; the caller handles interrupts.
 
-        Gives the places of the answers back, so it comes before they are reused.
+        Frees the shared memory of the calls, so the values must be joined here before another call gets
+        that memory.
         """
         if self.joined is None:
             if self._found is None:
@@ -89,16 +110,19 @@ class FleetPull:
         return self.joined
 
     def arrive(self) -> None:
-        """Wait until the answers are here, which are not joined yet."""
+        """Wait for the replies, and leave their values where they are until `join`."""
         if self._found is not None or self.joined is not None:
             return
         requests = self._requests
         try:
             replies = replies_of([*map(requests.__getitem__, self._servers)])
         except (PsfleetError, KeyboardInterrupt) as error:
+            # Servers that have not replied may still read and write the shared memory: it is given up.
             for request in requests:
                 request.lose()
-            if isinstance(error, UsageError):  # perhaps of the push that came with it
+            # A call may carry a push too. If the server refused that, settling raises an error that names
+            # the push; the caller would otherwise look for a mistake in its pull.
+            if isinstance(error, UsageError):
                 self._settle()
             raise
         by_read: list[list[Values | None]] = []
@@ -115,12 +139,23 @@ class FleetPull:
 
     @property
     def is_under_way(self) -> bool:
-        """A server has not replied yet."""
+        """True while a server has not replied."""
         return not all(self._requests[server].ended for server in self._servers)
 
 
 class FleetPush:
-    """A push under way or about to leave: a request for each server, and whether it goes there."""
+    """The ticket of one push, which waits in the queue or is under way.
+
+    Args:
+        requests: One request per server.
+        goes_to: For each server True if the push is sent there.
+        is_held: True if servers hold the push until its round closes (modes with rounds).
+
+    Attributes:
+        bytes: Bytes of its tensors, over all servers.
+        calls: The requests that were sent, or empty until the push leaves.
+        is_refusal_known: True if `wait` has raised the refusal, so that `settle` does not raise it again.
+    """
 
     def __init__(
         self,
@@ -149,13 +184,21 @@ class FleetPush:
             raise self.refusal(error) from None
 
     def settle(self, deadline: float | None) -> UsageError | None:
-        """Wait until no server is at work on it; with what one has refused it, if one has.
+        """Wait until no server works on the push; return the error if a server has refused it.
 
-        Servers that hold it for a round let go of it then: none takes a part of it.
+        If servers hold the push for a round, a refused push is withdrawn from all servers, so that none
+        applies its part alone.
+
+        Args:
+            deadline: Limit of the wait on the monotonic clock, or None for no limit.
+
+        Raises:
+            PsfleetError: The push failed in another way than by a refusal.
         """
         try:
             replies_of(self.calls, None if deadline is None else _left(deadline))
         except UsageError as error:
+            # The wait ended with the first refusal: a withdrawal must not overtake calls still under way.
             for call in self.calls:
                 with contextlib.suppress(UsageError):
                     wait_all([call], None if deadline is None else _left(deadline))
@@ -165,7 +208,7 @@ class FleetPush:
         return None
 
     def refusal(self, error: UsageError) -> UsageError:
-        """Return the error as the caller of the push gets it."""
+        """Return a refusal with the number of the push, and whether parts of it were applied."""
         number = self.requests[0].number
         addition = ""
         if sum(self.goes_to) > 1 and not self.is_held:
@@ -174,14 +217,17 @@ class FleetPush:
 
 
 class PushQueue:
-    """The pushes of one worker.
+    """The pushes of one worker: at most one that waits, and those under way.
 
     Args:
-        most: Bytes under way at most, unless there is only one push.
+        clients: One client per server.
+        most: Most bytes under way at once. A single push may have more.
 
     Attributes:
-        lock: Held while a push is put on its way; pulls take it to keep the order.
-        check_process: Refuses to work in a fork of the worker's process, where nothing ever ends.
+        lock: Held while a push leaves. A pull holds it from taking the waiting push until its own calls
+            have left; otherwise the queue's thread could send the push between the two and reorder calls.
+        check_process: Raises UsageError in a fork of the worker's process. The fork has none of the threads,
+            so a wait there would never end.
     """
 
     def __init__(self, clients: Sequence[ServerClient], most: int) -> None:
@@ -191,12 +237,12 @@ class PushQueue:
         self.check_process = clients[0].check_process
         self._changed = threading.Condition(self.lock)
         self._waiting: FleetPush | None = None
-        self._behind: FleetPull | None = None  # what the push that waits follows
-        self._due = 0.0
-        self._came = False  # a push, since the thread last looked
-        self._asleep = False  # the thread, until it is woken
-        self._under_way: deque[FleetPush] = deque()
-        self._bytes = 0  # of those under way
+        self._behind: FleetPull | None = None  # prefetched pull whose reply the waiting push awaits
+        self._due = 0.0  # monotonic time at which the waiting push leaves alone
+        self._came = False  # True if a push came since the thread last looked
+        self._asleep = False  # True while the thread sleeps without a time limit
+        self._under_way: deque[FleetPush] = deque()  # oldest first
+        self._bytes = 0  # of the pushes under way
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -209,13 +255,14 @@ class PushQueue:
         is_held: bool = False,
         behind: FleetPull | None = None,
     ) -> FleetPush:
-        """Send a push after those before it.
+        """Send a push, now or with the next pull. A push that already waits leaves before it.
 
         Args:
-            goes_to: For each server whether it is sent there.
-            linger: It waits a moment for company.
-            is_held: Servers hold it for a round.
-            behind: The moment begins with the answers of this pull.
+            requests: One request per server.
+            goes_to: For each server True if the push is sent there.
+            linger: The push waits up to LINGER seconds for a pull to share its calls.
+            is_held: Servers hold the push until its round closes.
+            behind: Prefetched pull whose reply comes before the wait of LINGER seconds begins.
         """
         ticket = FleetPush(self, requests, goes_to, is_held)
         with self.lock:
@@ -223,6 +270,8 @@ class PushQueue:
                 self.send()
             self._waiting, self._behind = ticket, behind
             if linger:
+                # The caller may change its gradients as soon as this returns, so a push that leaves later
+                # needs copies of them.
                 for request in requests:
                     request.own()
                 self._expect_company()
@@ -231,19 +280,19 @@ class PushQueue:
         return ticket
 
     def take(self) -> FleetPush | None:
-        """Return the push that waits for a pull, if one does; the caller sends it and calls `sent`."""
+        """Hand the waiting push to a pull, or return None; the caller sends it and then calls `sent`."""
         with self.lock:
             ticket, self._waiting, self._behind = self._waiting, None, None
             return ticket
 
     def sent(self, ticket: FleetPush) -> None:
-        """Note that the requests of a push have left. The caller holds the lock."""
+        """Count a push whose requests have left as under way. The caller holds the lock."""
         ticket.calls = [*itertools.compress(ticket.requests, ticket.goes_to)]
         self._under_way.append(ticket)
         self._bytes += ticket.bytes
 
     def send(self) -> None:
-        """Let the push that waits leave alone."""
+        """Send the waiting push, if there is one, without a pull."""
         with self.lock:
             ticket, self._waiting, self._behind = self._waiting, None, None
             if ticket is not None:
@@ -255,18 +304,25 @@ class PushQueue:
                 self.sent(ticket)
 
     def settle(self, under_way: int = 0, timeout: float | None = None) -> None:
-        """Wait until at most so many of those that have left are not acknowledged.
+        """Wait until at most `under_way` pushes are unacknowledged.
 
-        And until one more, as large as the last one, keeps within the bytes that may be under way.
+        Also waits until another push of the size of the last one fits into the byte limit.
+
+        Args:
+            under_way: Number of pushes that may remain under way.
+            timeout: Limit of the wait in seconds, or None for no limit.
 
         Raises:
-            UsageError: A server has refused one, and everything goes on: it is raised once, when all that are
-                under way have ended.
-            PsfleetError: The oldest push failed; from now on raised every time.
+            UsageError: A server has refused a push. It is raised once, when all pushes under way have ended;
+                later pushes continue.
+            PsfleetError: The oldest push failed. Every later call raises it again.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         refusals: list[UsageError] = []
-        # The last one has no more bytes than all of them.
+        # `_bytes * 2 > _most` decides most calls without the lock: the last push has no more bytes than all
+        # pushes together, so up to half of the limit there is space for another one.
+        # After a refusal the loop drains the queue, so that a caller who catches the error knows the outcome
+        # of every push. A push that fails otherwise stays at the head, and so raises again next time.
         while len(self._under_way) > (0 if refusals else under_way) or (
             self._bytes * 2 > self._most and self._is_full
         ):
@@ -285,7 +341,7 @@ class PushQueue:
             raise type(first)(f"{first}{more}")
 
     def withdraw(self, push: FleetPush) -> None:
-        """Have all servers take back a push that they hold for a round."""
+        """Make all servers drop a push that they hold for a round, and wait until they have."""
         wait_all(
             [
                 client.start("Shard/Push", request.withdrawal())
@@ -299,7 +355,7 @@ class PushQueue:
             return bool(self._under_way) and self._bytes + self._under_way[-1].bytes > self._most
 
     def close(self) -> None:
-        """Stop waiting for company. What has not left is dropped. Safe to call twice."""
+        """Stop the queue's thread. A push that has not left is dropped. Safe to call twice."""
         with self.lock:
             self._closing = True
             self._waiting = None
@@ -308,6 +364,7 @@ class PushQueue:
             self._thread.join()
 
     def _expect_company(self) -> None:
+        """Start the wait of the push that was just added. The caller holds the lock."""
         self._due = time.monotonic() + LINGER
         if self._thread is None:
             self._thread = ServiceThread(self._run, "pushes")
@@ -317,16 +374,20 @@ class PushQueue:
             self._changed.notify()
 
     def _run(self) -> None:
+        """Send each push that no pull has taken in time."""
         with self._changed:
             while not self._closing:
                 if self._waiting is None:
-                    # As long as pushes come it looks by itself, rather than be woken by each of them.
+                    # To avoid waking the thread for each push, it polls every LINGER seconds while pushes
+                    # come, and sleeps once a whole period brought none. The next poll is in time for any
+                    # push: it comes at most LINGER seconds after `add`, and then waits until `_due`.
                     self._asleep, self._came = not self._came, False
                     self._changed.wait(None if self._asleep else LINGER)
                     self._asleep = False
                 elif (rest := self._due - time.monotonic()) > 0:
                     self._changed.wait(rest)
                 elif self._behind is not None:
+                    # The wait begins with the pull's reply, or is repeated until that is here.
                     if not self._behind.is_under_way:
                         self._behind = None
                     self._due = time.monotonic() + LINGER

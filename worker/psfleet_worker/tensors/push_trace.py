@@ -1,6 +1,8 @@
-"""The spans of a traced push: one for the push, and one for each call that carries it.
+"""OpenTelemetry spans of a traced push: one for the push, and a child span for each call that carries it.
 
-A call's span begins when the call leaves, and ends with its answer. Only a worker that traces imports this.
+A call's span begins when the call leaves, and ends with its reply; the push ends with its last call. The
+server continues the trace from the call's `traceparent`. Only a worker with tracing on imports this module,
+so that OpenTelemetry need not be installed otherwise. Calls end in the threads of their clients.
 """
 
 import threading
@@ -13,7 +15,7 @@ from psfleet_worker.connection.request import ServerRequest
 
 
 class PushTrace:
-    """The spans of one push. A span that is current in the script is the parent of them all.
+    """The spans of one push, below the script's current span if there is one.
 
     Attributes:
         calls: Number of calls that carry the push and have not ended.
@@ -26,11 +28,11 @@ class PushTrace:
         self._lock = threading.Lock()
 
     def describe(self, push: int, samples: int) -> None:
-        """Note the number of the push and its samples."""
+        """Set the number of the push and of its samples as attributes of the span."""
         self.span.set_attributes({"psfleet.push": push, "psfleet.samples": samples})
 
     def leave(self, request: ServerRequest) -> "CallSpan":
-        """Begin the span of a call that leaves, and send its context to the server."""
+        """Begin the span of a call that leaves, and put its context into the call's header."""
         attributes: dict[str, str | int] = {
             "psfleet.request.bytes": request.bytes,
             "server.address": request.client.endpoint,
@@ -49,7 +51,7 @@ class PushTrace:
         end(self.span, error)
 
     def called(self, error: PsfleetError | None) -> None:
-        """Note the end of a call. The push ends with its last call, and fails with the first that fails."""
+        """Count the end of a call. The push ends with its last call, and fails with the first failed call."""
         with self._lock:
             self.calls -= 1
             over = not self.calls
@@ -65,7 +67,7 @@ class CallSpan:
         self._span = span
 
     def called(self, error: PsfleetError | None) -> None:
-        """End the call."""
+        """End the call's span, and with it that of the push if this was its last call."""
         end(self._span, error)
         self._trace.called(error)
 

@@ -1,4 +1,15 @@
-"""Routing of a pull's reads and a push's gradients to servers, and of the values back."""
+"""Splits reads and gradients among the servers that hold a table, and joins the values that come back.
+
+A dense table is cut into one contiguous range per server; each id of a sparse table belongs to one server of
+the table's group. For a pull of ids [7, 2, 7, 9] from two servers:
+
+    RoutingPlans.of     distinct ids of each server     server 0: [2]      server 1: [7, 9]
+    SparseRead.ask      one read in each request        rows of 2          rows of 7 and 9
+    SparseRead.join     one row per id of the batch     7, 2, 7, 9
+
+A push goes the other way: the gradients of the same id are summed first, so that each id travels once, and
+the sums are written straight into the request's memory. Everything runs in the thread that pulls or pushes.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -28,7 +39,14 @@ Ids = NDArray[np.int64]
 
 
 class RoutingPlans:
-    """Routing of tables and batches of ids to servers."""
+    """Servers, ranges and distinct ids of tables and batches, remembered from one use to the next.
+
+    A pull and the push after it mostly have the same ids, so that the second finds the distinct ids ready.
+    After a change of the number of servers, the owner makes a new object.
+
+    Args:
+        servers: Number of servers of the fleet.
+    """
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
@@ -44,7 +62,7 @@ class RoutingPlans:
         return servers
 
     def ranges(self, spec: TableSpec) -> list[tuple[int, int, int]]:
-        """Return number, first and end for each server that holds a dense table."""
+        """Return (server, first, end) for each server that holds a dense table, in flattened positions."""
         ranges = self._ranges.get(spec.key)
         if ranges is None:
             ranges = self._ranges[spec.key] = [
@@ -57,11 +75,16 @@ class RoutingPlans:
         return self._batches.of(spec.key, ids, len(self.group(spec)))
 
     def newest(self) -> dict[int, Ids]:
+        """Return the ids of each table's newest batch, by the table's key."""
         return self._batches.newest()
 
 
 class DenseRead:
-    """A pull of a whole array: each server gives its range, if it can where the array will be."""
+    """A pull of a dense table's whole array, of which each server returns its range.
+
+    With shared memory, all servers write into one array that is lent to the caller, so that joining copies
+    nothing. Otherwise the ranges are copied from the replies.
+    """
 
     def __init__(self, spec: TableSpec, read: Read, plans: RoutingPlans) -> None:
         self._spec = spec
@@ -70,6 +93,7 @@ class DenseRead:
 
     def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
         """Add the read to the request of each server that has a part; which ones have."""
+        # Compressed values cannot be lent, since the caller gets float32.
         if 4 * self._spec.size >= LEND_FROM and not requests[0].packs:
             self._lent = self._borrow(requests)
         mask = [False] * len(requests)
@@ -80,7 +104,7 @@ class DenseRead:
         return mask
 
     def _borrow(self, requests: Sequence[ServerRequest]) -> LentArray | None:
-        """Return the whole array, if all servers that have a part share the memory that it is in."""
+        """Return a lent array if all servers of the table share one memory that has space, else None."""
         parts = [requests[server] for server, low, high in self._ranges if high > low]
         memory = parts[0].held
         if memory is None or any(request.held is not memory for request in parts):
@@ -88,9 +112,13 @@ class DenseRead:
         return memory.lend(self._spec.size)
 
     def join(self, values: Sequence[Values | None]) -> Floats:
-        """Return the array, from what each server gave."""
+        """Return the array, float32 of the table's shape.
+
+        Args:
+            values: For each server the values of its range, or None if it has no part.
+        """
         lent, self._lent = self._lent, None
-        # In memory that is lost, a server that was asked twice may still be writing.
+        # A server that was called twice may still write to memory that was lost after the first call.
         out = (
             np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
         )
@@ -98,13 +126,18 @@ class DenseRead:
             value, part = values[server], out[low:high]
             if isinstance(value, CompressedValues):
                 value.unpack(part)
+            # A value at the address of its part was written there by the server; it needs no copy.
             elif value is not None and (lent is None or address_of(value) != address_of(part)):
                 copy_over(part, value)
         return out.reshape(self._spec.shape)
 
 
 class SparseRead:
-    """A pull of rows: each server gives the distinct rows that it owns."""
+    """A pull of rows by id. Each server returns the distinct rows that it owns.
+
+    Raises:
+        UsageError: The ids are not valid for the table.
+    """
 
     def __init__(self, spec: TableSpec, read: Read, plans: RoutingPlans) -> None:
         ids = check_ids(spec, read.ids)
@@ -124,11 +157,15 @@ class SparseRead:
         return mask
 
     def join(self, values: Sequence[Values | None]) -> Floats:
-        """Return one row per id or bag that was asked for, from what each server gave."""
+        """Return one row per id of the read [*ids.shape, dim], or one per bag [bags, dim].
+
+        Args:
+            values: For each server the rows of its distinct ids [n, dim], or None if it has no part.
+        """
         parts = []
         for server in self._group:
             value = values[server]
-            if value is None:  # it has no part
+            if value is None:
                 value = np.empty((0, self._spec.dim), np.float32)
             parts.append(value.unpack() if isinstance(value, CompressedValues) else value)
         if self._bags is not None:
@@ -140,12 +177,20 @@ SPLIT_READS: dict[str, type[DenseRead] | type[SparseRead]] = {
     "dense": DenseRead,
     "sparse": SparseRead,
 }
-"""Kind of read for each kind of table."""
+"""Class of the read for each kind of table."""
 
 
 @value_class
 class _GradientPart:
-    """One table's gradient, as psfleet.core.engine.gradient_checks.check_gradients gives it."""
+    """Checked gradient of a table (psfleet.core.engine.gradient_checks) and its format on the wire.
+
+    Attributes:
+        spec: The table.
+        gradient: The gradient as the caller passed it, with its learning rate, precision and bags.
+        values: float32 [n, push_width] of rows, [n] of elements, or the whole flattened array.
+        ids: int64 [n] of rows, or positions of elements, or None if `values` is the whole array.
+        form: Format in which the values travel.
+    """
 
     spec: TableSpec
     gradient: Gradient
@@ -171,20 +216,25 @@ def add_gradients(
     compressor: GradientCompressor,
     look: Callable[[Iterable[tuple[str, Floats, Ids | None]]], None],
 ) -> None:
-    """Add the gradients' parts for the servers that hold their tables, empty ones too.
+    """Add gradients to the requests of the servers that hold their tables.
 
-    All of these count the same steps.
+    A server gets a segment of each table that it holds, even an empty one, so that all servers of a table
+    count the same steps for it. Rows of float32 are summed straight into the requests. Other gradients are
+    written after the check, since it may skip the step.
 
     Args:
-        requests: One per server.
-        look: Gets names of tables, values and ids, to see whether they are finite; rows when they are
-            summed, for there are fewer then.
+        requests: One per server. On an error the caller closes them.
+        gradients: The checked gradients of one push.
+        plans: Routing to the present servers.
+        compressor: Formats of gradients, and errors kept for later ones.
+        look: Checks (table name, values, ids) of all gradients for infinities and NaN. Sparse rows are
+            checked as sums, because there are fewer of them.
 
     Raises:
-        UsageError: One cannot travel in that form; the compressor is as before.
+        UsageError: A gradient cannot travel in its format. The compressor is as before.
     """
     rows: list[_GradientPart] = []
-    whole: list[_GradientPart] = []  # with a value for every place of a dense table
+    whole: list[_GradientPart] = []  # gradients of a whole dense table
     views, compressed = [], []
     sums: list[tuple[str, Floats, Ids | None]] = []
     for spec, gradient, values, ids in gradients:
@@ -201,7 +251,8 @@ def add_gradients(
     look(views + sums)
     for part in compressed:
         compressor.check(part.spec, part.values)
-    # Rows first: their sums can still be refused, and dense gradients leave something in the compressor.
+    # Rows first: compression may still refuse their sums (finite gradients can have an infinite sum), and
+    # after a dense gradient the compressor would already have changed the errors that it keeps.
     for part in (*rows, *whole):
         if part.form == "float32":
             _add(requests, part, plans)
@@ -217,6 +268,7 @@ def _pack_values(
     plans: RoutingPlans,
     compressor: GradientCompressor,
 ) -> None:
+    """Compress each server's range of a dense gradient into its request."""
     for server, low, high in plans.ranges(part.spec):
         request, shape = requests[server], (high - low,)
         room = request.reserve(
@@ -233,6 +285,7 @@ def _pack_rows(
     plans: RoutingPlans,
     compressor: GradientCompressor,
 ) -> None:
+    """Sum the rows of each id, and write ids and compressed sums side by side into each request."""
     plan = plans.of(part.spec, ids)
     holders = _holders(requests, part, plans)
     sums = plan.merge(part.values, part.gradient.bags)
@@ -253,7 +306,11 @@ def _sum(
     plans: RoutingPlans,
     sums: list[tuple[str, Floats, Ids | None]],
 ) -> None:
-    """Sum the rows of each id where they leave; add table, sums and ids of each server to `sums`."""
+    """Sum the rows of each id into the requests' memory.
+
+    Appends (table name, sums, ids) of each server to `sums`, for the check. If the check skips the step, the
+    caller discards these requests.
+    """
     spec, plan = part.spec, plans.of(part.spec, ids)
     rows_by_server = []
     for server, mine in zip(plans.group(spec), plan.unique, strict=True):
@@ -271,6 +328,7 @@ def _holders(
 
 
 def _add(requests: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans) -> None:
+    """Add a gradient that the compressor leaves alone: float32, or 16 bits that amp has chosen."""
     if part.gradient.precision == "float32" and part.ids is None:
         for server, low, high in plans.ranges(part.spec):
             requests[server].values(part.spec, part.values[low:high], part.gradient.learning_rate)
@@ -282,7 +340,7 @@ def _add(requests: Sequence[ServerRequest], part: _GradientPart, plans: RoutingP
 def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]]:
     """Yield the segment and its arrays for each server that holds the table.
 
-    For what amp sends in 16 bits, or dgc by elements.
+    Used for gradients that amp sends in 16 bits, and for elements of dense arrays that dgc selects.
     """
     gradient = part.gradient
     for content, where, mine in _server_parts(part, plans):
@@ -297,7 +355,10 @@ def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]
 def _server_parts(
     part: _GradientPart, plans: RoutingPlans
 ) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
-    """Yield content, ids or places, and values for each of these servers."""
+    """Yield (content, ids or positions, values) for each server that holds the table.
+
+    Positions of elements are uint32 and count from the beginning of the server's range.
+    """
     spec, values, ids = part.spec, part.values, part.ids
     ranges = [part[1:] for part in plans.ranges(spec)] if spec.kind == "dense" else []
     if ids is None:

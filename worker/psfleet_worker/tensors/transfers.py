@@ -1,4 +1,18 @@
-"""The arrays of one worker's pushes and pulls: lays them out and sends them as its stream decides."""
+"""Pushes and pulls of one worker: splits arrays among servers, sends the calls and joins the replies.
+
+The protocol and the arrays are kept apart. `Stream` (psfleet_worker.session.worker_session) is a pure state
+machine that decides when a push may leave and what a pull must wait for; it never sees an array. Each public
+method here starts one of its programs and `Transfers.run` executes the instructions that it yields. A push
+in async mode, for example:
+
+    push(gradients) -> stream.push() yields AwaitPushes   -> wait until fewer than WINDOW are under way
+                                     yields LayOutPush    -> one request per server, filled with gradients
+                                     yields SendPush      -> PushQueue.add, which returns the ticket
+
+One thread calls `pull`, `pull_ahead`, `push` and `flush`; the thread of `PushQueue` only sends what is laid
+out. Snapshot marks run beside it (`fleet.lock` guards the state machines). An interrupt (Ctrl-C) waits until
+no call is half laid out (`deferred`).
+"""
 
 import functools
 import os
@@ -49,17 +63,25 @@ Floats = NDArray[np.float32]
 SplitReads = Sequence[DenseRead | SparseRead]
 Lay = Callable[[LayOutPush], Sequence[ServerRequest]]
 
-_LINGERS = 4 << 20  # bytes to a server; a larger push is not worth a copy for a call less
+# Bytes to one server above which a push without shared memory does not wait for a pull. To wait, it has to
+# copy the caller's dense gradients, and a copy of more than this is not worth one call less.
+_LINGERS = 4 << 20
 
 
 class Transfers:
     """Pushes and pulls of one worker.
 
-    An error of a push is raised by its ticket and by every later call: no push is skipped. But what a server
-    has refused, as for want of memory, is raised once, and everything else goes on.
+    A push that fails raises from its ticket and from every later call, because no push may be skipped. A push
+    that a server refuses (for example because its memory is full) raises once; later pushes continue.
 
     Args:
-        begin_trace: Begins the spans of a push; None: pushes are not traced.
+        fleet: Connection to all servers, with the worker's session and stream.
+        spec_of: Returns a table's definition for its key.
+        wire: Formats in which gradients and values travel.
+        begin_trace: Begins the spans of a push, or None if pushes are not traced.
+
+    Attributes:
+        watch: Checks losses and gradients for infinities and NaN, and decides which steps to skip.
     """
 
     def __init__(
@@ -73,7 +95,7 @@ class Transfers:
         self._stream = fleet.stream
         self._session = fleet.session
         self._spec_of = spec_of
-        self._form = wire.values  # in which values are asked for
+        self._form = wire.values  # format of pulled values
         self.watch = fleet.metrics.watch = NonFiniteCheck(fleet.worker)
         self._plans = RoutingPlans(len(fleet.clients))
         self._compressor = fleet.metrics.compressor = GradientCompressor(
@@ -81,12 +103,13 @@ class Transfers:
         )
         fleet.metrics.hot = HotIds(fleet.worker, self._newest)
         self._pushes = PushQueue(fleet.clients, fleet.lane_memory)
-        self._ahead: FleetPull | None = None  # a pull that may be under way
-        self._arrived: FleetPull | None = None  # the one before it, which may not be joined
-        self._requests: Sequence[ServerRequest] = ()  # of the push that is laid out
-        self._goes_to: list[bool] = []  # whether it is sent to each server
+        self._ahead: FleetPull | None = None  # newest prefetched pull, perhaps under way
+        self._arrived: FleetPull | None = None  # the one before, perhaps not joined
+        # The push between LayOutPush and SendPush: its requests, the servers it goes to, its trace.
+        self._requests: Sequence[ServerRequest] = ()
+        self._goes_to: list[bool] = []
         self._begin_trace = begin_trace
-        self._trace: PushTrace | None = None  # of the push that is laid out
+        self._trace: PushTrace | None = None
         fleet.on_move.append(self._reroute)
 
     def _reroute(self) -> None:
@@ -96,14 +119,13 @@ class Transfers:
         return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
 
     def begin(self) -> None:
-        """Begin with the connection's incarnation, or go on in another mode."""
+        """Adopt the session's mode, when the incarnation begins and after each mode switch."""
+        # In modes with rounds the bits of a push must not depend on what this process remembers.
         self._compressor.feeds = not self._session.declared.has_rounds
-
-    # -- what a script asks for ------------------------------------------------------------------
 
     @deferred()
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Pull values. Makes one call to each server that has a part in the pull."""
+        """Pull values, one array per read. Makes one call to each server that has a part in the pull."""
         split_reads = self._split_reads(reads)
         ticket: FleetPull = self.run(self._stream.pull(), split_reads=split_reads)
         assert ticket.joined is not None
@@ -111,10 +133,11 @@ class Transfers:
 
     @deferred()
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Start a pull without waiting for it."""
+        """Start a pull without waiting for it. In modes whose pulls wait for other workers it is complete."""
         if not self._stream.reads_ahead:
             return CompletedPull(self.pull(reads))
-        split_reads = self._split_reads(reads)  # while the servers are at the one before
+        # Before `run`, which may wait for the previous prefetch: the ids are routed while servers work on it.
+        split_reads = self._split_reads(reads)
         ticket: FleetPull = self.run(self._stream.pull_ahead(), split_reads=split_reads)
         return ticket
 
@@ -126,9 +149,14 @@ class Transfers:
         loss: float | None,
         position: tuple[int, int],
     ) -> FleetPush:
-        """Push the gradients of one step.
+        """Push the gradients of one step. Returns a ticket before the servers have replied.
 
-        position: Position of the worker in its data: leases used up, and samples of the next one.
+        Args:
+            gradients: Gradients of the step, at most one per table.
+            samples: Number of samples of the step.
+            loss: Loss of the step, or None if it has none.
+            position: Position of the worker in its data: number of leases used up, and of samples of the next
+                lease.
         """
         fields = {
             "samples": samples,
@@ -153,14 +181,12 @@ class Transfers:
         self.run(self._stream.flush(), timeout=timeout)
 
     def forget(self) -> None:
-        """Forget what earlier gradients have left over: tables are set."""
+        """Drop the compression errors that were kept for later gradients, since tables were set."""
         self._compressor.forget()
 
     def close(self) -> None:
-        """Stop. What has not left is dropped. Safe to call twice."""
+        """Stop. A push that has not left is dropped. Safe to call twice."""
         self._pushes.close()
-
-    # -- what the stream asks for ----------------------------------------------------------------
 
     def run(
         self,
@@ -170,14 +196,16 @@ class Transfers:
         lay: Lay | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Do what a program asks for, which may flush the stream.
+        """Execute the instructions that a program yields, and return the program's result.
 
         Args:
             program: Program of the stream, or of one of the state machines on top of it.
-            timeout: Time limit of each wait for other workers, in seconds.
+            split_reads: The caller's reads, for a program that pulls.
+            lay: Lays out the caller's gradients, for a program that pushes.
+            timeout: Time limit of each wait for other workers in seconds, or None for the usual limit.
 
         Raises:
-            UsageError: This process is a fork of the one that has connected; nothing of it has left.
+            UsageError: This process is a fork of the one that has connected. Nothing was sent.
         """
         fleet, times = self._fleet, self._fleet.times
         outcome: Any = None
@@ -185,6 +213,8 @@ class Transfers:
             fleet.clients[0].check_process()
         while True:
             try:
+                # The thread that marks snapshots advances programs of the same session. Only the state
+                # machine runs under the lock, never a call: that thread must not wait for servers here.
                 with fleet.lock:
                     instruction = program.send(outcome)
             except StopIteration as end:
@@ -218,9 +248,10 @@ class Transfers:
                 setattr(times, kind, getattr(times, kind) + time.perf_counter_ns() - began)
 
     def _receivers(self, requests: Sequence[ServerRequest]) -> list[bool]:
-        """Keep the requests of a push; return whether it is sent to each server.
+        """Keep the requests of a push; return for each server whether the push is sent there.
 
-        Where pulls wait for other workers all servers get it, and server 0 always.
+        A server without a part of it is left out, except server 0, which counts every push. Where pulls wait
+        for other workers all servers get every push, because each server decides what a pull waits for.
         """
         self._requests, waits = requests, self._session.declared.pulls_wait
         goes_to: list[bool] = []
@@ -229,9 +260,13 @@ class Transfers:
         return goes_to
 
     def _land(self, joined: bool) -> int:
-        """Wait for the replies of prefetched pulls; their callers may join them later.
+        """Wait for the replies of prefetched pulls; return the newest view that they report, or 0.
 
-        At most one stays like this: the places of all others in memory are free to be used again.
+        A reply stays in shared memory until its pull is joined. At most the newest reply stays there, so that
+        prefetching needs the memory of two steps at most.
+
+        Args:
+            joined: Join the newest pull too, so that no reply is left in shared memory.
         """
         ahead, before, self._ahead, self._arrived = self._ahead, self._arrived, None, None
         if before is not None:
@@ -253,9 +288,10 @@ class Transfers:
         return split_reads
 
     def _read(self, read: SendPull, split_reads: SplitReads, timeout: float | None) -> FleetPull:
-        """Make a pull, with the push that waits for it; its answers are joined unless it reads ahead."""
+        """Send a pull, in one call with the waiting push if there is one. Join it unless it is prefetched."""
         fleet, pushes = self._fleet, self._pushes
         seconds = fleet.patience.wait if timeout is None else timeout
+        # Under the lock, so that the queue's thread cannot send another push between `take` and `sent`.
         with pushes.lock:
             ticket = pushes.take()
             progress = self._session.progress.text() if read.commit else ""
@@ -267,8 +303,10 @@ class Transfers:
                 requests = ticket.requests
                 if read.commit:
                     requests[0].say(commit=read.commit, progress=progress)
+                # New shared memory is offered only to a server without open calls. When the push was laid
+                # out there may have been some, so that it found no memory: try again for the next step.
                 for lane in fleet.lanes:
-                    lane.held()  # it was laid out while a server was at work: look for memory now
+                    lane.held()
             masks = []
             for part in split_reads:
                 masks.append(part.ask(requests))
@@ -300,21 +338,27 @@ class Transfers:
         return requests
 
     def _skipped(self, gradient: Gradient) -> Gradient:
-        """Return what a skipped step still pushes of a gradient: counts as they are, else no values."""
+        """Return the part of a gradient that a skipped step still pushes: counts, but no gradient values."""
         counts = self._spec_of(gradient.table).rule.counts
         return gradient if counts else without_values(gradient)
 
     def _lay_out(
         self, gradients: Sequence[Gradient], fields: dict[str, Any], load: LayOutPush
     ) -> Sequence[ServerRequest]:
-        """Return a request for each server with its part of the gradients."""
+        """Return a request for each server with its part of the gradients.
+
+        If the check of the gradients skips the step, the push has no values. It is still sent: every push
+        must have the next number, and other workers may wait for it.
+        """
         parts = check_gradients(self._spec_of, gradients)
-        # A push of deltas sums several steps, whose losses were looked at when they were made.
+        # A push of deltas sums several steps, whose losses were checked when they were made.
         session = self._session
         mode, is_step = session.declared, not session.declared.adds_deltas
         loss = fields["loss"] if is_step else None
         look = functools.partial(self.watch.look, load.sequence, loss, is_step=is_step)
-        progress = ""  # a round's commit carries it for a held push
+        # The script's position travels with the change that makes it true: in modes with rounds that is the
+        # commit (see `_read`), else the push itself.
+        progress = ""
         if not mode.has_rounds:  # merged pushes are no steps
             progress = session.progress.text(1, repeats=not mode.merges_pushes)
         requests = self._empty(
@@ -334,6 +378,7 @@ class Transfers:
         return requests
 
     def _send(self, send: SendPush) -> FleetPush:
+        """Complete the headers of the push that is laid out, and hand it to the queue."""
         requests, self._requests = self._requests, ()
         lingers, goes_to = send.lingers, self._goes_to
         for server, request in enumerate(requests):
@@ -341,9 +386,10 @@ class Transfers:
                 request.say(skipped=send.skipped(server))
             if send.cut[0]:
                 request.say(cut=send.cut[0], cut_after=send.cut[1])
-            if request.is_inline and request.bytes > _LINGERS:
+            if request.is_inline and request.bytes > _LINGERS:  # see _LINGERS
                 lingers = False
-            if goes_to[server]:  # a pull from elsewhere does not carry the push
+            # Requests to other servers may later carry reads of a pull, which are not part of this trace.
+            if goes_to[server]:
                 request.trace = self._trace
         if not all(goes_to):
             requests[0].say_addressed(send.addressed)
