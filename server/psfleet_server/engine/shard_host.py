@@ -1,4 +1,19 @@
-"""Run one shard: serialise events under a lock and perform the instructions that it returns."""
+"""Runs one shard inside a server process: takes its lock, hands it events, and carries out its instructions.
+
+`Shard` and `Coordinator` are pure state machines without threads, clocks or files. `ShardHost` is everything
+around them: the service methods call it from any thread, and it decides the order of events, waits for the
+log and the standby, completes the replies of waiting calls and reads values from the tables. Open this file
+to see under which lock something happens, or when a change counts as durable.
+
+Every call takes the same way:
+
+    lock the shard -> the state machine takes the event, the journal logs it -> unlock
+    -> wait until log and standby have it -> complete replies, this call's and those of calls it set free
+
+The wait is outside the lock, so that other calls change the shard meanwhile and share one sync of the disk.
+Nothing may be answered before the wait: a client that has seen the reply relies on the change, even if this
+process dies in the next moment.
+"""
 
 import contextlib
 import os
@@ -68,26 +83,35 @@ OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
 
 
 class ShardHost:
-    """One shard, on server 0 the coordinator, and what waits for them.
+    """Host of one shard, of the coordinator on server 0, and of the calls that wait for either.
 
-    `lock` is held for each event. Tables are read outside it, so that pulls run beside pushes.
+    `lock` guards the shard and the coordinator; it is held for each event. Tables have locks of their own and
+    are read without `lock`, so that pulls run beside pushes.
+
+    Args:
+        shard: State machine of this server's part of the tables.
+        coordinator: State machine of the fleet, or None on all servers but server 0.
+        deadlines: Thread that expires waiting calls.
+        limits: Limits on calls, tables and memory; defaults if None.
 
     Attributes:
-        journal: Keeps what changes in the log; None: nothing is kept.
-        feed: Brings what changes to the standby, if there is one.
+        journal: Writes changes to the log, or None if this job has no log.
+        feed: Sends the log's records to the standby, if there is one.
         parts: Writer of this server's snapshot parts.
-        latencies, bytes: Of the calls of the training.
-        tracing: Makes the spans of pushes; None: they are not traced.
-        worker_reports: On server 0, what workers have sent of theirs.
-        tensor_endpoint: Port or path at which the methods of tensors are answered too.
-        boot: Number of this process's start.
-        followers: Requests of followers.
-        mode_requests: Requests for another mode, from outside the job's scripts.
-        scale_file, scale: Requests for another number of servers, and what carries them out.
-        poke: Called when the coordinator may have something for the servers.
+        latencies: Durations of pushes, pulls and other calls of workers.
+        bytes: Sizes of those calls and of their replies.
+        tracing: Makes the spans of pushes, or None if they are not traced.
+        worker_reports: Reports that workers have sent of themselves; only on server 0.
+        tensor_endpoint: Port, or else path, of the HTTP/2 endpoint. (0, "") if there is none.
+        boot: Random number of this start of the process. Peers tell from it that a server was restarted.
+        followers: Waiting requests of followers.
+        mode_requests: Requests for another mode that come from outside the job's scripts.
+        scale_file: Requests for another number of servers.
+        scale: Called when a change of the number of servers goes on.
+        poke: Called when the coordinator may have a message for the servers.
         aim: Called with the endpoint of the coordinator.
         find: Called with the endpoints of all servers, as a worker knows them.
-        members_changed: Called when a worker may have left, or is heard for the first time.
+        members_changed: Called when a worker may have left, or is heard of for the first time.
     """
 
     def __init__(
@@ -124,15 +148,18 @@ class ShardHost:
 
     @contextlib.contextmanager
     def mutating(self) -> Iterator[None]:
-        """The lock; after it, what has changed meanwhile is durable and may be answered.
+        """Hold the lock for a `with` block, then wait until the block's changes are durable.
 
-        With a standby that is: the standby has it too, so the reply holds whichever process survives.
+        After the block, replies that depend on its changes may be sent. Durable means in the log, and with a
+        standby on the standby too, so that a reply stays true no matter which of the two processes survives.
         """
         with self.lock:
             yield
+            # Read the ends under the lock: they cover all that the block has changed. A move of rows replaces
+            # log and feed, so the wait below must use the objects that got these changes.
             log = None if self.journal is None else self.journal.log
             end = 0 if log is None else log.end
-            feed, fed = self.feed, self.feed.end  # a move puts another one in its place
+            feed, fed = self.feed, self.feed.end
         if log is not None:
             log.reach("applied")
             log.settle(end)
@@ -140,15 +167,18 @@ class ShardHost:
         feed.settle(fed)
 
     def _changes(self) -> contextlib.AbstractContextManager[object]:
-        """`mutating`, or the lock alone where that is all."""
+        """Return `mutating()`, or only the lock if there is neither a log nor a standby to wait for."""
         return self.lock if self.journal is None and not self.feed.enabled else self.mutating()
 
     def _handle(self, event: Event, call: Call) -> list[Reply]:
-        """Let the shard take an event; what it wants kept is read as it is now.
+        """Let the shard take an event and return its replies. The caller holds the lock.
 
-        The traceback of an error holds frames, and with them the event and the memory that a worker
-        shares in which its tensors lie. A frame that held the error too would keep all that until the
-        garbage collector comes, so errors travel without.
+        A snapshot that the shard asks for begins here, still under the lock, so that it gets the
+        coordinator's state of the same moment.
+
+        Errors lose their traceback. It holds frames, which hold the event, which holds a worker's shared
+        memory. If one of those frames held the error too, the cycle would keep that memory mapped until the
+        garbage collector runs.
         """
         cutting = self.shard.cuts.under_way
         try:
@@ -171,12 +201,17 @@ class ShardHost:
         return replies + self.followers.due()
 
     def ask(self, event: Event) -> SendOutcome:
-        """Take an event that is answered at once."""
+        """Take an event that has its outcome at once, such as a push, and return the outcome.
+
+        Raises:
+            PsfleetError: The shard refuses the event.
+        """
         mine = self._ask(event)
         assert isinstance(mine, SendOutcome)
         return mine
 
     def _ask(self, event: Event) -> Reply:
+        # A marker that tells this event's reply from those of waiting calls that the event sets free.
         call = object()
         with self._changes():
             instructions = self._handle(event, call)
@@ -187,31 +222,34 @@ class ShardHost:
         if not isinstance(mine, SendError):
             return mine
         error = mine.error
-        del mine, instructions  # see _handle
+        del mine, instructions  # no cycle of error, traceback and frame: see _handle
         try:
             raise error
         finally:
             del error
 
     def freeze(self, event: PrepareView) -> ViewReport:
-        """Freeze the shard for a new view; where it stands. A snapshot under way is given up.
+        """Freeze the shard for a new view and return how far its pushes have come.
 
-        If a standby has taken over, this process ends before it reports.
+        A snapshot under way is given up. If a standby has taken over, this process ends before it reports.
         """
         outcome = self._ask(event)
         assert isinstance(outcome, SendReport)
+        # The coordinator builds the new view on this report, so it must not come from a server that was
+        # replaced. The standby confirms that it still follows; if it has taken over instead, this process
+        # ends here.
         self.feed.settle(self.feed.confirm())
         return outcome.report
 
     def install(self, event: InstallView) -> None:
-        """Continue with the new view; end the process if the view has no members."""
+        """Continue with the new view, or end the process if the view has no members."""
         before = {**self.shard.workers.incarnations}
         self.ask(event)
         log_view(before, event)
         self.end_if_over()
 
     def end_if_over(self) -> None:
-        """Somebody may have left; let the process end once every worker has."""
+        """Note that a worker may have left, and let the process end once every worker has."""
         self.members_changed()
         with self.lock:
             over = self.shard.rounds.is_over()
@@ -219,12 +257,18 @@ class ShardHost:
             self.ended.set()
 
     def reach(self, point: str) -> None:
-        """Die here if a test wants that."""
+        """End the process here if a test has set this crash point."""
         if self.journal is not None:
             self.journal.log.reach(point)
 
     def submit(self, event: Event, reply: DeferredReply) -> None:
-        """Take an event whose reply may have to wait."""
+        """Take an event whose reply may have to wait, as that of a pull.
+
+        Raises:
+            LimitExceeded: Too many calls wait already.
+        """
+        # The cheap half of the check, in every call. `_check_waiting_calls` then leaves out the calls that
+        # register.
         if len(self._deadlines.live) >= self.limits.waiting_calls:
             self._check_waiting_calls()
         with self._changes():
@@ -234,19 +278,25 @@ class ShardHost:
             self._defer(reply)
 
     def _defer(self, reply: DeferredReply) -> None:
-        """Let a reply wait for what other workers do."""
+        """Let a reply wait for other workers, at most until the call's deadline."""
         reply.waited = self.latencies.waited
         reply.park(self._deadlines, lambda: self._expire(reply))
 
     def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
-        """Take a push, then the pull that came with it, whose reply may have to wait.
+        """Take a push and then the pull that came in the same message, whose reply may have to wait.
+
+        With rounds this needs a single server. Otherwise a worker must know that all servers hold its push
+        before it commits the round with a pull.
 
         Raises:
-            ProtocolError: The mode has rounds, and the pull does not commit the push, or there are servers
-                that may not hold it.
+            LimitExceeded: Too many calls wait already.
+            ProtocolError: The mode has rounds, but there are several servers, or the pull does not commit
+            this push.
+                Or the mode has no rounds, but the pull commits one.
         """
         rounds = self.shard.consistency.declared.has_rounds
-        # All that could be wrong with the pull, before the push is applied.
+        # Check all that can be wrong with the pull before the push takes effect: an error must mean that
+        # nothing has changed.
         if rounds and (self.shard.servers > 1 or pull.commit != push.sequence):
             raise ProtocolError(
                 f"in mode {self.shard.mode!r} a pull cannot travel with the push before it unless one "
@@ -266,13 +316,17 @@ class ShardHost:
                 instructions += self._handle(pull, reply)
             else:
                 instructions.append(outcome)
-        reply.measure(self.latencies.push)
+        reply.measure(self.latencies.push)  # the push ends here; the rest of the time is the pull's
         self._perform(instructions)
         if not reply.done:
             self._defer(reply)
 
     def _values(self, serve: SendValues, reply: DeferredReply) -> bytes:
-        """The message with the current values of the reads, or with word that they are in place."""
+        """Read the tables for a pull and return the message to send.
+
+        The message has the values, or says that they are in shared memory. Values are read without the lock,
+        so they may be newer than the push or round that the pull waited for.
+        """
         tables, view, response = self.shard.tables, self.shard.workers.view, reply.response
         if response is None:
             header = Header(outcome=reply.outcome, view=view)
@@ -289,9 +343,10 @@ class ShardHost:
         return message
 
     def read(self, reads: Sequence[Read]) -> bytes:
-        """Answer a pull of a process without a seat, in sync mode with values of one round.
+        """Return the reply to a pull of a process without a seat, such as a reader.
 
-        It waits for no worker, and nothing remembers it.
+        It waits for no worker, and the shard does not remember the process. In sync mode all values are of
+        one round: the lock keeps rounds from closing between two tables.
         """
         has_rounds = self.shard.consistency.declared.has_rounds
         with self.mutating() if has_rounds else contextlib.nullcontext():
@@ -307,7 +362,7 @@ class ShardHost:
         return self._finish(response, OUTCOME_UNSPECIFIED, header.view)
 
     def follow(self, request: ChangesRequest, reply: DeferredReply) -> None:
-        """Answer a follower, when the round is closed that it waits for or its time is over."""
+        """Reply to a follower once the round it waits for is closed, or when its waiting time is over."""
         self._check_waiting_calls()
         with self.mutating():
             instructions = self.followers.ask(request, reply)
@@ -322,7 +377,11 @@ class ShardHost:
         self._perform(instructions)
 
     def settle_read(self) -> None:
-        """Return when what was read may be sent: it may be newer than what the call waited for."""
+        """Wait until the standby has everything that values just read may contain.
+
+        Reads take no lock and may see a push that the standby does not have yet. If this process died then,
+        the standby would take over with older values than a client has seen.
+        """
         self.feed.settle(self.feed.end)
 
     def meet(
@@ -332,10 +391,16 @@ class ShardHost:
         *,
         registers: bool = False,
     ) -> None:
-        """Take a step of the coordinator; `reply` waits for it unless it is answered.
+        """Let the coordinator take a step, and defer `reply` unless the step completes it.
 
-        Calls that register have places of their own to wait in: who comes in is not kept out by
-        those who wait for it.
+        Args:
+            step: Calls one method of the coordinator and returns the outcomes.
+            reply: Reply of the call that takes the step, if it may have to wait.
+            registers: True for the registration of a worker. Registrations have a waiting limit of their own,
+                so that workers waiting for a new member cannot block it from joining.
+
+        Raises:
+            LimitExceeded: Too many calls wait already.
         """
         assert self.coordinator is not None
         coordinator = self.coordinator
@@ -354,10 +419,10 @@ class ShardHost:
             reply.park(self._deadlines, lambda: self._expire_collective(coordinator, reply))
 
     def retry(self) -> None:
-        """Do what had to wait for room on the disk of the log.
+        """Repeat decisions that had to wait because the disk of the log was full.
 
         Raises:
-            NoRoom: There is none yet.
+            NoRoom: The disk is still full.
         """
         if self.shard.waits_for_room:
             self.ask(RetryRoom())
@@ -365,7 +430,7 @@ class ShardHost:
             self.meet(lambda c: c.retry())
 
     def park(self, reply: DeferredReply, expired: str) -> None:
-        """Defer a reply that another thread completes; `expired`: the error at its deadline."""
+        """Defer a reply that another thread completes; at its deadline it fails with the text `expired`."""
         if not reply.done:
             reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
 
@@ -380,11 +445,11 @@ class ShardHost:
 
     @property
     def waiting_calls(self) -> int:
-        """Number of waiting calls."""
+        """Number of calls whose replies are deferred."""
         return len(self._deadlines.live)
 
     def status(self) -> shard_pb2.StatusReply:
-        """Counts for displays."""
+        """Return this server's counters, its tables and the progress of training, for status displays."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         with self.lock:
             shard, counters = self.shard, self.shard.counters
@@ -412,6 +477,9 @@ class ShardHost:
                 samples_left=dispatch.samples_left(shard.rounds.closed),
                 memory_used=shard.tables.budget.used,
             )
+
+    # The two methods below run in the thread of `Deadlines`. They change nothing durable, hence only the
+    # lock.
 
     def _expire(self, reply: DeferredReply) -> None:
         with self.lock:

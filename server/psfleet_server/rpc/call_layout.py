@@ -1,8 +1,18 @@
-"""Layout of a call: its segments, the room for its response, and the plan of one without arrays.
+"""Caches the layout of pushes and pulls: where the tensors of a request lie, and where the reply's values go.
 
-The segments of a small step mostly have the same bytes as those of the step before: the same tables, counts
-and places in shared memory. Then the arrays are the same views of that memory, and are made once. Only what
-follows from the segments alone is kept; the values that lie there now are looked at in each call.
+A training step mostly sends the same segments as the step before: same tables, same numbers of ids, same
+offsets. So a server keys what it parsed by the bytes of the segments and, for the next call with the same
+bytes, reuses it at one of three levels:
+
+1. no entry: parse the segments and make NumPy arrays over the tensors (`segments.read_request`);
+2. `CallLayout`: the arrays are known. In shared memory they are the same views again; for tensors in the
+   message, `_MessageLayout` makes new views at the known offsets;
+3. `CallPlan`: no arrays at all, kernels get addresses. Only `PlainCalls` uses it; a small call then takes 32
+   instead of 99 us of the server's CPU (docs/decisions/0033-plain-calls.md).
+
+An entry may hold only what follows from the segments. Everything that depends on values (repeated ids, room
+for new rows, the push's sequence) is checked in every call. Layouts in shared memory are kept in
+`AttachedMemory`, for each worker separately, so that no worker can name another one's memory.
 """
 
 import math
@@ -32,31 +42,39 @@ from psfleet.core.net.value_formats import CompressedValues
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-_WORD = 4  # bytes: kernels of packed values want their arrays to begin on it
+# Alignment in bytes that the kernels of compressed values need.
+_WORD = 4
 
-
-_MOST_IDS = 512  # of a table: others wait for Python's lock meanwhile
-_LONGEST = 256 << 10  # bytes of values in a message, whose beginning is copied with room for them
+# Most ids of one table in a planned call. Its kernels keep the GIL, so all other threads wait for them.
+_MOST_IDS = 512
+# Most bytes of values in the reply of a planned call. The whole reply, values included, is copied from the
+# prepared one, and only then filled.
+_LONGEST = 256 << 10
+# A plan prepares one reply for each pair of outcome and view; a new view makes the earlier ones useless.
 _MOST_OPENINGS = 8
 _Opening = tuple[bytes | bytearray, list[int], int]
-"""What is sent, where the values of each read go, and how many bytes both are."""
+"""A prepared reply: the message to send, the offset or address of each read's values, and bytes in all."""
 _MOST_LAYOUTS = 64
-_LONGEST_PARSED = (
-    64 << 10
-)  # bytes of a payload; beyond, to parse the segments takes next to nothing
+# Longest payload in bytes whose layout is kept. Beside a longer payload, the time to parse segments does not
+# count.
+_LONGEST_PARSED = 64 << 10
 _Place = tuple[np.dtype[Any], int, int]
-"""Type of an array's elements, their number, and the place of the first one in the payload."""
+"""An array in a payload: type of its elements, number of elements, and offset of the first in bytes."""
 
 
 @dataclass(slots=True)
 class PullResponse:
-    """The answer to a pull.
+    """Reply to a pull, laid out before the tables fill it in.
+
+    So values are written once, to the memory in which they travel. Lay the reply out (`lay_out` or
+    `lay_out_in`), let the tables fill `values`, then send the message that `finish` returns.
 
     Attributes:
-        message: Message to send, once all is in place; empty: the values are in shared memory.
+        message: Message to send once it is filled, or empty if the values go to shared memory.
         size: Bytes that travel, in the message or in shared memory.
-        saved: By which they would be more in float32.
-        values: An array for the values of each read, to be filled by the tables.
+        saved: Bytes saved against sending all values as float32.
+        values: One float32 array for each read: [n] for a dense table, [ids, dim] for a sparse one.
+            The tables fill them.
     """
 
     message: bytes = b""
@@ -66,22 +84,29 @@ class PullResponse:
     _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
 
     def add(self, read: Read, shape: tuple[int, ...], room: Bytes) -> None:
-        """The values of a read are to go to this room."""
+        """Add a read, whose values will travel in `room`."""
         if read.format == "float32":
             values = room.view(np.float32)
             self.values.append(values if len(shape) == 1 else values.reshape(shape))
             return
+        # Tables give float32 only: `finish` compresses this temporary array into the room.
         values = np.empty(shape, np.float32)
         self.saved += values.nbytes - room.nbytes
         self.values.append(values)
         self._packed.append((values, CompressedValues.over(room, read.format, shape)))
 
     def again(self) -> "PullResponse":
-        """Another answer in the same places."""
+        """Return a response for another call of the same layout, which fills the same arrays.
+
+        A copy, because `finish` adds to `size`.
+        """
         return PullResponse(self.message, self.size, self.saved, self.values, self._packed)
 
     def finish(self, outcome: Outcome, view: int) -> bytes:
-        """The tables have filled `values`: put those that are packed in their rooms. What is sent."""
+        """Compress the values that travel compressed, and return the message to send.
+
+        Call it once, after the tables have filled `values`.
+        """
         for values, target in self._packed:
             target.pack(values)
         if self.message:
@@ -93,13 +118,13 @@ class PullResponse:
 
 @lru_cache(64)
 def push_response(outcome: Outcome) -> bytes:
-    """The answer to a push."""
+    """Encode the reply to a push; there are only a few different ones."""
     return frame.encode(Header(outcome=outcome))
 
 
 @lru_cache(64)
 def placed(outcome: Outcome, view: int) -> bytes:
-    """The message which says that all values are in shared memory."""
+    """Encode the reply to a pull whose values are in shared memory: an empty lane field says so."""
     header = Header(outcome=outcome, view=view)
     header.lane.SetInParent()
     return frame.encode(header)
@@ -111,10 +136,16 @@ def lay_out_in(
     reads: Sequence[Read],
     shape_of: Callable[[Read], tuple[int, ...]],
 ) -> PullResponse:
-    """An answer whose values go to these places of the memory that a worker shares.
+    """Lay out a reply in the memory that a worker shares.
+
+    Args:
+        memory: The shared memory.
+        places: Offset in bytes for the values of each read, chosen by the worker.
+        reads: Reads to answer.
+        shape_of: Returns the shape of a read's values.
 
     Raises:
-        FrameError: One lies outside of the memory, or across its words.
+        FrameError: An offset is no multiple of 4, or values would end outside the memory.
     """
     response = PullResponse()
     for place, read in zip(places, reads, strict=True):
@@ -130,12 +161,14 @@ def lay_out_in(
 def lay_out(
     header: Header, reads: Sequence[Read], shape_of: Callable[[Read], tuple[int, ...]]
 ) -> PullResponse:
-    """An answer with the values in its message. They must be there before it is sent.
+    """Lay out a reply that carries the values in its message.
+
+    The message is a `bytes` object whose payload is still unwritten memory. Fill `values` before you send it.
 
     Args:
         header: Header of the response, without its segments.
         reads: Reads to answer.
-        shape_of: The shape of a read's values.
+        shape_of: Returns the shape of a read's values.
 
     Raises:
         FrameError: The message is too long.
@@ -145,7 +178,7 @@ def lay_out(
     message, payload = frame.reserve_behind(opening, size)
     response = PullResponse(message, len(message))
     for read, (_, _, shape), (start, end, filled) in zip(reads, parts, rooms, strict=True):
-        payload[end:filled] = 0
+        payload[end:filled] = 0  # else the padding would send what this memory held before
         response.add(read, shape, payload[start:end])
     return response
 
@@ -154,15 +187,15 @@ def lay_out(
 def _opening(
     fields: bytes, parts: tuple[tuple[int, Format, tuple[int, ...]], ...]
 ) -> tuple[bytes, list[tuple[int, int, int]], int]:
-    """Lay out a response, which mostly looks like the one before.
+    """Encode all of a response before its payload. Cached, because most responses look like the one before.
 
     Args:
-        fields: Its header without the segments.
+        fields: The header without its segments, encoded: a message is no key of a cache.
         parts: Table, format and shape of each read.
 
     Returns:
-        The bytes before the payload; in that of each read the first byte of the values, their end, and the
-        end of what fills them up; and the size of the payload.
+        The bytes before the payload; for each read the offsets in the payload where its values start, where
+        they end and where their padding ends; and the size of the payload in bytes.
     """
     header, rooms, end = Header.FromString(fields), [], 0
     for table, form, shape in parts:
@@ -176,12 +209,17 @@ def _opening(
 
 @dataclass(slots=True)
 class _TablePart:
-    """One table's part of a call.
+    """A gradient or a read of a planned call.
+
+    Offsets count from the payload; in shared memory they are addresses.
 
     Attributes:
-        rows: Rows of a sparse table; None: it is dense.
-        ids, count: Place and number of its ids.
-        values, rate: Place of the values of a gradient, and its learning rate.
+        table: The table that is pushed or pulled.
+        rows: Access to a sparse table's rows by address, or None for a dense table.
+        ids: Offset of the ids.
+        count: Number of ids.
+        values: Offset of a gradient's values; unused for a read.
+        rate: Learning rate of a gradient; unused for a read.
     """
 
     table: Table
@@ -193,13 +231,28 @@ class _TablePart:
 
 
 class CallPlan:
-    """A call of a known layout. Places count from its payload; in shared memory they are addresses.
+    """Carries out any call of one known layout by addresses, without making an array.
+
+    A plan holds offsets from the payload. Each call adds its base, the address of its own payload:
+
+        base                                  payload of this call, in its message
+        |----------|--------------------|
+        | ids      | gradient values    |
+        0          part.values            offsets, the same in every call of the layout
+
+    For tensors in shared memory the base is 0 and the offsets are addresses, because that memory stays where
+    it is.
+
+    A plan relies on its caller: the shard's lock is held from `fit` to the end of `apply`, `fit` has returned
+    True, and `version` equals that of the tables.
 
     Attributes:
-        size: Bytes of its payload; 0: its tensors are in shared memory.
-        gradient_bytes: Bytes of its gradients.
-        pushes, pulls: True if it has gradients, and reads.
-        version: Version of the tables for which it holds.
+        size: Bytes of the payload, or 0 if the tensors are in shared memory.
+        gradient_bytes: Bytes of the gradients.
+        pushes: True if the call has gradients.
+        pulls: True if the call has reads.
+        version: Version of the tables that the plan was made for. Tables of another version may have other
+            memory, so the plan must not be used with them.
     """
 
     def __init__(
@@ -209,11 +262,17 @@ class CallPlan:
         room: PullResponse | None,
         payload: memoryview,
     ) -> None:
-        """Plan calls like one whose tensors lie in this payload, or in shared memory that has this room.
+        """Make a plan from the first call of a layout.
+
+        Args:
+            tables: The shard's tables.
+            request: Gradients and reads of that call.
+            room: Its response in shared memory, or None if its tensors are in the message.
+            payload: Payload of its message.
 
         Raises:
-            PsfleetError: The call is not in order.
-            ValueError: Calls like it have no plan.
+            PsfleetError: The call is invalid, for example a gradient has the wrong shape.
+            ValueError: The call is valid, but calls of this layout cannot be planned.
         """
         shapes = map(tables.shape_of, request.reads)
         if room is None and 4 * sum(map(math.prod, shapes)) > _LONGEST:
@@ -227,7 +286,9 @@ class CallPlan:
         self._updates = [self._update(one) for one in request.gradients]
         self._reads = [self._part(one.table, one.ids) for one in request.reads]
         self._outs = [] if room is None else [address_of(values) for values in room.values]
-        # A worker's memory goes with the last array in it, and a worker may die during a call.
+        # Shared memory is unmapped when its last array is collected. `AttachedMemory` drops its own as soon
+        # as the worker dies, which may be during a call: without these references the kernels would write to
+        # unmapped addresses.
         self._lent = () if room is None else (*request.gradients, *room.values)
         self._bytes = 0 if room is None else room.size
         self._openings: dict[tuple[Outcome, int], _Opening] = {}
@@ -235,7 +296,9 @@ class CallPlan:
     def _place(self, array: NDArray[Any]) -> int:
         place = address_of(array) - self._first
         if self.size and not 0 <= place <= self.size - array.nbytes:
-            raise ValueError("it is a copy")  # as of arrays that are not aligned
+            # Not in the payload, so it is a copy: of an unaligned array, for example. Later calls would need
+            # copies of their own.
+            raise ValueError("it is a copy")
         return place
 
     def _part(self, key: int, ids: NDArray[np.int64] | None) -> _TablePart:
@@ -256,6 +319,8 @@ class CallPlan:
         return part
 
     def fit(self, base: int) -> bool:
+        # Checks all gradients before `apply` changes the first table: a push must take effect whole or not at
+        # all.
         for part in self._updates:
             if part.rows is not None and not part.rows.fits(base + part.ids, part.count):
                 return False
@@ -271,9 +336,15 @@ class CallPlan:
                 table.push(floats_at(values, table.count), part.rate)
 
     def respond(self, base: int, outcome: Outcome, view: int) -> tuple[bytes, int]:
-        """Read its tables; return the response, and how many bytes of values and message that is."""
+        """Read the tables and return the reply, and the bytes of its message and values together.
+
+        Needs no lock: each table is read under its own, as in any other pull.
+        """
         opening, outs, size = self._openings.get((outcome, view)) or self._open(outcome, view)
-        message = bytes(opening)  # of a bytearray a new one
+        # Of a bytearray (values in the message) bytes() makes a copy, and of a bytes object (values in shared
+        # memory) none. No other thread has the copy yet, so the kernels may write into it although bytes are
+        # immutable.
+        message = bytes(opening)
         place = content_address(message) if self.size else 0
         for part, out in zip(self._reads, outs, strict=True):
             if part.rows is not None:
@@ -284,7 +355,7 @@ class CallPlan:
         return message, size
 
     def _open(self, outcome: Outcome, view: int) -> _Opening:
-        """Lay out a response."""
+        """Prepare the reply for an outcome and a view, and keep it."""
         if self.size:
             header = Header(outcome=outcome, view=view)
             response = lay_out(header, self._asked, self._tables.shape_of)
@@ -303,7 +374,7 @@ class CallPlan:
 def plan_of(
     tables: ShardTables, request: TensorRequest, room: PullResponse | None, payload: memoryview
 ) -> CallPlan | None:
-    """Return the plan of calls like this one; None: they have none."""
+    """Return a plan for calls like this one, or None if they need arrays or are invalid."""
     try:
         return CallPlan(tables, request, room, payload)
     except (PsfleetError, ValueError):
@@ -312,13 +383,13 @@ def plan_of(
 
 @dataclass(slots=True)
 class CallLayout:
-    """A call's segments.
+    """Parsed segments of a call.
 
     Attributes:
-        tensors: Gradients and reads of the call; shared between calls, so read-only.
-        room: Room for the response, in the memory that the worker shares; None: its values go into the
-            message.
-        plan: For calls like it; None: they have none.
+        tensors: Gradients and reads. Calls with equal segments share this object, so do not change it.
+        room: Response laid out in the worker's shared memory, or None if its values go into the message.
+            Calls share it too: take a copy with `PullResponse.again`.
+        plan: Plan for later calls with these segments, or None if they cannot be planned.
     """
 
     tensors: TensorRequest
@@ -327,24 +398,26 @@ class CallLayout:
 
 
 class MessageLayouts:
-    """Layouts of calls with their tensors in the message, by the bytes of their segments.
+    """Cache of layouts of calls that carry their tensors in the message, by the bytes of their segments.
 
-    Each message is other memory, so each call gets arrays of its own, at the places of those before. Any
-    thread may call.
+    Each message is memory of its own, so every call gets new arrays at the known offsets. All workers share
+    the cache. Any thread may call without a lock: an entry never changes, and a lost entry only costs another
+    parse.
     """
 
     def __init__(self) -> None:
         self._layouts: dict[bytes, _MessageLayout] = {}
 
     def known(self, header: Header, layout: bytes, payload: memoryview) -> CallLayout | None:
-        """Return the layout of a call, made as for an earlier one with these bytes; None: there was none."""
+        """Return the layout of a call whose segments have these bytes, or None if they are new."""
         known = self._layouts.get(layout)
+        # The segments do not give the length of the payload, and a shorter one would be read beyond its end.
         if known is None or known.size != len(payload) or header.HasField("lane"):
             return None
         return CallLayout(known.over(payload))
 
     def plan(self, layout: bytes, size: int) -> CallPlan | None:
-        """Return the plan of calls with these bytes and a payload of this size, if there is one."""
+        """Return the plan for calls with these segments and a payload of `size` bytes, or None."""
         known = self._layouts.get(layout)
         return None if known is None or known.size != size else known.plan
 
@@ -355,23 +428,28 @@ class MessageLayouts:
         tensors: TensorRequest,
         plan: CallPlan | None = None,
     ) -> None:
-        """Calls may come with the same bytes as this one again."""
+        """Remember a call's layout for later calls with the same segments."""
         if 0 < len(payload) <= _LONGEST_PARSED:
+            # Where the number of ids changes in each step, layouts never repeat and would fill any cache.
+            # Layouts that do repeat are back after the next step.
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             self._layouts[layout] = _MessageLayout(payload, tensors, plan)
 
     def forget(self) -> None:
-        """Tables are others: calls with the same bytes are laid out anew."""
+        """Drop all layouts, because the tables have changed and plans hold their addresses."""
         self._layouts.clear()
 
 
 class _MessageLayout:
-    """Places of the arrays of a call in its payload, and what its segments say of them.
+    """Offsets, types and shapes of the arrays in the payload of a message.
+
+    A payload has the gradients first, then the reads. The ids of a part come before its values, without a
+    gap; each part begins at a multiple of ALIGNMENT. `is_lasting` has checked that.
 
     Attributes:
         size: Bytes of the payload.
-        plan: For calls of this layout; None: there is none.
+        plan: Plan for calls of this layout, or None if they need arrays.
     """
 
     def __init__(self, payload: memoryview, tensors: TensorRequest, plan: CallPlan | None) -> None:
@@ -416,18 +494,22 @@ def _array(payload: memoryview, dtype: np.dtype[Any], count: int, at: int) -> ND
 def lay_out_call(
     tensors: TensorRequest, memory: SharedMemory | None, shape_of: Callable[[Read], tuple[int, ...]]
 ) -> CallLayout:
-    """The layout of a call whose segments are these, in this memory or in its message."""
+    """Make the layout of a call from its parsed segments, and of its response in shared memory."""
     if memory is None:
         return CallLayout(tensors)
     return CallLayout(tensors, lay_out_in(memory, tensors.places, tensors.reads, shape_of))
 
 
 def is_lasting(layout: bytes, header: Header) -> bool:
-    """Return whether all arrays of a call are as they travel, and follow from this layout alone.
+    """Return whether later calls with these layout bytes may reuse what was parsed from this call.
+
+    That needs two things. All arrays are views of the call's memory: float32, aligned, and no positions of
+    single elements, which are converted to new arrays. And the layout bytes hold all of the segments and
+    nothing else.
 
     Args:
-        layout: The first part of its header.
-        header: All of it.
+        layout: First part of the header, in which workers send the segments.
+        header: The whole header.
     """
     part = read_header(layout)
     if len(part.ListFields()) != 1 or len(part.segments) != len(header.segments):

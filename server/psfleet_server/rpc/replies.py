@@ -1,11 +1,18 @@
-"""Requests and replies of calls: parsed, deferred without a thread, refused and logged.
+"""Replies to calls: deferred without holding a thread, expired at their deadline, refused and logged.
 
-Deferred, since a sync pull waits for the slowest worker. If each waiting call held a thread of gRPC's pool,
-as many waiting workers as threads would lock out the very call that they wait for. So a call becomes a
-`DeferredReply`, its thread returns to the pool, and any thread may complete the Reply later.
+A sync pull waits for the slowest worker. If each waiting call held a thread of gRPC's pool, as many waiting
+workers as threads would lock out the very call that they wait for. So a call becomes a `DeferredReply`, its
+thread returns to the pool, and any thread may complete the reply later. If no thread does in time, the thread
+of `Deadlines` expires it.
 
-gRPC's threaded server does this through `experimental_non_blocking` handlers, which exist for streaming
-replies only; a client that calls one as an ordinary unary method sees an ordinary unary call. A test pins
+Three functions make a gRPC handler of a method, from slowest to fastest:
+
+- `parkable`: the reply may come later, from any thread (pulls, exchanges, collectives);
+- `prompt`: the method takes a `DeferredReply`, but must complete it before it returns;
+- `immediate`: the method returns its reply as bytes.
+
+gRPC's threaded server defers replies through `experimental_non_blocking` handlers, which exist for streaming
+replies only. A client that calls one as an ordinary unary method sees an ordinary unary call. A test pins
 both.
 """
 
@@ -48,19 +55,21 @@ _fences, _errors = RateLimitedLog(_log), RateLimitedLog(_log)
 
 
 _MOST_FIELDS = 100_000
-"""Most fields of a request. Each takes two bytes on the wire, and many times as many once it is parsed."""
-SLOW = 1_000_000_000  # ns from which on a call that waits for nobody is logged
-LONGEST = 86_400.0  # seconds; a call without a deadline is expired after a day
+"""Most fields of a request. A field takes 2 bytes or more on the wire, and many times that once parsed."""
+# Duration in ns above which a call is logged as slow, unless it was deferred to wait for another worker.
+SLOW = 1_000_000_000
+# Seconds after which a call without a deadline is expired: a day.
+LONGEST = 86_400.0
 
 
 def explain(error: Exception, recent: RecentEvents) -> None:
-    """Let an unexpected error carry the last events of the state machine that raised it, as a note."""
+    """Add the last events of the state machine that raised an unexpected error to it, as a note."""
     if _is_unexpected(error) and not getattr(error, "__notes__", ()):
         error.add_note("\n  ".join(["last events, the newest last:", *recent.lines()]))
 
 
 def explain_refusals(outcomes: Iterable[object], recent: RecentEvents) -> None:
-    """Explain the errors among the outcomes of a step of the coordinator."""
+    """Apply `explain` to the errors among the outcomes of a step of the coordinator."""
     for outcome in outcomes:
         if isinstance(outcome, SendError):
             explain(outcome.error, recent)
@@ -68,7 +77,7 @@ def explain_refusals(outcomes: Iterable[object], recent: RecentEvents) -> None:
 
 @contextlib.contextmanager
 def explained(recent: RecentEvents) -> Iterator[None]:
-    """Explain what is raised within."""
+    """Apply `explain` to an exception that is raised inside the `with` block."""
     try:
         yield
     except Exception as error:
@@ -77,7 +86,10 @@ def explained(recent: RecentEvents) -> Iterator[None]:
 
 
 def log_refusal(error: PsfleetError) -> None:
-    """Log the error with which a call is refused, if it is a fence or nobody expects it."""
+    """Log the error that a call is refused with, if it is a fence or unexpected.
+
+    Other errors are part of ordinary operation: only the caller sees them.
+    """
     if isinstance(error, Fenced):
         _fences.say(f"fenced: {error}")
     elif _is_unexpected(error):
@@ -91,11 +103,12 @@ def _is_unexpected(error: Exception) -> bool:
 
 
 def parsed(kind: Any, request: bytes) -> Any:
-    """The request as a message of this kind.
+    """Parse a request as a message of class `kind`.
 
     Raises:
-        FrameError: It is none, or has too many fields.
+        FrameError: The request is no such message, or has too many fields.
     """
+    # A field takes 2 bytes at least, so a request that is no longer than this cannot have too many.
     if len(request) > 2 * _MOST_FIELDS:
         _check_fields(kind, request)
     try:
@@ -105,6 +118,7 @@ def parsed(kind: Any, request: bytes) -> Any:
 
 
 def _check_fields(kind: Any, request: bytes) -> None:
+    # Counts before protobuf parses: a message of millions of tiny fields would take gigabytes.
     at = fields = 0
     while at < len(request):
         at = next_field(request, at)[3]
@@ -117,14 +131,16 @@ def _check_fields(kind: Any, request: bytes) -> None:
 
 
 def encoded(message: Any) -> bytes:
-    """The bytes of an answer."""
+    """Serialize a reply to bytes."""
     whole: bytes = message.SerializeToString()
     return whole
 
 
 class CallContext(Protocol):
-    """Methods of a call that its reply uses: a grpc.ServicerContext, or an IncomingCall of
-    psfleet.core.net.http2."""
+    """Interface of a call, as far as its reply uses it.
+
+    A grpc.ServicerContext has these methods, and so does an IncomingCall of psfleet.core.net.http2.
+    """
 
     def time_remaining(self) -> float: ...
     def add_callback(self, callback: Callable[[], None], /) -> bool: ...
@@ -134,13 +150,19 @@ class CallContext(Protocol):
 
 
 class DeferredReply:
-    """The open reply of one call. Any thread may complete it; the first answer counts.
+    """Open reply of one call. Any thread may complete it or let it fail; the first one to do so counts.
+
+    Args:
+        context: The call, for its deadline, its end and its error code.
+        end: Sends the message and ends the call; None as message ends it without a reply, after an error.
+        latency: Histogram that gets the time from the call to its reply.
 
     Attributes:
-        done: It has been answered.
-        response: Laid out in shared memory, to be filled; None: its values go into the message.
+        done: True once the call has its reply.
+        response: Response laid out in shared memory, or None if its values go into the message.
         outcome: Outcome of the push that came with the pull, for the response.
-        waited: Gets the time from the call to its answer too; None: only the latency does.
+        waited: Histogram that gets the time to the reply too, or None. It is set when the call has to
+            wait for other workers.
     """
 
     def __init__(
@@ -158,19 +180,19 @@ class DeferredReply:
         self.waited: LatencyHistogram | None = None
 
     def complete(self, message: bytes) -> None:
-        """End the call with a message."""
+        """End the call with this message, unless it has ended."""
         if self._finish():
             self._end(message)
 
     def fail(self, error: PsfleetError) -> None:
-        """End the call with an error."""
+        """End the call with an error, unless it has ended."""
         if self._finish():
             log_refusal(error)
             channel.failure(self._context, error)
             self._end(None)
 
     def measure(self, latency: LatencyHistogram) -> None:
-        """Count the time since the call came."""
+        """Add the time since the call came to a histogram, in ns by powers of two."""
         duration = time.perf_counter_ns() - self._began
         latency.counts[duration.bit_length()] += 1
         latency.total += duration
@@ -180,15 +202,20 @@ class DeferredReply:
     ) -> None:
         """Defer the reply; call `expire` after `most` seconds, at its deadline or when its client is gone.
 
-        `expire` may wait for a standby. So it never runs in a thread of gRPC or HTTP/2, which may be the one
-        that the standby's messages come by.
+        `expire` runs in the thread of `deadlines`. It may wait for a standby, so it must not run in a thread
+        of gRPC or HTTP/2, which may be the one that receives the standby's messages.
         """
+        # The order matters, because another thread may complete the reply at any time. Its `_finish` sets
+        # `done` and then calls `forget` if it sees `_deadlines`. So `_deadlines` is set first, and `done` is
+        # read last: the thread that comes second forgets the reply.
         self._deadlines = deadlines
+        # The client gives up at its deadline: expire a little earlier, so that it gets the server's error.
         remaining = min(self._context.time_remaining(), LONGEST) - GRACE / 2
         deadlines.watch(self, time.monotonic() + max(min(remaining, most), 0), expire)
+        # False means that the call has ended and the callback will not run.
         if not self._context.add_callback(lambda: deadlines.hasten(self)):
             deadlines.hasten(self)
-        if self.done:  # answered by another thread meanwhile
+        if self.done:
             deadlines.forget(self)
 
     def _finish(self) -> bool:
@@ -202,27 +229,31 @@ class DeferredReply:
                     latency.total += duration
             if self._deadlines is not None:
                 self._deadlines.forget(self)
-            elif duration > SLOW:  # it has waited for no other worker
+            elif duration > SLOW:  # never deferred, so the time is the server's own
                 _log_slow(self._latency.name, duration)
         return first
 
 
 class _ImmediateReply(DeferredReply):
-    """A call that must be answered before its handler returns."""
+    """Reply that must be completed before its handler returns."""
 
     def park(
         self, deadlines: "Deadlines", expire: Callable[[], None], most: float = LONGEST
     ) -> None:
-        """Expire the call at once: its deadline is now."""
+        """Expire the call at once, as if its deadline were now."""
         expire()
 
 
 class Deadlines:
-    """One thread that expires waiting calls.
+    """Thread that expires waiting calls, each at its own time.
 
     Attributes:
-        live: The calls that wait, by number.
+        live: Waiting calls with what expires them, by number.
     """
+
+    # A heap of (time, number) gives the next call to expire. An answered call leaves `live` at once, while
+    # its heap entry stays until it comes to the top: a heap cannot remove from its middle. Numbers break ties
+    # of time, and never repeat, so an entry that stayed behind cannot name a later call.
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -234,7 +265,7 @@ class Deadlines:
         self._thread = ServiceThread(self._run, "deadlines")
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -245,17 +276,17 @@ class Deadlines:
         self._thread.join()
 
     def watch(self, reply: DeferredReply, at: float, expire: Callable[[], None]) -> None:
-        """Call `expire` at `at` (of time.monotonic) unless the reply is forgotten before."""
+        """Call `expire` at time `at` (of time.monotonic), unless the reply is forgotten before."""
         with self._condition:
             number = next(self._numbers)
             self.live[number] = (reply, expire)
             self._of[reply] = number
             heapq.heappush(self._heap, (at, number))
-            if self._heap[0][1] == number:
+            if self._heap[0][1] == number:  # the thread sleeps until a later time
                 self._condition.notify()
 
     def hasten(self, reply: DeferredReply) -> None:
-        """Expire the reply now if it still waits: its client is gone."""
+        """Expire the reply now if it still waits, because its client is gone."""
         with self._condition:
             number = self._of.get(reply)
             if number is not None:
@@ -263,20 +294,22 @@ class Deadlines:
                 self._condition.notify()
 
     def forget(self, reply: DeferredReply) -> None:
-        """The reply is answered."""
+        """Stop watching a reply that is complete. Does nothing if it is not watched."""
         with self._condition:
             self.live.pop(self._of.pop(reply, -1), None)
 
     def _run(self) -> None:
+        # Outside the condition: `expire` may wait for a lock or for a standby, and meanwhile other threads
+        # must be able to watch and forget calls.
         while (expire := self._next()) is not None:
             expire()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for the next call that expires; None when stopped."""
+        """Wait until a call expires and return its `expire`, or None once the thread is to stop."""
         with self._condition:
             while not self._closed:
                 while self._heap and self._heap[0][1] not in self.live:
-                    heapq.heappop(self._heap)  # answered long ago
+                    heapq.heappop(self._heap)  # answered before its time
                 if not self._heap:
                     self._condition.wait()
                 elif (seconds := self._heap[0][0] - time.monotonic()) > 0:
@@ -291,7 +324,7 @@ class Deadlines:
 def perform(
     behavior: Callable[[bytes, DeferredReply], None], request: bytes, reply: DeferredReply
 ) -> None:
-    """Let the behavior take the request; what it raises is the answer."""
+    """Call a method, and let the reply fail with the exception that the method raises."""
     try:
         behavior(request, reply)
     except Exception as error:
@@ -301,9 +334,11 @@ def perform(
 def parkable(
     behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler whose behavior answers its Reply now or later, from any thread.
+    """Make a gRPC handler whose behavior completes its reply now or later, from any thread.
 
-    `latency`: Gets the time from each call to its answer.
+    Args:
+        behavior: Takes the request and the reply.
+        latency: Histogram that gets the time from each call to its reply.
     """
     histogram = latency or LatencyHistogram()
 
@@ -320,7 +355,7 @@ def parkable(
 
 
 def _end(send: Callable[[bytes | None], None], message: bytes | None) -> None:
-    """End a call of gRPC with its message, if it has one."""
+    """End a call of gRPC: send the message, if there is one, then the end of the stream."""
     if message is not None:
         send(message)
     send(None)
@@ -329,10 +364,10 @@ def _end(send: Callable[[bytes | None], None], message: bytes | None) -> None:
 def prompt(
     behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Like `parkable`, for calls that never wait: one that would wait is refused at once.
+    """Make a gRPC handler for a method that takes a reply but never waits; a call that would wait is refused.
 
-    A streaming reply leaves in two batches, the message and the end of the call, and the thread
-    waits for the first to be sent; this one is sent whole. It saves a tenth of a millisecond of CPU.
+    A streaming reply leaves in two batches, the message and the end of the call, and the thread waits for the
+    first to be sent. The reply of this handler is sent whole, which saves 0.1 ms of CPU a call.
     """
     histogram = latency or LatencyHistogram()
 
@@ -347,7 +382,7 @@ def prompt(
 def immediate(
     behavior: Callable[[bytes], bytes], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler whose behavior returns its answer."""
+    """Make a gRPC handler whose behavior returns the reply's message."""
     histogram = latency or LatencyHistogram()
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -370,7 +405,10 @@ def immediate(
 
 
 def as_psfleet_error(error: Exception) -> PsfleetError:
-    """The error to answer with. What is not psfleet's own is a bug: it goes to the log, whole."""
+    """Return the error to send for an exception.
+
+    An exception that is not psfleet's own is a bug: the log gets its traceback, the client only a summary.
+    """
     if isinstance(error, PsfleetError):
         return error
     _log.error("a call has failed", exc_info=error)
