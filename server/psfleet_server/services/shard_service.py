@@ -1,7 +1,14 @@
-"""The methods of the service Shard: bytes in, checked; bytes out. The commonest calls take few steps.
+"""Methods of the gRPC service Shard: parse and check a request, hand it to the shard, encode the reply.
 
-A call that PlainCalls takes has the response and the effects that ShardService gives it. Any other one gets
-None, with nothing changed, and goes there.
+There are two ways for pushes and pulls, with the same replies and the same effects:
+
+- `PlainCalls` answers the common small calls without making an array or a protobuf object. It returns None,
+  having changed nothing, for every call that it does not handle.
+- `ShardService` handles every call, and all other methods of the service.
+
+HTTP/2 asks `PlainCalls` first; gRPC always uses `ShardService`. docs/decisions/0033-plain-calls.md says why
+there are two ways, and which calls are plain: no log, no standby, no waiting, a known layout. Look there
+first if a fast job has become slow. All methods may run in any thread.
 """
 
 import time
@@ -56,20 +63,31 @@ _UNSIGNED = 2**64 - 1
 
 
 _log = log_of(__name__)
-_PAGE = 256 << 20  # bytes of an answer to ReadState
-_MOST_EVICTIONS = 1 << 20  # of an answer to Evictions
+_PAGE = 256 << 20  # most bytes of a reply to ReadState
+_MOST_EVICTIONS = 1 << 20  # most ids in a reply to Evictions
 
 
 class PlainCalls:
-    """Takes plain calls. Any thread may call.
+    """Fast path for small pushes and pulls, which takes the request's bytes and returns the reply's or None.
+
+    A call is plain if a plan is known for its layout and nothing else applies to it: no log record, standby,
+    snapshot cut, round or waiting. None means that nothing has changed, and `ShardService` must handle the
+    call. So every check comes before the first change, and a call that is invalid is not plain either:
+    `ShardService` then raises the error.
+
+    Any thread may call. The request's buffer must stay alive during the call, because kernels read it by
+    address.
 
     Args:
         host: Host of the shard.
         layouts: Layouts of calls with their tensors in the message.
-        pulls, exchanges: Get the time from each call to its answer.
+        pulls: Histogram that gets the time from each pull to its reply.
+        exchanges: Histogram that gets the time from each exchange to its reply.
 
     Attributes:
-        push, pull, exchange: Take a call of this method.
+        push: Handles a Push request.
+        pull: Handles a Pull request.
+        exchange: Handles an Exchange request, a push and a pull in one message.
     """
 
     def __init__(
@@ -86,6 +104,8 @@ class PlainCalls:
         self._layouts = layouts
         kernels = static_kernels("plain_call")
         self._read, self._loss = kernels.read, kernels.LOSS
+        # The kernel `read` writes the header's fields here, as int64. The loss is a double: the same bytes
+        # are also seen as float64. All calls share the array, so it is used under the host's lock only.
         self._fields = np.zeros(kernels.FIELDS, np.int64)
         self._words, self._losses = self._fields.data, self._fields.view(np.float64).data
         self._place = address_of(self._fields)
@@ -96,6 +116,8 @@ class PlainCalls:
         began = time.perf_counter_ns()
         host, address, size = self._host, content_address(request), len(request)
         shard, sizes, push, pull = host.shard, host.bytes, None, None
+        # One lock from the first check to `take`: the checks hold only for the shard as it is now. The order
+        # is from cheap to expensive, and the only change before `take` is the claim of the shared memory.
         with host.lock:
             if not may_be_plain(shard) or host.waiting_calls >= host.limits.waiting_calls:
                 return None
@@ -108,15 +130,18 @@ class PlainCalls:
                 cut, cut_after,
             ) = self._words.tolist()
             # fmt: on
+            # Either the tensors are in shared memory (a lane, no payload), and the plan has addresses, or in
+            # the payload, and the plan has offsets from `base`. Any other mixture is left to ShardService.
             known, plan, base = request[layout:layout_end], None, 0
             if has_lane and not payload:
-                generation &= _UNSIGNED
+                generation &= _UNSIGNED  # the kernel's int64 back to the message's fixed64
                 plan = host.lanes.plan(worker, generation, known)
             elif payload and not has_lane:
                 plan, base = self._layouts.plan(known, size - payload), address + payload
             if plan is None or plan.pushes != pushes or plan.pulls != pulls:
                 return None
             if plan.version != shard.tables.version:
+                # Plans have addresses of tables: after a change of the tables all are out of date.
                 self._layouts.forget()
                 host.lanes.forget_layouts()
                 return None
@@ -145,6 +170,8 @@ class PlainCalls:
                 pull = Pull(worker, incarnation, (), 0, clock)
             if not is_plain(shard, push, plan, pull, base):
                 return None
+            # Last, because it uses up the call's turn in the memory: ShardService would refuse the call after
+            # that.
             if has_lane and not host.lanes.claim(worker, generation, turn):
                 return None
             take(shard, push, plan, pull, base)
@@ -164,6 +191,7 @@ class PlainCalls:
             sizes.exchange += size
         else:
             sizes.pull += size
+        # Without the lock, as `ShardHost` reads values: other pushes go on meanwhile.
         message, sent = plan.respond(base, outcome, shard.workers.view)
         sizes.values += sent
         spent = time.perf_counter_ns() - began
@@ -173,10 +201,14 @@ class PlainCalls:
 
 
 class ShardService:
-    """Methods of the service Shard.
+    """Methods of the service Shard (protos/psfleet/v1/shard.proto), one for each of its calls.
+
+    A method takes the request's bytes and returns those of the reply. A method whose reply may have to wait
+    takes a `DeferredReply` too and returns nothing. A PsfleetError that a method raises becomes the error of
+    the call.
 
     Attributes:
-        layouts: Layouts of calls with their tensors in the message.
+        layouts: Layouts of calls with their tensors in the message. `PlainCalls` uses the same ones.
     """
 
     def __init__(self, host: ShardHost) -> None:
@@ -229,11 +261,21 @@ class ShardService:
         return encoded(shard_pb2.AttachReply(attached=shared))
 
     def _open(self, request: bytes) -> tuple[Header, CallLayout]:
-        """The header of a data call (its segments may be missing), and what it brings and asks for."""
+        """Parse a push, pull or exchange and return its header and layout.
+
+        Workers send the header in two parts: first only the segments (the layout), then everything else. For
+        a known layout the segments are not parsed, and the returned header has none.
+
+        Raises:
+            FrameError: The message is damaged, or its segments do not fit the tables.
+            LaneLost: Its tensors are in shared memory that this server does not have, or that a later call
+            uses.
+        """
         lanes = self._host.lanes
         layout, head, payload = frame.split(request)
         header = frame.read_header(head)
         call = None
+        # Segments in the second part would add to those of the layout. Then only the whole header will do.
         if layout and not header.segments:
             call = (
                 self.layouts.known(header, layout, payload)
@@ -260,7 +302,8 @@ class ShardService:
     def _push(self, header: Header, call: CallLayout) -> Push:
         gradients: Iterable[Gradient] = call.tensors.gradients
         if call.room is not None and self._host.shard.consistency.declared.has_rounds:
-            # The push is held for its round; its places may go back to the worker before.
+            # The push is held until its round closes, but its reply goes out now, and the worker may then
+            # write the next tensors to the same memory.
             gradients = map(_kept, gradients)
         gradients = tuple(gradients)
         for gradient in gradients:
@@ -273,6 +316,8 @@ class ShardService:
         message = parsed(shard_pb2.JoinRequest, request)
         join = JOIN.read(message)
         reply = self._host.ask(join)
+        # After the shard has accepted the join: a delayed request of an old incarnation must not take away
+        # the memory of the present one.
         self._host.lanes.drop(message.worker, before=message.incarnation)
         shard = self._host.shard
         return encoded(
@@ -300,6 +345,7 @@ class ShardService:
 
     def create_table(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.CreateTableRequest, request)
+        # A request with nothing but a name creates no table: a reader asks for the definition.
         if message.spec == shard_pb2.TableSpec(name=message.spec.name):
             return self._definition(message.spec.name)
         spec = read_spec(message.spec)
@@ -314,13 +360,14 @@ class ShardService:
             self._refuse_if_too_many(spec)
             is_new = self._host.shard.create(spec, value, message.worker)
             tables = self._host.shard.tables
-            # By the seat: if the maker dies between two servers, its next incarnation goes on.
+            # Compared by seat, not by incarnation: if the maker dies after it has created the table on some
+            # of the servers, its next incarnation continues.
             created = tables.makers.get(spec.key) == message.worker
             there = None if is_new else write_spec(tables[spec.key].spec)
         return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=there))
 
     def _definition(self, name: str) -> bytes:
-        """Return the specification of a table for a reader that does not know it."""
+        """Reply with the specification of a table, for a reader that only knows its name."""
         with self._host.lock:
             tables = self._host.shard.tables
             table = tables.get(key_of(name))
@@ -339,7 +386,11 @@ class ShardService:
             )
 
     def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
-        """A dense table asked for without its value is one that another worker is making."""
+        """Raise NotReady for a dense table that comes without its value and is not here yet.
+
+        Only the worker that makes a table sends its value. Other workers ask again until that worker has done
+        so.
+        """
         shard = self._host.shard
         if spec.kind == "sparse" or values or spec.key in shard.tables:
             return
@@ -351,7 +402,8 @@ class ShardService:
         message = parsed(shard_pb2.StateRequest, request)
         with self._host.lock:
             table = self._host.shard.tables[message.table]
-        # The table's own lock is enough; pushes to others go on.
+        # Read without the host's lock, because a page may have 256 MiB. The table's own lock keeps it
+        # consistent, and pushes to other tables continue.
         limit = min(message.limit, _page(table.spec))
         if isinstance(table, DenseTable):
             step, values = table.part(message.offset, message.offset + limit)
@@ -375,6 +427,7 @@ class ShardService:
         shard, count = self._host.shard, 0
         try:
             snapshot = Snapshot(_path(message.path))
+            # One event at a time, each with the lock for itself: reads of other tables continue meanwhile.
             there = shard.tables.specs()
             for event in snapshot.events(shard.index, shard.servers, there=there):
                 if isinstance(event, CreateTable):
@@ -428,19 +481,24 @@ def _pull(header: Header, tensors: TensorRequest) -> Pull:
 
 
 def _kept(gradient: Gradient) -> Gradient:
-    """The gradient in memory of this process."""
+    """Return a copy of a gradient, in memory of this process alone."""
     ids = None if gradient.ids is None else gradient.ids.copy()
     return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
 
 
 def _page(spec: TableSpec) -> int:
-    """Return the number of rows or values, with their state, that one reply may hold."""
+    """Return the number of rows or values, with their optimizer state, that fit into one reply."""
+    # 4 bytes for each float32, 8 for a row's id.
     values = (1 + len(spec.rule.slots)) * (spec.dim if spec.kind == "sparse" else 1)
     return _PAGE // (4 * values + 8)
 
 
 def _refuse_repeats(ids: NDArray[np.int64], spec: TableSpec) -> None:
-    """A row's rule must see the sum of its gradients, which the worker makes before it pushes."""
+    """Raise IdError if a push names an id twice.
+
+    An optimizer's rule must be applied once to the sum of a row's gradients. Workers sum before they push; a
+    push with a repeated id is the bug of another client.
+    """
     if spec.kind == "dense" or (place := first_repeat(ids)) is None:
         return
     raise IdError(
