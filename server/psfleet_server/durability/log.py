@@ -5,14 +5,18 @@ the head before it (the header's for the first), so that a record that is missin
 noticed.
 
 A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
-that loses power perhaps zeros. Such a torn tail is cut off. A record that a dying process had begun was
-never acknowledged; a file that was cut later looks the same. Whatever else is not as it was written is
-damage, and the log is refused.
+that loses power perhaps zeros. Such a torn tail is cut off: its record was never acknowledged. (A file that
+was cut later looks the same and cannot be told apart.) Any other difference from what was written is damage,
+and the log is refused.
 
-With each snapshot begins a new file, named after its number, that goes on where the one before ends and
-says so (`after` in its header). Once the snapshot is complete, the files before are removed.
+Each snapshot begins a new file, named after the snapshot's number. Its header says where the file before it
+ends (`after`), so that a missing file is noticed. Once the snapshot is complete, the earlier files are
+removed.
 
     server.0.log -> server.0.000007.log -> server.0.000008.log
+
+Open this file for how bytes reach the disk and are read back. `records.py` says what the records mean,
+`recovery.py` replays them, and `log_place.py` handles full disks and the page cache.
 """
 
 import io
@@ -48,31 +52,47 @@ _log = log_of(__name__)
 VERSION = 1
 """Version of log.proto: of a log's files, and of the records that a standby gets."""
 
+# A file, little-endian:
+#
+#   header  | "PSFLOG\r\n" | version u32 | length u32 | crc u32 | LogHeader, `length` bytes |
+#   record  | length u64 | crc of the body u32 | kind u8 | 3 zeros | chain u32 | body, `length` bytes |
+#   record  ...
+#
+# chain = crc32(the 16 bytes before it, going on from the chain of the record before). A head can thus be
+# trusted before its body is read: a wrong `length` would otherwise be taken for a torn tail, and good records
+# be cut off.
 _MAGIC = b"PSFLOG\r\n"
 _NUMBER = struct.Struct("<I")
 _LENGTHS = struct.Struct("<III")
 _FIELDS = struct.Struct("<QIB3x")
 _CRC = struct.Struct("<I")
 _HEAD = _FIELDS.size + _CRC.size
-_MOST_PARTS = 512  # that one writev may take, with room to spare (IOV_MAX is 1024)
+_MOST_PARTS = 512  # buffers for one writev call; IOV_MAX is 1024
 
 
 class ServerLog:
-    """A log that is open for appending. One thread at a time appends; any may `settle`.
+    """Log that is open for appending.
+
+    First call `recover` or `forget`; then `append` records, and `settle` before a reply depends on them. One
+    thread at a time appends, and the shard's lock sees to that. Any thread may call `settle`.
 
     Args:
-        path: The first file. It is made with `header` unless there is one, or a later one.
+        path: First file of the log. It is made with `header` if the log has no file yet.
         header: Identity of the log's server; a file of another server is refused.
-        fsync: `settle` waits until records are on the disk, not only with the operating system.
+        fsync: If True, `settle` waits until records are on the disk. If False, records only survive the end
+            of this process, not of the machine.
         crashes: Crash points, for tests.
         tell: Shows a line on the console.
-        waits: See below.
+        waits: First value of the attribute.
 
     Attributes:
-        waits: On a full disk wait for room rather than refuse, as a server does that is only starting.
-        first: The first file, even if that is gone.
-        path: The file that is written.
-        syncs: Durations of syncs to the disk.
+        waits: If True, a write waits while the disk is full instead of raising NoRoom. A server that is only
+            starting waits, because it has no caller to report to.
+        first: Path of the first file, which may have been removed since.
+        path: File that is written now.
+        tracing: Makes spans of writes and syncs, or None if they are not traced.
+        torn: Bytes of the torn tail that `recover` has cut off.
+        syncs: Histogram of the durations of syncs to the disk, in ns.
     """
 
     def __init__(
@@ -105,24 +125,28 @@ class ServerLog:
                 )
         self.path = self.files[max(self.files)]
         self.torn = 0
-        self._before = 0  # bytes of files that are closed
-        self._end, self._chain = 0, 0
+        self._before = 0  # bytes of earlier files that this process has written
+        self._end, self._chain = 0, 0  # end of the last whole record in `path`, and the chain of its head
         self._file = os.open(self.path, os.O_RDWR)
         self.syncs = LatencyHistogram()
+        # Held during a sync and while `turn` changes files, so that no sync uses a descriptor that was
+        # closed.
         self._syncing = threading.Lock()
-        self._synced = 0
+        self._synced = 0  # value of `end` when the last sync began: all before it is on the disk
         self._trail = PageCacheEvictor()
 
     @property
     def files(self) -> dict[int, Path]:
-        """By the number of the snapshot with which each begins, 0: with none."""
+        """Files of the log by the number of the snapshot that begins each, and 0 for the first file."""
         return files_of(self.first)
 
     def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """The kind and body of every record; then the torn tail is cut and `append` may be called.
+        """Yield kind and body of every record, then cut off the torn tail and get ready for `append`.
+
+        Read the iterator to its end: only then the tail is cut.
 
         Args:
-            since: Begin with the file of this snapshot.
+            since: Number of the snapshot whose file to begin with.
 
         Raises:
             LogError: The log is damaged.
@@ -135,11 +159,13 @@ class ServerLog:
         if self.torn:
             os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
+        # Records of the earlier process may be in the page cache only. This process builds on them, so they
+        # must be as durable as its own.
         os.fsync(self._file)
         self._synced = self._end
 
     def forget(self) -> int:
-        """Start empty in place of `recover`: cut everything but the header. Returns 0."""
+        """Start empty instead of calling `recover`: remove all records of the current file. Returns 0."""
         _, self._end, self._chain = _header(self.path)
         os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
@@ -147,24 +173,26 @@ class ServerLog:
 
     @property
     def end(self) -> int:
-        """Bytes that this process has seen of the log."""
+        """Position behind the last record, in bytes. It only rises, also when a new file begins."""
         return self._before + self._end
 
     @property
     def unsynced(self) -> int:
-        """Number of bytes that only the operating system has; 0 where no call waits for the disk."""
+        """Number of bytes that the operating system has and the disk may not; always 0 without fsync."""
         return self.end - self._synced if self._fsync else 0
 
     def turn(self, number: int) -> None:
-        """Go on in a new file, which begins with snapshot `number`.
+        """Continue in a new file, which begins with snapshot `number`.
 
         Raises:
-            LogError: It cannot be made; the log is as it was.
+            LogError: The file cannot be made; the log is unchanged.
         """
         path = _numbered(self.first, number)
         header = LogHeader(after=LogAfter(snapshot=number, chain=self._chain, end=self._end))
         header.MergeFrom(self._header)
         with self._syncing:
+            # The old file first: its descriptor is closed below, and `settle` could sync it no more. Were the
+            # new file on the disk before the old one's end, a loss of power could leave a gap between them.
             if self._fsync:
                 os.fdatasync(self._file)
             self._create(path, header)
@@ -180,17 +208,22 @@ class ServerLog:
         """Remove the files before that of snapshot `number`, which is complete."""
         if number not in self.files:
             return
+        # Oldest first: if this process dies in between, the files that remain still follow each other.
         for other in sorted(self.files):
             if other < number:
                 self.files[other].unlink()
                 self.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
-        """Hand a record to the operating system; it survives the end of this process.
+        """Write a record to the file; it then survives the end of this process. `settle` makes it durable.
+
+        Args:
+            kind: Kind of the record, from 1 up; 0 never occurs in a file.
+            parts: Its body, as pieces that are written one behind the other without joining them.
 
         Raises:
-            NoRoom: The disk is full; the log is as it was.
-            LogError: It could not be written; the log is as it was.
+            NoRoom: The disk is full; the log is unchanged.
+            LogError: The record could not be written; the log is unchanged.
         """
         trace = self.tracing
         span = None if trace is None else trace.child(f"log {name_of(kind)}")
@@ -218,6 +251,8 @@ class ServerLog:
                 self._full.check()
             _write(views, self._file)
         except OSError as error:
+            # Part of the record may be in the file. Cut it off, or the next record would follow a torn one
+            # and everything behind it would count as damage.
             os.ftruncate(self._file, self._end)
             os.lseek(self._file, self._end, os.SEEK_SET)
             size = sum(view.nbytes for view in views)
@@ -226,7 +261,7 @@ class ServerLog:
         self._disk.took(f"log {str(self.path)!r}", self.path)
 
     def _create(self, path: Path, header: LogHeader) -> None:
-        """The file appears whole."""
+        """Make a file that has only its header, and give it its name once it is whole."""
         body = header.SerializeToString(deterministic=True)
         content = _MAGIC + _LENGTHS.pack(VERSION, len(body), _checksum(VERSION, body)) + body
         try:
@@ -236,7 +271,7 @@ class ServerLog:
             raise self._disk.failed(what, error, len(content)) from None
 
     def _patiently(self, step: Callable[[], None]) -> None:
-        """Take the step; on a full disk retry, because there is no caller to report to."""
+        """Call `step`; with `waits`, retry while the disk is full."""
         while True:
             try:
                 return step()
@@ -246,13 +281,14 @@ class ServerLog:
             time.sleep(PACE)
 
     def is_settled(self, end: int) -> bool:
-        """Return whether `settle` would return at once."""
+        """Return True if `settle` would return at once."""
         return not self._fsync or self._synced >= end
 
     def settle(self, end: int) -> None:
-        """Return when the log up to `end` is as durable as it was asked to be.
+        """Wait until the log up to position `end` is durable. Without fsync it is so at once.
 
-        Threads that come while the disk works share the next turn.
+        Threads that call this during a sync share the next one: the first to get the lock syncs everything
+        that was written meanwhile, and the other threads find their `end` covered.
         """
         if self.is_settled(end):
             return
@@ -261,11 +297,13 @@ class ServerLog:
             with self._syncing:
                 if self._synced >= end:
                     return
+                # Read before the sync: records that are appended during it may not be on the disk afterwards.
                 position, began = self.end, time.perf_counter_ns()
                 try:
                     os.fdatasync(self._file)
                 except OSError as error:
-                    # What the disk holds now is unknown, and a second try would not tell.
+                    # What the disk holds now is unknown, and a second try would not tell: after an error the
+                    # kernel may take the lost pages for clean, so that the next sync succeeds without them.
                     what = f"log {str(self.path)!r} cannot be synced to disk"
                     _log.critical(f"{what}: {error.strerror}")
                     os._exit(1)
@@ -278,23 +316,28 @@ class ServerLog:
                 span.end()
 
     def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
-        """Die here if a test wants that, after doing `before`."""
+        """End the process here if a test has set this crash point, after calling `before`."""
         self._crashes.reach(point, before)
 
     def remove(self) -> None:
-        """Let go of the log, whose files are not needed any more."""
+        """Close the log and delete its files."""
         self.close()
         for path in self.files.values():
             path.unlink()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file. Nothing is synced: `settle` has done that for every reply that was sent."""
         self._trail.close()
         os.close(self._file)
 
 
 def files_of(first: Path) -> dict[int, Path]:
-    """The files of a log that are there, by the number of the snapshot with which each begins."""
+    """Find the files of a log.
+
+    Returns:
+        Paths in ascending order by the number of the snapshot that begins each file. The first file of a log,
+        which begins with no snapshot, has number 0.
+    """
     name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
     there = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
     others = {int(match[1]): path for match, path in there if match}
@@ -302,11 +345,13 @@ def files_of(first: Path) -> dict[int, Path]:
 
 
 def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:
-    """`records` of every file from that of snapshot `since` on, each with its header.
+    """Yield what `records` yields of every file, beginning with the file of snapshot `since`.
 
     Raises:
-        LogError: A file is damaged, or does not go on where the one before ends.
+        LogError: A file is damaged, or does not continue where the file before it ends.
     """
+    # Position and chain of the last record of the file before. Only the last file may have a torn tail: a
+    # file that was cut later does not end where the next one's header says.
     last: tuple[int, int] | None = None
     for number, path in files_of(first).items():
         if number < since:
@@ -327,21 +372,22 @@ def _numbered(first: Path, number: int) -> Path:
 
 
 def read_header(path: Path) -> LogHeader:
-    """Read the header of a log: its server.
+    """Read the header of a log file, which says whose log it is.
 
     Raises:
-        LogError: It is no log, is of another version, or its header is damaged.
+        LogError: The file is no log, is of another version, or its header is damaged.
     """
     return _header(path)[0]
 
 
 def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
-    """Yield the header (kind 0) and each whole record: kind, body, end offset, checksum of its head.
+    """Yield kind, body, end offset in the file and chain checksum of the header and of each whole record.
 
-    What follows the last one is a torn tail. Bodies begin at multiples of 8 bytes in memory.
+    The header comes first, with kind 0 and an empty body. The bytes after the last record that this yields
+    are a torn tail. Bodies begin at multiples of 8 bytes in memory, so that their arrays are aligned.
 
     Raises:
-        LogError: The log is damaged.
+        LogError: The file is damaged.
     """
     _, end, chain = _header(path)
     size = path.stat().st_size
@@ -353,9 +399,12 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
             length, crc, kind = _FIELDS.unpack_from(head)
             chain = zlib.crc32(head[: _FIELDS.size], chain)
             if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
+                # Zeros up to the end of the file are what a loss of power leaves. Anything else is damage,
+                # because the torn head of a dying process is shorter than a head.
                 if _is_zero(file, head):
                     return
                 raise _damaged(path, end)
+            # The head is right, so its length can be believed: the body is torn.
             if length > size - end - _HEAD:
                 return
             body = np.empty(length, np.uint8)
@@ -367,7 +416,7 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
 
 
 def _header(path: Path) -> tuple[LogHeader, int, int]:
-    """The header, where it ends, and its checksum."""
+    """Read a file's header; return it, the offset of its end, and its checksum, with which the chain begins."""
     try:
         with regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTHS.size)
@@ -394,7 +443,7 @@ def _checksum(version: int, body: bytes) -> int:
 
 
 def _words(header: LogHeader) -> str:
-    """The server whose log it is."""
+    """Describe the server whose log this is, for messages."""
     return (
         f"server {header.server} of {header.servers} of job {header.job!r} with {header.workers} "
         f"workers and blocks of {header.block} values"
@@ -408,10 +457,12 @@ def _write_private(path: Path, content: bytes) -> None:
 
 
 def _write(views: list[memoryview], file: int) -> None:
-    """All the bytes, however many calls it takes."""
+    """Write all the buffers, in as many calls as that takes."""
     views = [view for view in views if view.nbytes]
     while views:
         size = os.writev(file, views[:_MOST_PARTS])
+        # writev may write less than all: drop the buffers that are written, and cut the one that is half
+        # written.
         while views and size >= views[0].nbytes:
             size -= views.pop(0).nbytes
         if size:
@@ -419,7 +470,7 @@ def _write(views: list[memoryview], file: int) -> None:
 
 
 def _is_zero(file: Any, head: bytes) -> bool:
-    """Return whether only zeros follow."""
+    """Return True if `head` and everything behind it in the file are zeros."""
     while head:
         if any(head):
             return False
