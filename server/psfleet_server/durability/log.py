@@ -126,7 +126,8 @@ class ServerLog:
         self.path = self.files[max(self.files)]
         self.torn = 0
         self._before = 0  # bytes of earlier files that this process has written
-        self._end, self._chain = 0, 0  # end of the last whole record in `path`, and the chain of its head
+        # End of the last whole record in `path`, and the chain checksum of its head.
+        self._end, self._chain = 0, 0
         self._file = os.open(self.path, os.O_RDWR)
         self.syncs = LatencyHistogram()
         # Held during a sync and while `turn` changes files, so that no sync uses a descriptor that was
@@ -416,7 +417,7 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
 
 
 def _header(path: Path) -> tuple[LogHeader, int, int]:
-    """Read a file's header; return it, the offset of its end, and its checksum, with which the chain begins."""
+    """Read a file's header; return it, the offset of its end, and its checksum, where the chain begins."""
     try:
         with regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTHS.size)

@@ -1,4 +1,8 @@
-"""Takes one snapshot of the fleet after the other: one cut through all servers.
+"""State machine of a snapshot, on server 0. Cuts all servers at one point, awaits their files and publishes.
+
+A snapshot holds the same pushes on all servers, although training continues while it is taken. In sync mode
+all servers cut after the same round. In other modes every worker marks its stream of pushes, and each server
+cuts each stream at the mark.
 
 IDLE -> NUMBERING -> OPENING -> HOLDING <-> DISAGREEING
                                   `-> PLACING -> AWAITING_ROUND (sync, at a multiple of rounds)
@@ -6,9 +10,9 @@ IDLE -> NUMBERING -> OPENING -> HOLDING <-> DISAGREEING
                                         `-> CUTTING -> WRITING -> AWAITING_STATES -> PUBLISHING
                                                                   SETTLING -> IDLE <-'
 
-Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11
-to R13 of the protocol). Pure like the shard: events in, instructions out. Times are seconds of
-whatever clock the caller uses.
+Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11 to R13
+of the protocol). Requests that come meanwhile wait in a queue. Pure like the shard: events in, instructions
+out; `SnapshotRunner` performs the instructions. Times are seconds of the caller's clock.
 """
 
 from collections import deque
@@ -62,12 +66,12 @@ Instructions = list[SnapshotInstruction]
 
 
 class SnapshotCoordinator:
-    """The state machine that takes snapshots, on server 0. Call `handle` with every event.
+    """Takes snapshots one after the other, on server 0. Call `handle` with every event, from one thread.
 
     Attributes:
         stage: Stage of the snapshot under way.
-        deadline: Time at which the caller must send TimePassed.
-        is_stopping: The server ends.
+        deadline: Time at which the caller must send TimePassed; infinite if nothing waits for time.
+        is_stopping: True once the server ends: requests are refused, and no wait takes time.
     """
 
     def __init__(self, timeouts: SnapshotTimeouts | None = None) -> None:
@@ -84,7 +88,7 @@ class SnapshotCoordinator:
         self._at = 0.0  # time of the event that is handled
 
     def handle(self, event: SnapshotEvent, at: float) -> Instructions:
-        """Take an event that happens at time `at`; what is to be done about it, in order."""
+        """Take an event that happens at time `at` and return the instructions to perform, in order."""
         self._at = at
         match event:
             case SnapshotRequested():
@@ -131,13 +135,13 @@ class SnapshotCoordinator:
             assert bool(now.failure) <= (stage is Stage.SETTLING)
             assert not self._last_base or self._last_base[0] <= self._number
 
-    # -- requests ------------------------------------------------------------------------------
-
     def _requested(self, event: SnapshotRequested) -> Instructions:
         if self.is_stopping:
             return [SendError(event.call, CheckpointError("the server is ending"))]
         self._queue.append(event)
         if self.stage is Stage.AWAITING_ROUND:
+            # That round may be far away: the request under way fails as postponed, so that this one can
+            # begin.
             return self._postpone()
         return self._begin_next() if self.stage is Stage.IDLE else []
 
@@ -149,7 +153,11 @@ class SnapshotCoordinator:
         return self._advance()
 
     def _open(self) -> Instructions:
-        """Begin it, under a number of which nobody has heard: a worker takes part once in each."""
+        """Give the snapshot a number that no worker knows, and open its folder.
+
+        A worker takes part in each number once. If an earlier process of server 0 has announced a number,
+        workers would ignore a second snapshot of that number.
+        """
         now = self._now
         self._number = max(self._number, now.asked.seen, self._workers.last) + 1
         now.number = self._number
@@ -157,7 +165,10 @@ class SnapshotCoordinator:
         return [OpenDraft(self._number, now.asked.request.path)]
 
     def _stop(self, at: float) -> Instructions:
-        """Give up what waits for time, workers or rounds; what waits for servers goes on."""
+        """Refuse new snapshots, and give up one that waits for time, workers or rounds.
+
+        One that waits for servers continues, since it needs no more than their replies.
+        """
         self.is_stopping = True
         refusals: Instructions = [
             SendError(event.call, CheckpointError("the server is ending")) for event in self._queue
@@ -172,8 +183,6 @@ class SnapshotCoordinator:
         assert self._snapshot is not None
         return self._snapshot
 
-    # -- the cut -------------------------------------------------------------------------------
-
     def _opened(self, path: str, folder: str, at: float) -> Instructions:
         now = self._now
         now.path, now.folder = path, folder
@@ -181,7 +190,11 @@ class SnapshotCoordinator:
         return self._hold()
 
     def _hold(self) -> Instructions:
-        """Ask every server where it stands; in sync mode no round closes meanwhile."""
+        """Ask every server which rounds it has closed and which workers it knows.
+
+        In sync mode no server closes a round until it is told where to cut. Otherwise the round that is
+        chosen next could already be over on one server.
+        """
         self._enter(Stage.HOLDING)
         return [BeginCuts(self._now.folder, self._now.cutting())]
 
@@ -202,12 +215,13 @@ class SnapshotCoordinator:
         raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
 
     def _place(self, standings: tuple[Standing, ...], at: float) -> Instructions:
-        """Say where all servers cut: after the same round, or at the marks of the same incarnations.
+        """Tell all servers where to cut: after the same round, or at the marks of the same incarnations.
 
-        A worker that comes or goes does so at one server before the other.
+        A worker joins one server after the other, so servers may know different workers for a moment. Then
+        they are asked again, until `agree_by`.
         """
         now, first = self._now, standings[0]
-        # If no worker has joined, nothing is under way.
+        # Without a mode no worker has joined. No push is under way, so any round will do.
         has_rounds = not first.mode or find_mode(first.mode).has_rounds
         if not has_rounds and any(other.incarnations != first.incarnations for other in standings):
             self._enter(Stage.DISAGREEING, at + _RETRY)
@@ -223,14 +237,19 @@ class SnapshotCoordinator:
         return [*warnings, BeginCuts(now.folder, cutting)]
 
     def _round_after(self, last: int) -> int:
-        """The round to cut after: the last closed one, or the next that is a multiple."""
+        """Return the round to cut after: the last closed one, or the next multiple of the interval."""
         every = self._now.asked.request.every
         if not every:
             return last
+        # Rounded up to a multiple, and behind the last snapshot, so that no multiple gets two.
         return -(-max(last, self._last_round + 1) // every) * every
 
     def _choose_base(self, standings: tuple[Standing, ...]) -> Instructions:
-        """Find what a delta builds on; without it the delta holds everything, and a line says why."""
+        """Find the snapshot that a delta builds on.
+
+        All servers must remember their changes since that snapshot. If one does not, the delta holds
+        everything, and a line in the log says why.
+        """
         base = self._last_base
         forgetful = [
             f"server {index}"
@@ -249,10 +268,11 @@ class SnapshotCoordinator:
         ]
 
     def _placed(self, standings: tuple[Standing, ...], at: float) -> Instructions:
-        """Every server knows where to cut; a round that is still to come may take any time.
+        """Continue once every server knows where to cut. A round that is still to come may take any time.
 
-        A worker may have come since the servers were asked first. It belongs to the rounds that are cut;
-        in other modes no server waits for its mark.
+        A worker may have joined since the servers were asked first. In sync mode it takes part in the rounds
+        up to the cut, so it becomes a member. In other modes no server waits for its mark, so the snapshot
+        fails.
         """
         now = self._now
         if now.round is None:
@@ -276,7 +296,7 @@ class SnapshotCoordinator:
         return []
 
     def _cut_lost(self, number: int) -> Instructions:
-        """Server 0 has given up its cut: any change of the fleet ends a snapshot that is not cut."""
+        """Give up, because server 0 has lost its cut: a change of the fleet ends any snapshot not yet cut."""
         if number != self._number:
             return []
         if self.stage is Stage.AWAITING_ROUND:
@@ -285,13 +305,12 @@ class SnapshotCoordinator:
             return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
         return []
 
-    # -- workers -------------------------------------------------------------------------------
-
     def _announce(self, at: float) -> Instructions:
-        """Tell the workers. Unless rounds are cut, they mark their streams when all of them know.
+        """Announce the snapshot to the workers.
 
-        One may hear of it up to a heartbeat later than another, and a push behind a mark waits for the last
-        mark.
+        Without rounds, workers mark their streams only once all workers know. The announcement reaches some
+        of them up to a heartbeat later, and a push behind a mark waits for the last mark: if each marked at
+        once, the quick ones would stand still for the slow ones.
         """
         announcement = AnnounceSnapshot(self._number)
         if self._now.round is not None:
@@ -329,7 +348,7 @@ class SnapshotCoordinator:
         return self._advance()
 
     def _advance(self) -> Instructions:
-        """Go on if no worker is waited for any more."""
+        """Leave a stage that waits for workers, if there are none left to wait for."""
         if self.stage is Stage.NUMBERING and not self._workers.unheard:
             return self._open()
         if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
@@ -341,14 +360,12 @@ class SnapshotCoordinator:
         return []
 
     def _unaware(self) -> list[int]:
-        """Seats of members that have not learned of the snapshot."""
+        """Return the seats of members that do not know of the snapshot."""
         return sorted(self._workers.present(self._now.members) - self._now.learned.keys())
 
     def _stateless(self) -> list[int]:
-        """Seats of members whose states are awaited."""
+        """Return the seats of members whose states are missing."""
         return sorted(self._workers.awaited(self._now.members) - self._now.states_at_cut().keys())
-
-    # -- the end -------------------------------------------------------------------------------
 
     def _publish(self) -> Instructions:
         self._enter(Stage.PUBLISHING)
@@ -367,7 +384,7 @@ class SnapshotCoordinator:
         return self._settle()
 
     def _fail(self, error: Exception) -> Instructions:
-        """Give the snapshot up. Before it has a folder only the caller that asked for it needs to know."""
+        """Give the snapshot up. Before it has a folder no server knows of it, and only the caller is told."""
         now = self._now
         now.failure = now.explained(error)
         over = CheckpointError(f"snapshot {now.number} is over")
@@ -378,10 +395,11 @@ class SnapshotCoordinator:
         return [*refusals, *self._settle()]
 
     def _settle(self) -> Instructions:
-        """Tell the servers how it ended. A server that is away learns of it with the next snapshot."""
+        """Tell the servers how the snapshot ended. A server that is away learns it with the next snapshot."""
         now = self._now
         self._enter(Stage.SETTLING)
-        # Only what the job keeps itself will be there for a log to start from.
+        # Servers drop log records that a complete snapshot holds. That needs a snapshot that stays, and only
+        # the job's own folder is sure to be there when a log starts from it.
         complete = now.failure is None and now.is_own
         base = self._last_base[0] if self._last_base else 0
         return [AnnounceSnapshot(None), SettleCuts(now.number, complete, base)]
@@ -396,22 +414,20 @@ class SnapshotCoordinator:
         complete = CompleteSnapshot(call, now.number, now.path)
         return [CloseDraft(), *prune, complete, *self._begin_next()]
 
-    # -- time ----------------------------------------------------------------------------------
-
     def _enter(self, stage: Stage, deadline: float = NEVER) -> None:
         self.stage, self.deadline = stage, deadline
 
     def _until(self, at: float, seconds: float) -> float:
-        """Return when a wait that begins now ends; a server that is ending does not wait."""
+        """Return the deadline of a wait that begins now. A server that is ending does not wait."""
         return at if self.is_stopping else at + seconds
 
     def _overdue(self, at: float) -> Instructions:
-        """Time has passed, or the server ends."""
+        """End a wait whose deadline has passed, or any wait if the server ends."""
         if at < self.deadline and not self.is_stopping:
             return []
         match self.stage:
             case Stage.NUMBERING:
-                return self._open()  # who is silent is most likely dead
+                return self._open()  # a worker that is silent for so long is most likely dead
             case Stage.DISAGREEING:
                 if not self.is_stopping and at <= self._now.agree_by:
                     return self._hold()
