@@ -1,4 +1,15 @@
-"""Running programs: validate the feed, fetch parameters, forward, backward, update."""
+"""Executor: runs a program on a feed, and trains its parameters if an optimizer has added updates.
+
+A step runs in the caller's thread:
+
+    check the feed -> early records -> pull -> forward -> backward -> late records -> push
+
+Early records compute the ids of all look-ups from the feed alone, so that one pull can bring the dense
+parameters and all rows. With `read_ahead` the pull of the next step starts before this step's forward pass,
+and takes place while it computes. `core/graph/program/run.py` makes the plan and runs the records.
+
+The module also warns about scripts that run a program many times but never train it, a common mistake.
+"""
 
 import atexit
 import functools
@@ -38,7 +49,7 @@ from psfleet.data.read_ahead import with_next
 
 _log = log_of(__name__)
 
-_runs = 0  # of programs with parameters and without an update, which are not for tests
+_runs = 0  # runs of programs that have parameters but no updates, and are not clones for tests
 
 
 T = TypeVar("T")
@@ -48,17 +59,17 @@ _PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
 
 def note_untrained_run() -> None:
-    """A program with parameters was run that no optimizer updates."""
+    """Count a run of a program whose parameters no optimizer updates, for a warning at exit."""
     global _runs
     _runs += 1
     _tell_at_exit()
 
 
 def check_trained() -> None:
-    """At the end of a loop over the data: refuse to go on as if it had trained.
+    """Raise an error at the end of a loop over the data in which nothing was trained.
 
     Raises:
-        UsageError: Programs were run in it, and no gradient was pushed.
+        UsageError: Programs were run in the loop, and no gradient was pushed.
     """
     if sentence := _suspicion():
         _forget()
@@ -66,7 +77,10 @@ def check_trained() -> None:
 
 
 def _suspicion() -> str:
-    """Return the warning; empty: there was one run at most, or the script has trained, or loaded a model."""
+    """Return the warning about a script that never trains, or an empty text if there is no reason for it.
+
+    A single run may be a test of the program, and a script that has loaded a model may only evaluate it.
+    """
     if _runs < 2 or binding.has_pushed() or model_files.has_loaded():
         return ""
     return (
@@ -94,7 +108,7 @@ def _tell() -> None:
 
 @checked
 class CPUPlace:
-    """Programs run on the CPU."""
+    """Device of an executor: the CPU, on which all programs run."""
 
     def __repr__(self) -> str:
         return "CPUPlace()"
@@ -102,7 +116,7 @@ class CPUPlace:
 
 @checked
 class CUDAPlace:
-    """Accepted for the reference's sake: programs run on the CPU, CUDA is the servers' matter."""
+    """Device that the reference's scripts name. Programs run on the CPU; only servers use CUDA."""
 
     def __init__(self, id: int = 0) -> None:
         self.id = id
@@ -113,11 +127,15 @@ class CUDAPlace:
 
 @checked
 class Executor:
-    """Runs programs.
+    """Runs programs. It keeps the plans of the last 64 pairs of a program and a fetch list.
+
+        exe = fluid.Executor()
+        exe.run(fluid.default_startup_program())
+        [value] = exe.run(feed={"x": x, "y": y}, fetch_list=[loss])
 
     Attributes:
-        place: Device; kept for the reference's sake.
-        meter: If set, an object whose `measure(run)` is called after every operation.
+        place: Device, which has no effect.
+        meter: Object whose `measure(run)` is called after every operation, or None.
     """
 
     def __init__(self, place: Any = None) -> None:
@@ -142,19 +160,19 @@ class Executor:
         """Run a program once; if optimizers have added updates to it, this is a training step.
 
         Args:
-            program: The default main program if None. A startup program has nothing to do.
+            program: Program to run, or None for the default main program. A startup program does nothing.
             feed: Arrays by the names of the program's data.
-            fetch_list: Variables or names of what to return: results, parameters, gradients; or
-                schedules that count updates, for the rate of this one.
-            return_numpy: False gives concrete variables instead of arrays.
-            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for the
-                reference's sake.
+            fetch_list: Variables to return, or their names: results, parameters or gradients. Also learning
+                rate schedules that count updates, for the rate of this step.
+            return_numpy: False returns variables with values instead of arrays.
+            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for scripts of the
+                reference, without effect.
 
         Returns:
             One array per entry of the fetch list; SparseGrad for a sparse parameter's gradient.
 
         Raises:
-            ShapeError: A feed does not fit its variable.
+            ShapeError: A feed has another shape than its variable.
             IdError: Ids are fractional, NaN or outside a table.
             UsageError: A feed is missing or unknown, a fetch is unknown, or nothing would be computed.
         """
@@ -165,7 +183,10 @@ class Executor:
     def _following(
         self, program: Program | None, feed: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """The feed after this one, if this is the step of `read_ahead` that trains with it."""
+        """Return the feed after this one, if this call trains with the last feed of `read_ahead`.
+
+        A loop may run other programs or feeds in between, such as an evaluation; those read nothing ahead.
+        """
         program = program or default_main_program()
         present, following = self._pair
         if feed is None or feed is not present or program.for_test or not program.updates:
@@ -176,18 +197,18 @@ class Executor:
     def read_ahead(
         self, batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """Feeds for a loop of `run` that reads what the next one needs while this one is computed.
+        """Yield feeds for a loop of `run` in which each step's pull overlaps with the step before.
 
             for feed in exe.read_ahead(fleet.shard(batches())):
                 exe.run(feed=feed, fetch_list=[loss])
 
-        Async mode: each step then sees values that lack this worker's last push, and that one only. In
-        the other modes, and where the next batch is not known, nothing changes.
+        In async mode each step then uses values that lack exactly one push of this worker, its last one. In
+        other modes, and where the next batch is not known yet, nothing is read ahead.
 
         Args:
-            batches: Batches. Of `fleet.shard` and `fleet.dataset` the next one is seen without
-                being taken; any other iterable is one batch ahead of the training.
-            feed: Makes a feed of a batch; None: batches are feeds.
+            batches: Batches. `fleet.shard` and `fleet.dataset` can show their next batch without consuming
+                it; any other iterable is read one batch ahead of the training.
+            feed: Function that makes a feed from a batch, or None if batches are feeds.
         """
         try:
             for present, following in _with_next(batches, feed):
@@ -204,7 +225,7 @@ class Executor:
         following: Mapping[str, Any] | None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """While it computes, what the step with the feed `following` needs is read."""
+        """Run a program as `run` does, and read ahead what the step with the feed `following` needs."""
         program = program or default_main_program()
         if not isinstance(program, Program):
             raise UsageError(f"the program to run is {program!r}; it must be a Program or None")
@@ -245,10 +266,14 @@ class Executor:
         run = kind(program, plan, feeds, self.meter)
         if not program.records:
             return run
+        # The early records compute the ids of look-ups from the feed. One pull then brings everything; a
+        # look-up whose ids depend on parameters pulls its rows later, in `main`.
         run.forward(plan.early)
         dense = [v.parameter for v in plan.dense if v.parameter]
         fetch(dense, plan.asked(run.values))
         run.take_parameters()
+        # Ids that are not fed but computed would need the early records of the next step; they are not read
+        # ahead. Start after this step's pull, as the runtime has room for one pull, and before the long part.
         if following is not None and all(v in feeds for each in plan.lookups for v in each.inputs):
             read_ahead(dense, plan.asked(check_feed(program, plan.feeds, following)))
         run.main()
@@ -275,7 +300,7 @@ class Executor:
             with shared_norms([parameter.name for parameter, _ in update.params_grads]):
                 update.optimizer.apply_values(values, samples=samples, loss=loss)
         program.step += 1
-        if here().processes > 1:  # the other stages have changed what is theirs
+        if here().processes > 1:  # other stages have changed the tables of their parameters
             invalidate()
         if program.updates:
             for hook in program.after_step:
@@ -297,15 +322,15 @@ class Executor:
         """Run the program once for each batch of a dataset.
 
         Args:
-            program: The default main program if None.
+            program: Program to run, or None for the default main program.
             dataset: Feeds: a dataset of fluid.DatasetFactory, or any iterable of feeds.
-            scope, thread, debug: Accepted for the reference's sake.
-            fetch_list: Printed every `print_period` batches, each behind its text of `fetch_info`.
-            fetch_handler: Called with the fetched values in place of printing.
-            read_ahead: Async mode: read what the next batch needs while this one is computed. Each step
-                then sees values that lack this worker's last push, and that one only; see
-                `Executor.read_ahead`. Ids that the program computes from its feeds, and the other
-                modes, are read when it is their turn.
+            scope, thread, debug: Accepted for scripts of the reference, without effect.
+            fetch_list: Variables that are printed every `print_period` batches.
+            fetch_info: Text in front of each printed value; by default the variable's name.
+            print_period: Number of batches between two prints.
+            fetch_handler: Function that gets the fetched values instead of their being printed.
+            read_ahead: Read what the next batch needs while this one is computed, as `Executor.read_ahead`
+                does. It has an effect in async mode, and for ids that are fed and not computed.
 
         Returns:
             The number of batches.
@@ -342,14 +367,14 @@ class Executor:
         return self.train_from_dataset(test, dataset, **options)
 
     def close(self) -> None:
-        """Let go of the plans."""
+        """Drop the plans. The executor can still be used, and makes them again."""
         self._plans.clear()
 
 
 def _with_next(
     batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Each feed with the one after it, as far as that can be read ahead."""
+    """Yield each feed with the feed after it, or with None where the next one is not known."""
     make: Callable[[Any], Mapping[str, Any]] = feed or _itself
     next_feed: Mapping[str, Any] | None = None
     for batch, following in with_next(batches, _reads_ahead):
@@ -367,7 +392,7 @@ def _reads_ahead() -> bool:
 
 
 def _check_trains(program: Any) -> None:
-    """Refuse to run without anything to fetch what computes something and trains nothing."""
+    """Refuse to run a program that trains nothing, if nothing is fetched either."""
     if isinstance(program, Program) and program.records and not program.updates:
         raise UsageError(
             "run: fetch_list is None and the program trains nothing, so that nothing would be computed; name "
@@ -376,7 +401,10 @@ def _check_trains(program: Any) -> None:
 
 
 def _check_whole(program: Program) -> None:
-    """Refuse to train in every stage what is meant to be trained by all of them together."""
+    """Refuse to train a program that is not cut into stages in a pipeline of several stages.
+
+    Each stage would train the whole program, and push each gradient once more.
+    """
     if program.updates and not program.for_test and here().processes > 1:
         raise UsageError(
             f"the program is not cut into stages, and this is {here().name(here().process)}; "
@@ -385,14 +413,14 @@ def _check_whole(program: Program) -> None:
 
 
 def _counted(plan: ExecutionPlan, samples: int) -> int:
-    """The samples that this process tells of: of several stages only the first one does."""
+    """Return the number of samples to report with a push; only the first stage of a pipeline has any."""
     return 0 if plan.pipelined and here().process else samples
 
 
 def _shows_averages(program: Program) -> bool:
-    """Return whether parameters show averages of themselves: then there is nothing to update.
+    """Return whether parameters show their averages, in which case a run updates nothing.
 
-    In the reference such a run updates the averages, which `restore` throws away.
+    In the reference such a run updates the averages, and `restore` drops the update.
     """
     return any(
         getattr(parameter.binding, "read_only", False)
@@ -403,7 +431,10 @@ def _shows_averages(program: Program) -> bool:
 
 @functools.cache
 def _settle_process() -> None:
-    """Let this process keep the memory that every step uses anew: 20 % of a step of an MLP."""
+    """Tune malloc so that this process keeps the memory of a step for the next one.
+
+    Returning it to the system and asking again takes 20 % of the time of a step of an MLP.
+    """
     grpc_process.prepare()
 
 

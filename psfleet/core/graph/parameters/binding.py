@@ -1,6 +1,12 @@
-"""Binding of the optimizers' parameters: one table each, and the values this worker has seen.
+"""BoundTables: binds parameters to tables, creates one table per parameter and caches the values last pulled.
 
-Moving averages of what batches show, such as batch_norm's means, are dense tables that no optimizer trains.
+A parameter's value is read many times per step but pulled once: the cache is emptied by this worker's own
+push, by a collective, and with several workers at the start of each step (`prefetch`). A parameter that two
+optimizers train in turn has a table for each of them; the value moves from one to the other when the
+optimizer changes.
+
+Moving averages, such as the means of batch_norm, are dense tables too, but no optimizer trains them: a step's
+values travel with its push (`note`). Everything runs in the thread that trains.
 """
 
 import functools
@@ -28,14 +34,14 @@ from psfleet.core.runtime.stages import here
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-_LOOKUPS = 8  # of one sparse table whose rows are kept within a step
+_LOOKUPS = 8  # look-ups of one sparse table whose rows are kept within a step
 
 
-_pushes = 0  # of all tables that there were
+_pushes = 0  # pushes of this process, with all runtimes it has had
 
 
 class TableOwner(Protocol):
-    """Owner of a table: the optimizer that updates it."""
+    """Owner of a table: the optimizer that updates it. Its rule and decay become the table's."""
 
     lazy: bool
     every_row: bool
@@ -47,19 +53,23 @@ class TableOwner(Protocol):
 
 
 class ValueCache(Protocol):
-    """Has seen values of tables."""
+    """Cache of values that were read from tables."""
 
     def forget(self) -> None:
-        """Every table may have changed."""
+        """Drop all values, because every table may have changed."""
 
 
 @dataclass(slots=True, eq=False)
 class BoundTable:
-    """One parameter's table.
+    """Table of one parameter under one optimizer, with the values that were last pulled.
 
     Attributes:
-        value: Dense tables: the value last pulled; None: it may have changed since.
-        rows: Sparse tables: rows pulled for this step, or what was pooled of them, with what was asked for.
+        key: Key of the table.
+        spec: Definition of the table.
+        parameter: Parameter that it stores.
+        owner: Optimizer that updates it.
+        value: Value of a dense table as last pulled, or None if it may have changed since.
+        rows: Look-ups of a sparse table in this step: the ids or bags, and the rows or pooled rows.
     """
 
     key: int
@@ -70,7 +80,7 @@ class BoundTable:
     rows: list[tuple[Asked, Floats]] = field(default_factory=list)
 
     def forget(self) -> None:
-        """The table may have changed."""
+        """Drop the pulled values, because the table may have changed."""
         self.value = None
         self.rows.clear()
 
@@ -80,28 +90,29 @@ class BoundTable:
         return not has_any_id(self.parameter)
 
     def all_ids(self) -> Ids:
-        """Every id of a bounded sparse table."""
+        """Return every id of a bounded sparse table, int64 [rows]."""
         return np.arange(self.parameter.shape[0], dtype=np.int64)
 
 
 class BoundTables(ParameterClient):
-    """The tables of one runtime. Implements psfleet.core.graph.parameters.parameter.Binding for all
-    parameters in it."""
+    """Tables of the parameters of one runtime.
+
+    Implements psfleet.core.graph.parameters.parameter.Binding for all of them.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        # By id() of the parameter, the seat that has its value now; by owner and parameter, all.
+        # By id() of the parameter: the table that has its value now. By id() of owner and parameter: every
+        # table. A BoundTable refers to both objects, so that no other object can get their id() meanwhile.
         self._seats: dict[int, BoundTable] = {}
         self._owned: dict[tuple[int, int], BoundTable] = {}
         self._names: dict[str, int] = {}
         self._pushed: list[BoundTable] = []
-        # What the next push brings along: by table the sum of some values, their number and rate.
+        # Values that travel with the next push: for each table their sum, their number and the rate.
         self._along: dict[int, tuple[BoundTable, Floats, int, float]] = {}
 
-    # -- Binding -------------------------------------------------------------------------------
-
     def value(self, parameter: Parameter) -> Floats:
-        """The whole current value, read-only."""
+        """Return the whole current value, read-only."""
         seat = self._seats[id(parameter)]
         if seat.spec.kind == "sparse":
             return self.lookup(parameter, seat.all_ids())
@@ -113,7 +124,7 @@ class BoundTables(ParameterClient):
         return seat.value
 
     def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
-        """Current rows of a sparse parameter: float32 [*ids.shape, dim]."""
+        """Return current rows of a sparse parameter: float32 [*ids.shape, dim]."""
         seat = self._seats[id(parameter)]
         check_rows(parameter, ids)
         if seat.spec.kind == "dense":
@@ -140,7 +151,11 @@ class BoundTables(ParameterClient):
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Bring what a step needs in one pull; with other workers about, all of it anew."""
+        """Pull everything that a step needs in one call.
+
+        With several workers all values are pulled again, since other workers may have changed them. A single
+        worker keeps dense values that it has not pushed to.
+        """
         whole = {id(p): self._seats[id(p)] for p in dense}
         rows: list[tuple[BoundTable, Asked]] = []
         for parameter, lookup in sparse:
@@ -160,7 +175,7 @@ class BoundTables(ParameterClient):
     def read_ahead(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Begin to bring what the step after the one that runs needs: its push overtakes that.
+        """Begin to pull what the next step needs. The values will lack the push of the running step.
 
         Nothing is read ahead in modes in which a step must see the push before it.
         """
@@ -182,7 +197,10 @@ class BoundTables(ParameterClient):
             return
         sparse = [(seat, lookup.copy()) for seat, lookup in sparse]
         values, rows = self.pull([s.key for s in dense], [(s.key, lookup) for s, lookup in sparse])
-        for array in (*values, *rows):
+        for array in (
+            *values,
+            *rows,
+        ):  # they are returned again for the same ids, so nobody may write to them
             array.flags.writeable = False
         for seat, array in zip(dense, values, strict=True):
             seat.value = array
@@ -193,7 +211,7 @@ class BoundTables(ParameterClient):
     def push(
         self, gradients: Sequence[tuple[BoundTable, Gradient]], samples: int, loss: float | None
     ) -> None:
-        """Send the gradients of one step. The runtime reports what goes wrong with them."""
+        """Push the gradients of one step, and drop the cached values of their tables."""
         global _pushes
         along = [
             (seat, Gradient(seat.key, total / np.float32(count), None, rate))
@@ -208,15 +226,13 @@ class BoundTables(ParameterClient):
             seat.forget()
 
     def send_along(self, seat: BoundTable, gradient: Floats, rate: float) -> None:
-        """Let the next push bring a dense table's gradient: the mean, if there are several by then."""
+        """Add a dense table's gradient to the next push, as the mean if there are several by then."""
         before = self._along.get(seat.key)
         total, count = (gradient, 1) if before is None else (before[1] + gradient, before[2] + 1)
         self._along[seat.key] = seat, total, count, rate
 
-    # -- seats ---------------------------------------------------------------------------------
-
     def seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        """The parameter's table under this optimizer, made if it is new."""
+        """Return the parameter's table under this optimizer, which is made if there is none."""
         if isinstance(parameter.binding, AveragedBinding):
             raise UsageError(
                 f"parameter {parameter.name!r} shows its average; restore() before training on"
@@ -237,11 +253,11 @@ class BoundTables(ParameterClient):
         return seat
 
     def find(self, owner: TableOwner, parameter: Parameter) -> BoundTable | None:
-        """The parameter's table under this optimizer, if it has one."""
+        """Return the parameter's table under this optimizer, or None if it has none."""
         return self._owned.get((id(owner), id(parameter)))
 
     def parameters(self) -> list[Parameter]:
-        """All parameters that have a table here."""
+        """Return all parameters that have a table."""
         return [seat.parameter for seat in self._seats.values()]
 
     def _new_seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> BoundTable:
@@ -270,7 +286,8 @@ class BoundTables(ParameterClient):
         if streams and where.kind == "sparse" and part_of(entry, EvictionStreamEntry) is None:
             stream = EvictionStreamEntry()
             entry = stream if entry is None else entry & stream
-        # A second table for one name: another optimizer's, or of a parameter that came later.
+        # A name is used again by a second optimizer of the parameter, or by a later parameter of the same
+        # name.
         number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
         name = parameter.name if number == 1 else f"{parameter.name}~{number}"
         return TableSpec(
@@ -288,7 +305,7 @@ class BoundTables(ParameterClient):
         )
 
     def _preload(self, seat: BoundTable) -> None:
-        """Give a sparse table the rows that its parameter has now."""
+        """Write the rows that the parameter has now to its new sparse table. Runs on worker 0 only."""
         self.runtime.create(seat.spec)
         source = seat.parameter.binding
         if isinstance(source, BoundTables) and not seat.bounded:
@@ -300,7 +317,7 @@ class BoundTables(ParameterClient):
         self.begin_rows(seat.spec, ids, rows)
 
     def _move(self, parameter: Parameter, seat: BoundTable) -> None:
-        """Bring the value that another optimizer's table holds into this one; state stays."""
+        """Copy the value from another optimizer's table to this one, whose optimizer state stays."""
         before = self._seats[id(parameter)]
         self.exclusively(lambda: self._copy_value(before, seat))
         seat.forget()
@@ -320,7 +337,7 @@ class BoundTables(ParameterClient):
         """Run exclusively, as ParameterClient.exclusively does.
 
         Raises:
-            UsageError: The workers are cut into stages, which have different tables.
+            UsageError: Workers are pipelines of several stages, which have different tables.
         """
         if here().processes > 1:
             raise UsageError(
@@ -331,14 +348,14 @@ class BoundTables(ParameterClient):
         self.forget()
 
     def forget(self) -> None:
-        """Every table may have changed."""
+        """Drop all pulled values, because every table may have changed."""
         super().forget()
         for seat in self._seats.values():
             seat.forget()
 
 
 def tables(runtime: Runtime | None = None) -> BoundTables:
-    """The tables of a runtime; None: of the active one."""
+    """Return the bound tables of a runtime, or of the active one if it is None."""
     process = current()
     runtime = runtime or process.active()
     bound: BoundTables | None = process.bound_tables
@@ -348,7 +365,7 @@ def tables(runtime: Runtime | None = None) -> BoundTables:
 
 
 def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
-    """Begin to bring what the next step needs, see `BoundTables.read_ahead`, if one runtime has it all."""
+    """Begin to pull what the next step needs, as `BoundTables.read_ahead`, if one runtime has all of it."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
     binding = next(iter(bindings.values()), None)
     if len(bindings) == 1 and isinstance(binding, BoundTables):
@@ -361,12 +378,12 @@ def has_pushed() -> bool:
 
 
 def watch(watcher: ValueCache) -> None:
-    """Tell it, for as long as it lives, of each `invalidate`."""
+    """Register a cache: each `invalidate` calls its `forget`. The reference to it is weak."""
     current().caches.add(watcher)
 
 
 def invalidate() -> None:
-    """Forget the values seen: the tables were changed by more than this worker's pushes."""
+    """Drop all cached values, because something besides this worker's pushes has changed the tables."""
     process = current()
     if process.bound_tables is not None:
         process.bound_tables.forget()
@@ -375,7 +392,7 @@ def invalidate() -> None:
 
 
 def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
-    """A gradient in the form that the seat's table takes."""
+    """Return a gradient in the form of its table: by rows for a sparse one, an array for a dense one."""
     if seat.spec.kind == "sparse" and isinstance(grad, np.ndarray):
         grad = SparseGrad(seat.all_ids(), grad)
     elif seat.spec.kind == "dense" and isinstance(grad, SparseGrad):
@@ -384,7 +401,7 @@ def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> G
 
 
 def _master(parameter: Parameter) -> Floats:
-    """The value in float32, whatever precision the parameter shows."""
+    """Return a copy of the value in float32, even if the parameter shows it in 16 bits."""
     bound = parameter.binding
     return np.array(bound.value(parameter) if bound else parameter.numpy(), np.float32)
 
@@ -395,11 +412,14 @@ def _has_value(parameter: Parameter) -> bool:
 
 @dataclass(eq=False)
 class _Average:
-    """Updates a table as average = momentum * average + (1 - momentum) * value.
+    """Owner of a table that holds a moving average: average = momentum * average + (1 - momentum) * value.
 
-    That is SGD at the rate 1 - momentum with the gradient -value and the L2 decay 1. The decay is the
-    servers': it takes the average that they have, however old the one is that a worker has seen, so that an
-    average of variances never falls below 0.
+    This is SGD at the rate r = 1 - momentum, with the gradient -value and L2 decay 1:
+
+        average - r * (-value + 1 * average) = (1 - r) * average + r * value
+
+    The servers apply the decay to the average that they hold. If workers sent average - value instead, an old
+    average could make an average of variances negative.
     """
 
     momentum: float
@@ -423,14 +443,14 @@ def _average(momentum: float) -> _Average:
 
 
 def promise(parameter: Parameter, momentum: float) -> None:
-    """Let a parameter's value come from its table, which is made when it is first needed."""
+    """Bind a parameter to a table of its moving average, which is made when it is first needed."""
     owner = _average(momentum)
     binding = LazyBinding(lambda target: tables().seat(owner, target), early=True)
     parameter.binding = parameter.binding or binding
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
-    """Take a value into the average, with the next push of this worker."""
+    """Add a value to the average of a parameter, with the next push of this worker."""
     home = tables()
     seat = home.seat(_average(momentum), parameter)
     home.send_along(seat, -np.asarray(value, np.float32), 1.0 - momentum)

@@ -1,4 +1,8 @@
-"""A trainable array as the graph, the optimizers and a plain script see it."""
+"""Parameter: a named trainable array, or a table of rows by id, as programs and optimizers use it.
+
+Before an optimizer binds it, a parameter holds its value itself. Afterwards a Binding (`binding.py`) reads it
+from the runtime's tables. Use it from the thread that trains.
+"""
 
 import functools
 import weakref
@@ -20,7 +24,7 @@ from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, Serv
 from psfleet.initializer import Assign, Initializer, starting
 
 Floats = NDArray[np.float32]
-_MANY = 10_000  # rows of an embedding from which on dense gradients are worth a line
+_MANY = 10_000  # an embedding with as many rows and dense gradients gets a warning
 
 _log = log_of(__name__)
 
@@ -35,20 +39,20 @@ class Parameter:
     runtime; `numpy()` then fetches it when it may have changed.
 
     Attributes:
-        name: Unique in the fleet: it names the table.
-        shape: Shape of the array. For `sparse` parameters (rows or -1 for any 64-bit id, dim).
-        sparse: Rows live in a sparse table and gradients are SparseGrad.
-        distributed: Sparse only: ids are any int64 and rows appear when first updated.
-        entry: Distributed only: which unknown ids of a push get a row; None: all.
-        precision: Sparse only: how servers store its rows, see psfleet.core.engine.schema.table.
-        servers: Number of servers that hold it, see psfleet.core.engine.schema.table; None: rows on all,
-            others by their size.
-        initializer, seed: The first values: what was made of one of psfleet.initializer, whose own seed
-            comes first. `value` overrides them for parameters with a known shape.
-        trainable, learning_rate, regularizer, need_clip: Use of it by an optimizer;
-            learning_rate is a factor on the optimizer's rate.
-        optimizer: Its own one, whose rule, decay and rate it has, whichever optimizer minimizes; None:
-            those of the one that minimizes.
+        name: Name, unique in the fleet. It is also the table's name.
+        shape: Shape of the array. A `sparse` parameter has (rows, dim), or (-1, dim) for any 64-bit id.
+        sparse: True if rows are in a sparse table and gradients are SparseGrad.
+        distributed: True if ids are any int64 and rows are made when first updated. Only with `sparse`.
+        entry: Rule by which unknown ids get a row, or None if all do. Only with `distributed`.
+        precision: Storage of the rows on servers, as in TableSpec. Only with `sparse`.
+        servers: Number of servers that hold it. With None rows are on all servers, and a dense table is on as
+            many as its size asks for.
+        initializer, seed: Declaration of the first values and its seed. A seed of the initializer itself
+            wins. `value` overrides both for a parameter with a known shape.
+        trainable, learning_rate, regularizer, need_clip: Settings for optimizers; `learning_rate` is a
+            factor on the optimizer's rate.
+        optimizer: Optimizer whose rule, decay and rate apply to this parameter, or None for those of the
+            optimizer that minimizes.
         gradient_clip: Clip set by psfleet.clip.set_gradient_clip.
         do_model_average: True if averages of the weights include it.
         dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
@@ -114,7 +118,7 @@ class Parameter:
         return f"Parameter({self.name!r}, shape={tuple(self.shape)}{kind})"
 
     def numpy(self) -> Floats:
-        """The current value, float32 in the parameter's shape. Sparse: rows 0 to shape[0] - 1."""
+        """Return the current value, float32 in the parameter's shape. Sparse: rows 0 to shape[0] - 1."""
         if self.sparse:
             if self.shape[0] < 0:
                 raise ShapeError(f"parameter {self.name!r} has rows for any id; use lookup(ids)")
@@ -126,7 +130,7 @@ class Parameter:
         return self._shown(self._value)
 
     def lookup(self, ids: NDArray[np.int64]) -> Floats:
-        """Rows of a sparse parameter: float32 [*ids.shape, dim].
+        """Return rows of a sparse parameter: float32 [*ids.shape, dim].
 
         Raises:
             IdError: An id is no whole number, or not one of the rows.
@@ -143,17 +147,20 @@ class Parameter:
         """Pool rows of a distributed parameter: float32 [bags, dim].
 
         Returns:
-            What the gradient may be of, which is `lookup` or equal to it, and the values.
+            `lookup`, or an equal object that was pooled before, for the gradient to name; and the pooled
+            rows.
         """
         if isinstance(self.binding, PoolingBinding):
             return self.binding.pooled(self, lookup)
         return lookup, lookup.pool(self.lookup(lookup.ids))
 
     def _shown(self, master: Floats) -> Floats:
-        """The values in the parameter's precision."""
+        """Return float32 values in the parameter's precision."""
         if self.dtype == "float16":
             return master.astype(np.float16)
         if self.dtype == "bfloat16":
+            # bfloat16 is the upper half of a float32. Adding 0x7FFF, plus 1 if the upper half is odd, rounds
+            # to nearest. Infinity and NaN stay as they are: the addition could turn a NaN into a number.
             bits = np.ascontiguousarray(master).view(np.uint32)
             even = (bits >> np.uint32(16)) & np.uint32(1)  # ties go to the even neighbour
             nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
@@ -164,7 +171,7 @@ class Parameter:
 def _assigned(
     name: str, value: ArrayLike | None, start: Assign, shape: tuple[int, ...] | None
 ) -> ArrayLike:
-    """The value that a parameter starts with: its own, or that of the initializer."""
+    """Return the value that a parameter starts with: `value`, or the array of the initializer."""
     if value is not None:
         return value
     if shape is not None and start.value.shape != tuple(shape):
@@ -176,7 +183,7 @@ def _assigned(
 
 
 def living_names() -> set[str]:
-    """The names of all parameters that this process has, whether they have a table yet or not."""
+    """Return the names of all parameters of this process, with or without a table."""
     return {parameter.name for parameter in list(_living)}
 
 
@@ -197,27 +204,27 @@ class Binding(Protocol):
     """Source of a bound parameter's value. Set on the parameter by the optimizer that owns it."""
 
     def value(self, parameter: Parameter) -> Floats:
-        """The whole current value."""
+        """Return the whole current value."""
 
     def lookup(self, parameter: Parameter, ids: NDArray[np.int64]) -> Floats:
-        """Current rows of a sparse parameter."""
+        """Return current rows of a sparse parameter."""
 
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Bring everything that a step needs in one call; the other methods then find it here."""
+        """Pull everything that a step needs in one call, for the other methods to return."""
 
 
 @runtime_checkable
 class PoolingBinding(Binding, Protocol):
-    """One that pools rows where they arrive."""
+    """Binding that also pools rows where they arrive, in place of handing out each of them."""
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         pass
 
 
 def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
-    """Bring the values that a step is going to use, with one call for each binding."""
+    """Pull the values that a step is going to use, with one call for each binding."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)] if p.binding}
     for binding in bindings.values():
         binding.prefetch(
@@ -227,7 +234,13 @@ def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]])
 
 
 def note_dense_rows(label: str, rows: int, instead: str) -> None:
-    """Say once that an embedding with many rows is a dense table, and what sends fewer."""
+    """Warn once about an embedding that has many rows and dense gradients.
+
+    Args:
+        label: Name of the embedding, for the message.
+        rows: Number of its rows; no warning below 10,000.
+        instead: Clause of the message that names the remedy.
+    """
     if rows >= _MANY:
         _warn_once(
             f"psfleet: {label} has {rows:,} rows and dense gradients, so each step sends and brings all of "

@@ -37,8 +37,6 @@ class ParameterClient:
         self.runtime = runtime
         self._ahead: tuple[list[Read], PendingPull] | None = None
 
-    # -- a step --------------------------------------------------------------------------------
-
     def pull(
         self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]
     ) -> tuple[list[Floats], list[Floats]]:
@@ -82,8 +80,6 @@ class ParameterClient:
         if ahead is None or not _are_alike(ahead[0], reads):
             return None
         return ahead[1].wait()
-
-    # -- whole tables --------------------------------------------------------------------------
 
     def exclusively(self, write: Callable[[], None]) -> None:
         """Let worker 0 write while all wait. Every worker must come here."""
