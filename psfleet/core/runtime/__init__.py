@@ -1,9 +1,9 @@
-"""A script's way to its tables: which runtime a process has, and what stands in front of it.
+"""Runtimes of a training process: how a script reaches its tables, in this process or in a cluster.
 
-A runtime pulls, pushes and saves. `embedded_runtime.py` has its shard in this process; `psfleet_worker` has
-the one of a cluster. `process_runtime.py` holds the runtime that a process uses. `modes/` is what a
-consistency mode does in the worker, `strategy/` reads the settings of a job, `dataset_pass.py` is one loop
-over a dataset, `stages.py` is the place of a process in a pipeline, and `chaos/` injects faults under
+A runtime pulls, pushes and saves. `embedded_runtime.py` keeps the tables in this process; the runtime of a
+cluster is in the package `psfleet_worker`. `process_runtime.py` holds the runtime that a process uses.
+`modes/` is the worker's part of the consistency modes, `strategy/` reads the settings of a job,
+`dataset_pass.py` is a loop over a dataset, `stages.py` runs a pipeline, and `chaos/` injects faults under
 `--chaos`.
 
 Start with `process_runtime.py`, then `embedded_runtime.py`.

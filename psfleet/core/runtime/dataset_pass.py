@@ -1,7 +1,8 @@
-"""One loop over a dataset in a fleet. Server 0 hands each step's samples to exactly one worker.
+"""Loop of `fleet.dataset`: asks the fleet for the positions of each step and reads the samples there.
 
-This module joins two sides: a source, which reads the samples at given positions, and a runtime, which knows
-the positions that this worker has in the next step.
+It joins two sides: a runtime, which knows the positions that this worker has in the next step (in a cluster
+server 0 assigns each sample to exactly one worker), and a source, which reads the samples at given positions.
+With `prefetch` a thread reads ahead; everything else runs in the thread of the loop.
 """
 
 import contextlib
@@ -28,13 +29,23 @@ def batches(
     runtime: Callable[[], Any] = active,
     prefetch: int = 0,
 ) -> Peekable[Any]:
-    """`merged`: batches of one push."""
+    """Return the batches of a dataset for this worker; the arguments are those of `fleet.dataset`.
+
+    Args:
+        source: Samples to read.
+        batch_size: Number of samples of a step.
+        epochs: Number of passes over all samples, or None for as many as the script wants.
+        shuffle_seed: Seed of the order of samples, or None for the source's own order.
+        merged: Number of batches whose gradients are pushed together (`gradient_merge`).
+        runtime: Function that returns the runtime to train with.
+        prefetch: Number of batches that a thread reads ahead.
+    """
     dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, prefetch, runtime)
     return Peekable(dataset.run(merged), dataset.peek)
 
 
 class _DatasetPass:
-    """One use of a dataset."""
+    """State of one loop over a dataset."""
 
     def __init__(
         self,
@@ -57,7 +68,7 @@ class _DatasetPass:
         self._seen: tuple[tuple[Range, ...], Any] = ((), None)
 
     def run(self, merged: int) -> Iterator[Any]:
-        """The batches."""
+        """Yield the batches."""
         if self._size * self._epochs > MOST:
             raise UsageError(
                 f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
@@ -67,10 +78,14 @@ class _DatasetPass:
         runtime = self._runtime()
         with self._reading_ahead():
             for ranges in self._steps(runtime, merged):
+                # `peek` may have read this batch before. The fleet may have assigned other positions since,
+                # for example because a worker died.
                 (next_ranges, samples), self._seen = self._seen, ((), None)
                 samples = samples if next_ranges == ranges else self._samples(ranges)
                 if self._waits and merged == 1 and len(samples) == 0:
-                    runtime.push([])  # what these positions stand for is not there
+                    # A topic has no message at these positions. The step still needs its push: rounds and
+                    # leases count it.
+                    runtime.push([])
                 else:
                     yield samples
 
@@ -107,7 +122,7 @@ class _DatasetPass:
 
     @contextlib.contextmanager
     def _reading_ahead(self) -> Iterator[None]:
-        """A thread reads ahead, if that is wanted."""
+        """Start a thread that reads ahead, if `prefetch` asks for it and the source can, and end it later."""
         source = self._source
         if self._prefetch and isinstance(source, OrderedSource) and not self._waits:
             self._ahead = ReadAhead(self._prepare, self._size, self._prefetch)
@@ -118,8 +133,8 @@ class _DatasetPass:
                 self._ahead.close()
 
     def peek(self) -> Any:
-        """The next batch, if this worker has it already; else None."""
-        if self._waits:  # the present step must not wait for samples of the next one
+        """Return the next batch, or None if the fleet has not assigned its positions yet."""
+        if self._waits:  # the present step must not wait until messages of the next one arrive
             return None
         ranges = getattr(self._runtime(), "next_ranges", ())
         if ranges and ranges != self._seen[0]:
@@ -144,13 +159,13 @@ class _DatasetPass:
 
 
 class _RuntimePusher:
-    """Pusher of a dataset loop, made of a runtime."""
+    """Calls that `data_steps` makes for steps without gradients, as calls of a runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def skip(self) -> None:
-        """A step without gradients."""
+        """Push a step without gradients."""
         self._runtime.push([])
 
     def flush(self) -> None:

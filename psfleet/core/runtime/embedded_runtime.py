@@ -1,4 +1,12 @@
-"""The fleet of one process: a shard right here, no network, no other process; and one that is only read."""
+"""EmbeddedRuntime: tables in this process, without servers or a network; and FrozenRuntime, a read-only copy.
+
+A script that no launcher has started trains with EmbeddedRuntime. It runs the same shard, rules and kernels
+as a server, so results are equal bit for bit to those of a cluster with one worker. FrozenRuntime holds the
+weights of a snapshot, for predictions.
+
+Both are for one thread at a time, and a push ends before `push` returns. A process that was forked from the
+training process may read tables but not change them.
+"""
 
 import dataclasses
 import os
@@ -76,20 +84,21 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 class EmbeddedRuntime:
-    """Implements psfleet.core.engine.interface.Runtime on a shard in this process; bit-equal to one server.
+    """Runtime whose tables are in this process; bit-equal to one server with one worker.
 
-    Every push is applied before `push` returns, which for a single worker is what both sync and
-    async mode do.
+    Implements psfleet.core.engine.interface.Runtime. Every push is applied before `push` returns, which for a
+    single worker is what both sync and async mode do.
 
     Args:
-        clock: Seconds, for tables with rows that age.
-        wire: The form that values would have on their way to a server.
-        watch: Looks for values that are not finite; None: one of its own.
-        only_reads: Tables are filled once, and then only read.
+        clock: Function that returns seconds, by which rows expire.
+        wire: Compression that values would have on the wire. It is applied here too, so that a script gives
+            the same results as on a cluster.
+        watch: Check of gradients and losses for values that are not finite, or None for a new one.
+        only_reads: True if tables are filled once and then only read.
 
     Attributes:
-        wire: Settings of the wire, unchanged.
-        counters: Count what pushes take along.
+        wire: Settings of the wire, as given.
+        counters: Counters whose counts travel with each push.
     """
 
     worker_index = 0
@@ -126,14 +135,14 @@ class EmbeddedRuntime:
 
     @property
     def pushes(self) -> int:
-        """Number of pushes."""
+        """Number of pushes of this runtime so far."""
         return self._pushes
 
     @deferred()
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         check_process(self._process, "a table that is made here")
         flat = check_spec_value(spec, value)
-        if spec.servers is not None:  # for the fleet that goes on from a snapshot
+        if spec.servers is not None:  # a cluster may resume from a snapshot of these tables
             spec = placed(spec, self._specs.values())
         self._shard.create(spec, flat)
         self._specs[spec.key] = spec
@@ -147,7 +156,7 @@ class EmbeddedRuntime:
         return table.spec
 
     def table(self, key: int) -> DenseTable | SparseTable:
-        """Return the table itself."""
+        """Return the table with this key, not a copy of it."""
         return self._shard.tables[key]
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
@@ -161,6 +170,8 @@ class EmbeddedRuntime:
         if spec.kind == "dense":
             return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
         ids = check_ids(spec, read.ids)
+        # Each row is read once, however often the batch repeats its id. `of` remembers the distinct ids of
+        # recent batches, because the push of this step will ask for the same ones.
         unique = self._batches.of(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
         parts = [self._arrived(spec, rows)]
@@ -183,10 +194,11 @@ class EmbeddedRuntime:
         try:
             self._watch.look(self._pushes + 1, loss, values)
         except SkippedGradients:
+            # A value is not finite. The step still counts, as a push that changes no weights.
             rest = with_counts(list(map(without_values, gradients)), self.counters)
             samples, loss, sums = 0, None, self._merged(rest)
         parts = tuple(self._compressor.sent(self._pushes + 1, sums))
-        self._tick()
+        self._tick()  # time passes before the push, as on a server
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
         self._pushes += 1
@@ -195,7 +207,7 @@ class EmbeddedRuntime:
         return CompletedPush()
 
     def push_counts(self) -> None:
-        """Push what counters hold, by itself."""
+        """Send the counts of `counters` without any gradient."""
         self.push([])
 
     def _tick(self) -> None:
@@ -205,7 +217,7 @@ class EmbeddedRuntime:
             self._timer.told(now)
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
-        """Return the gradients with each id once, as amp rounds them."""
+        """Return gradients with distinct ids, rounded to the precision of amp, as a worker sends them."""
         parts = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
         return [(part[0], self._with_sums(*part)) for part in parts]
 
@@ -220,13 +232,13 @@ class EmbeddedRuntime:
         return dataclasses.replace(gradient, values=values, ids=ids, bags=None)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return at once: pushes are applied when they return."""
+        """Do nothing: `push` returns only after the push is applied."""
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Return at once: there is one worker."""
+        """Do nothing: there is only one worker."""
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """Return the array itself: there is one worker."""
+        """Return a copy of the array: there is only one worker."""
         check_reduction(mode)
         return np.array(value)
 
@@ -247,7 +259,7 @@ class EmbeddedRuntime:
     @deferred()
     def write_table(self, table: int, state: TableState) -> None:
         check_process(self._process, "what is written here")
-        self._compressor.forget()
+        self._compressor.forget()  # rounding errors kept for the next push belong to the old values
         target = self._shard.tables[table]
         if isinstance(target, DenseTable):
             target.restore(state.step, [v.reshape(-1) for v in state.values])
@@ -294,7 +306,7 @@ class EmbeddedRuntime:
         self.restore(Snapshot(path).events(0, 1))
 
     def restore(self, events: Events) -> None:
-        """Create and fill tables."""
+        """Create and fill tables from the events of a snapshot."""
         self._compressor.forget()
         load_events(self._shard, events)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
@@ -309,7 +321,7 @@ class EmbeddedRuntime:
         merged: int,
         parts: Any = None,
     ) -> Iterator[tuple[Range, ...]]:
-        """Yield every sample, in order; see fleet.dataset."""
+        """Yield the positions of each step: one batch after the other, as there is one worker."""
         for start in range(0, epochs * size, size):
             for low in range(start, start + size, batch):
                 yield ((low, min(low + batch, start + size)),)
@@ -341,12 +353,12 @@ class EmbeddedRuntime:
         ]
 
     def close(self) -> None:
-        """Release the tables; later calls are refused."""
+        """Release the tables' memory; later calls raise an error."""
         self._shard = cast(Shard, ClosedRuntime(_CLOSED))
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:
-        """Return the number of the last answer."""
+        """Return the number in the last of a shard's instructions, or raise the error of one."""
         number = 0
         for instruction in instructions:
             if isinstance(instruction, SendError):
@@ -358,15 +370,16 @@ class EmbeddedRuntime:
 
 
 class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
-    """Implements psfleet.core.engine.interface.Runtime on the weights of a snapshot, without optimizer state.
+    """Read-only runtime on the weights of a snapshot, for predictions; optimizer state is not loaded.
 
-    An id without a row has the first value that it would have in training.
+    Implements psfleet.core.engine.interface.Runtime. An id without a row has the first value that it would
+    have in training.
 
     Args:
-        path: The snapshot's folder.
+        path: Folder of the snapshot.
 
     Raises:
-        CheckpointError: It is missing, incomplete or damaged.
+        CheckpointError: The snapshot is missing, incomplete or damaged.
     """
 
     open = handed_on(Runtime.open)
@@ -391,7 +404,7 @@ def _weights(snapshot: Snapshot) -> Events:
 
 
 def _plain(spec: TableSpec) -> TableSpec:
-    """Return the table without optimizer state and rows that go."""
+    """Return the table's definition without optimizer state, decay, admission and expiry."""
     return dataclasses.replace(
         spec, rule=SGD(), decay=DecaySpec(), every_row=False, entry=None, device=None
     )

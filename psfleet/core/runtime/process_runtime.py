@@ -1,4 +1,10 @@
-"""The runtime of a process, which a script, `psfleet.fleet` and all clients share: one seat in the fleet."""
+"""ProcessRuntime: the one runtime that a script, `psfleet.fleet` and all clients of a process share.
+
+A process occupies one seat in its fleet, however many clients it opens. This module counts them, makes the
+runtime when it is first needed, and leaves the fleet when the last user is done or the script ends. A script
+that fails does not leave, since a worker that leaves counts as finished. `using` gives a thread a
+ProcessRuntime of its own, so that one process can run several workers.
+"""
 
 import atexit
 import os
@@ -20,14 +26,14 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 
 class ProcessRuntime:
-    """Holds the active runtime and knows who uses it, so that its seat is left once and in time.
+    """Active runtime of a process and the number of its users, by which the seat is left exactly once.
 
-    A process has one. Threads that are to act as processes of their own have one each, see `using`.
+    A process has one ProcessRuntime; a thread inside `using` has one of its own.
 
     Attributes:
-        bound_tables: Binding of the active runtime's tables, see psfleet.core.graph.parameters.binding.
-        caches: Values of its tables that were read, to be forgotten when others have changed them.
-        mergers: Those that have kept gradients of the active runtime (GradientMerger).
+        bound_tables: Tables of the active runtime (psfleet.core.graph.parameters.binding.BoundTables).
+        caches: Caches of values that were read; each is told to forget them when tables may have changed.
+        mergers: GradientMergers that keep gradients for the active runtime.
     """
 
     def __init__(self, runtime: Runtime | None = None) -> None:
@@ -40,9 +46,9 @@ class ProcessRuntime:
         self.use(runtime)
 
     def active(self) -> Runtime:
-        """Return the active runtime, made when it is first asked for.
+        """Return the active runtime, and make it at the first call.
 
-        Embedded, unless `fleet.init()` has found a cluster.
+        It is embedded unless `fleet.init()` has found a cluster.
 
         Raises:
             ConfigError: The environment names a fleet, and the script has not called `fleet.init()`.
@@ -65,69 +71,73 @@ class ProcessRuntime:
 
     @property
     def pushes(self) -> int:
-        """Number of the script's pushes, with those of earlier incarnations; 0 without a runtime."""
+        """Number of the script's pushes, including those of earlier incarnations. 0 without a runtime."""
         return int(getattr(self._runtime, "pushes", 0))
 
     def check_process(self, what: str) -> None:
-        """Refuse to take something in a fork of the process that trains, as `check_process` does."""
+        """Raise UsageError if this process is a fork of the one that has made the runtime."""
         if self._runtime is not None:
             check_process(self._process, what)
 
     @property
     def waiting_steps(self) -> int:
-        """Number of steps whose gradients gradient_merge keeps in this process until a later step."""
+        """Number of steps whose gradients `gradient_merge` keeps in this process until a later push."""
         return max((merger.waiting for merger in self.mergers), default=0)
 
     @property
     def newest_snapshot(self) -> tuple[str, int] | None:
-        """Folder of the newest of the job's snapshots, and the script's last push in it; 0: not known."""
+        """Folder of the job's newest snapshot and the script's last push in it (0 if that is not known)."""
         snapshot: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
         return snapshot
 
     @property
     def server_num(self) -> int | None:
-        """Number of servers of the runtime; None: there is none."""
+        """Number of servers of the runtime, or None without a runtime."""
         return None if self._runtime is None else self._runtime.server_num
 
     def provide(self, make: Callable[[Parts], Runtime] | None) -> None:
-        """Set how the next active runtime is made; None: embedded.
+        """Set how the next active runtime is made; None makes an embedded one.
 
-        make: Gets what a client asks for, which counts where the script has said nothing.
+        Args:
+            make: Function of the settings that a client asks for. They apply where the script has chosen
+                none.
         """
         self._make = make
 
     def use(self, runtime: Runtime | None) -> Runtime | None:
-        """Make `runtime` the active one and return the one before it. None: made when next asked for."""
+        """Replace the active runtime and return the previous one. After None, the next use makes one."""
         before, self._runtime = self._runtime, runtime
         self._process = os.getpid()
         self.mergers.clear()
-        self._clients = 0  # open ones of the active runtime
-        self._is_kept = runtime is not None  # it stays open when the last of them is closed
-        self._lingers = False  # the last one failed: the script's end decides whether to leave
+        self._clients = 0  # open clients of the active runtime
+        self._is_kept = runtime is not None  # the runtime stays open when the last client is closed
+        self._lingers = False  # the last client has failed: whether to leave is decided at exit
         return before
 
     def hold(self, make: Callable[[Parts], Runtime], parts: Parts) -> Runtime:
-        """Return the active runtime for one client more, which has asked for these settings.
+        """Return the active runtime for another client, and count the client.
 
-        It is made as `fleet.init()` has found, or by `make`.
+        Args:
+            make: Makes the runtime, unless there is one or `fleet.init()` has chosen how to make it.
+            parts: Settings that the client asks for.
         """
         if self._runtime is None:
             self._runtime = (self._make or make)(parts)
             self._process = os.getpid()
-            atexit.unregister(self._leave)
+            atexit.unregister(self._leave)  # an earlier runtime may have registered it
             atexit.register(self._leave)
         self._clients += 1
         self._lingers = False
-        self._exit = None  # it was caught, and the script goes on
+        self._exit = None  # the script has caught its SystemExit, and goes on
         return self._runtime
 
     def let_go(self, runtime: Runtime, timeout: float | None = None) -> None:
-        """End the use by a client: flush the runtime, and close it if nothing else in the process uses it.
+        """End a client's use: flush the runtime, and close it if nothing else in the process uses it.
 
         Args:
-            runtime: The client's.
-            timeout: For a client in whose `with` block something failed: seconds for which a flush
-                waits for other workers. It keeps its seat in a fleet until the script ends.
+            runtime: Runtime of the client.
+            timeout: Seconds for which the flush waits for other workers, if the client's `with` block has
+                failed; else None. A failed client keeps its seat in the fleet until the script ends.
         """
         if runtime is self._runtime:
             self._clients -= 1
@@ -138,17 +148,15 @@ class ProcessRuntime:
             self._runtime = None
         runtime.close()
 
-    # -- the script's end ----------------------------------------------------------------------
-
     def _leave(self) -> None:
-        """At the end of a script whose seat is still taken: leave, unless it has failed."""
+        """Leave the fleet at the end of a script that still occupies its seat, unless it has failed."""
         if (self.is_held or self._lingers) and not self.has_failed():
             before = self.use(None)
             if before is not None:
                 before.close()
 
     def expect_exit(self, error: BaseException) -> None:
-        """Take note of a failure that is `sys.exit`, of which the interpreter leaves no trace."""
+        """Remember a failure that is `sys.exit`; unlike other errors, it does not set sys.last_value."""
         if isinstance(error, SystemExit):
             self._exit = error
 
@@ -163,14 +171,14 @@ class ProcessRuntime:
 
 
 def check_none_waits(steps: int, holder: str) -> None:
-    """Refuse to save what lacks the gradients of steps that wait to be merged.
+    """Refuse to save while gradients wait to be merged, because the file would lack them.
 
     Args:
-        steps: Number of these steps.
-        holder: The thing to be saved, for the message.
+        steps: Number of steps whose gradients wait.
+        holder: Name of the file or table to save, for the message.
 
     Raises:
-        UsageError: There are some.
+        UsageError: `steps` is not 0.
     """
     if steps:
         raise UsageError(
@@ -195,18 +203,18 @@ current: Callable[[], ProcessRuntime] = _current.get
 
 
 def active() -> Runtime:
-    """Return the active runtime of this process, see `ProcessRuntime.active`."""
+    """Return the active runtime of this process, and make it at the first call."""
     return current().active()
 
 
 @contextmanager
 def using(runtime: Runtime | None = None) -> Iterator[ProcessRuntime]:
-    """Within, let this thread act as a process of its own, and so the threads that psfleet starts for it.
+    """Let this thread, and the threads that psfleet starts for it, act as a process with its own runtime.
 
-    Several workers of one fleet can so train as threads of one process.
+    Several workers of one fleet can then train as threads of one process.
 
     Args:
-        runtime: Its active one; None: made when it is asked for.
+        runtime: Active runtime inside the block, or None to make one at its first use.
     """
     process = ProcessRuntime(runtime)
     token = _current.set(process)

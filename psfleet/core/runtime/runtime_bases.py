@@ -1,4 +1,8 @@
-"""Bases of runtimes: one that hands every call to another runtime, and one whose tables are only read."""
+"""Base classes of runtimes: one forwards every call to another runtime, one refuses every change.
+
+A consistency mode, local SGD and read-only runtimes are built on them: each overrides the methods in which it
+differs.
+"""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -23,18 +27,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def handed_on(method: F) -> F:
-    """Return an attribute that is this method of the runtime below, so that no call lies between."""
+    """Return an attribute of a ForwardingRuntime that is this method of the runtime below.
+
+    A call of it costs no more than a call of the runtime below: an attribute look-up, and no second frame.
+    """
     return cast(F, property(attrgetter(f"_fleet.{method.__name__}")))
 
 
 class ForwardingRuntime:
-    """Implements psfleet.core.engine.interface.Runtime; see there what each method does.
+    """Runtime that forwards every call to another one; the base of runtimes that change a few calls.
 
-    Only `pull_ahead` is not handed on, but a plain pull: else a subclass that changes `pull` alone would
-    return other values when it reads ahead. Nor does it take bags, which its subclasses would have to know.
+    Implements psfleet.core.engine.interface.Runtime. Two things are not forwarded, so that a subclass may
+    override `pull` and `push` alone: `pull_ahead` is a plain `pull` of this object, and bags are not accepted
+    (`pools` is False). A subclass that handles them switches them on.
 
     Args:
-        fleet: The runtime that gets the calls. What only it has can be asked of this runtime too.
+        fleet: Runtime that gets the calls. Its other attributes can be read from this object too.
     """
 
     pools = False
@@ -71,11 +79,11 @@ class ForwardingRuntime:
 
 
 class ReadOnlyRuntime:
-    """The part of psfleet.core.engine.interface.Runtime that would change a table: all of it is refused.
+    """Base of runtimes that refuse every change of a table with a UsageError.
 
     Attributes:
         source: Name of the tables' owner, for messages.
-        instead: Advice on how to change them.
+        instead: Advice for messages: how to change the tables.
     """
 
     source: str
@@ -85,11 +93,11 @@ class ReadOnlyRuntime:
         raise NotImplementedError
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """Find the table: what is declared of its optimizer and its first values does not count.
+        """Return the key of an existing table; the declared optimizer and first values are ignored.
 
         Raises:
             UnknownTable: There is no such table.
-            TableConflict: It has another kind or shape.
+            TableConflict: The table has another kind or shape.
         """
         table = self.open(spec.name)
         if (table.kind, table.shape) != (spec.kind, spec.shape):
@@ -102,29 +110,29 @@ class ReadOnlyRuntime:
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> NoReturn:
-        """Refused, as all that changes a table."""
+        """Raise UsageError."""
         self.refuse("be pushed to")
 
     def write_table(self, table: int, state: TableState) -> NoReturn:
-        """Refused."""
+        """Raise UsageError."""
         self.refuse("be written to")
 
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> NoReturn:
-        """Refused."""
+        """Raise UsageError."""
         self.refuse("be shrunk")
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> NoReturn:
-        """Refused."""
+        """Raise UsageError."""
         self.refuse("be saved")
 
     def load(self, path: str) -> NoReturn:
-        """Refused."""
+        """Raise UsageError."""
         self.refuse("be loaded into")
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise UsageError: the tables cannot `what`."""
+        """Raise UsageError; `what` ends the sentence "the tables cannot ..."."""
         raise UsageError(
             f"the tables of {self.source} can be read only, and cannot {what}; {self.instead}"
         )

@@ -1,13 +1,20 @@
-"""Stages of a pipeline: links between them, schedules, and one step as one process of a worker takes it.
+"""Pipeline parallelism: the position of a process, the schedules, and one step of one process.
 
-A step cuts its batch into micro-batches and its program into pieces. Each stage runs as many pieces as the
-others, side by side, and takes every micro-batch through them, in one of two orders:
+A step cuts its batch into micro-batches, and its program into sections that the stages share. Every stage
+takes each micro-batch through its sections, in one of two schedules. With 2 stages and 4 micro-batches (F
+forward, B backward):
 
-- `gpipe`: all forwards, then all backwards (Huang et al. 2019).
-- `1f1b`: as soon as a stage can, it alternates one forward and one backward (Narayanan et al. 2021).
+    gpipe  stage 0   F0 F1 F2 F3       B0 B1 B2 B3    all forwards, then all backwards (Huang et al. 2019)
+           stage 1      F0 F1 F2 F3 B0 B1 B2 B3
+    1f1b   stage 0   F0 F1    B0 F2 B1 F3 B2    B3    one forward, one backward (Narayanan et al. 2021)
+           stage 1      F0 B0 F1 B1 F2 B2 F3 B3
 
-The engine takes this process's work in order, and brings values and gradients from stage to stage. A
-subclass says how a micro-batch runs forward and backward, and how a value travels."""
+Both take the same time. 1f1b keeps fewer activations: stage s of S those of at most S - s micro-batches.
+
+`PipelineEngine` runs this process's part of the schedule in the calling thread, and sends values and
+gradients to other stages. A subclass says how a micro-batch runs forward and backward, and how a value
+becomes a message. Programs and torch each have one.
+"""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -28,34 +35,40 @@ Value = TypeVar("Value")
 
 
 class Links(Protocol):
-    """Messages between the processes of one worker, in order from each to each.
+    """Messages between the processes of one worker, in order between each two of them.
 
-    They are numbered stage by stage: see StagePosition.
+    Processes are numbered as in StagePosition.
     """
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
-        """Send arrays to a process; they must not be changed afterwards.
+        """Send arrays to a process. The caller must not change them afterwards.
 
         Raises:
-            DeadlineExceeded: The process does not take its messages.
+            DeadlineExceeded: The process does not read its messages.
         """
 
     def receive(self, process: int, tag: str) -> list[Array]:
-        """The arrays that a process has sent, or is going to send, under this tag.
+        """Wait for the arrays that a process sends with this tag, and return them.
 
         Raises:
-            DeadlineExceeded: They do not come.
+            DeadlineExceeded: The arrays do not arrive.
         """
 
 
 @dataclass(frozen=True)
 class StagePosition:
-    """Stage of this process, and its number among the stage's copies, which take micro-batches in turn.
+    """Position of this process in its worker's pipeline.
+
+    A stage may have several copies, each a process, which take micro-batches in turn. The processes of a
+    worker are numbered stage by stage, and copy by copy within a stage.
 
     Attributes:
-        endpoints: Endpoints of this worker's processes: `ipc:///path` or
-            `tcp://host:port`.
-        counts: Number of copies of each stage; empty: one each.
+        worker: Index of the worker.
+        stage: Index of this process's stage.
+        stages: Number of stages.
+        endpoints: Endpoints of this worker's processes: `ipc:///path` or `tcp://host:port`.
+        copy: Index of this process among the copies of its stage.
+        counts: Number of copies of each stage, or empty if each has one.
     """
 
     worker: int = 0
@@ -77,20 +90,20 @@ class StagePosition:
 
     @property
     def process(self) -> int:
-        """This one's number among them: stage by stage, copy by copy."""
+        """Number of this process among the worker's processes."""
         return self.runner(self.stage, self.copy)
 
     @property
     def others(self) -> list[int]:
-        """The other processes of this worker."""
+        """Numbers of this worker's other processes."""
         return [process for process in range(self.processes) if process != self.process]
 
     def runner(self, stage: int, micro: int) -> int:
-        """The process that runs a stage's pieces on a micro-batch."""
+        """Return the number of the process that runs a stage's sections on a micro-batch."""
         return sum(self.copies[:stage]) + micro % self.copies[stage]
 
     def name(self, process: int) -> str:
-        """`worker 0 stage 1`, with the copy where there are several."""
+        """Return a process's name for messages: `worker 0 stage 1`, or `worker 0 stage 1 copy 2`."""
         stage = 0
         while process >= self.copies[stage]:
             process -= self.copies[stage]
@@ -105,25 +118,26 @@ _links: Links | None = None
 
 
 def here() -> StagePosition:
-    """This process's place: the only stage, unless `fleet.init()` has found others."""
+    """Return the position of this process, which is the only stage unless `fleet.init()` has set another."""
     return _here
 
 
 def settle(place: StagePosition, make: Callable[[StagePosition, int], Links] | None = None) -> None:
-    """Say which stage this process is, and how it reaches the others once it needs to.
+    """Set the position of this process, and how its links to the other stages are made when first used.
 
     Args:
-        make: Makes the links, of a place and a queue size.
+        place: Position of this process.
+        make: Function that makes the links from a position and a queue size.
     """
     global _here, _make, _links, _steps
     _here, _make, _links, _steps = place, make, None, itertools.count()
 
 
 def links(queue_size: int = 30) -> Links:
-    """The links of this process, made when first asked for.
+    """Return the links of this process, and make them at the first call.
 
     Args:
-        queue_size: Messages to a stage that may wait before their sender does.
+        queue_size: Number of messages to a stage that may wait before `send` blocks.
     """
     global _links
     if _links is None:
@@ -140,7 +154,18 @@ def exchange(
     tellers: Sequence[int],
     mine: Sequence[Array],
 ) -> list[Sequence[Array]]:
-    """Send `mine` from each of the `tellers` to all processes of the worker; return all that were sent."""
+    """Exchange arrays within a worker: each process in `tellers` sends `mine` to all, and all get every part.
+
+    Args:
+        place: Position of this process.
+        links: Links to the other processes, or None if there are none.
+        tag: Tag of the messages, the same in all processes and used once.
+        tellers: Numbers of the processes that send.
+        mine: Arrays of this process, ignored if it is not among `tellers`.
+
+    Returns:
+        The arrays of each sender, in the order of `tellers`.
+    """
     assert links is not None or place.processes == 1, "a process with others has links to them"
     if links is None:
         return [mine]
@@ -151,23 +176,23 @@ def exchange(
 
 
 def next_step() -> int:
-    """A number for the next step: the same in all stages, which take the same steps."""
+    """Return the number of the next step. It is the same in all stages, as all take the same steps."""
     return next(_steps)
 
 
 @dataclass(frozen=True)
 class Action:
-    """Work of a stage: a micro-batch goes forward through its pieces, or back."""
+    """Unit of a schedule: one micro-batch runs forward or backward through a stage's sections."""
 
     forward: bool
     micro: int
 
 
 def make_schedule(kind: Schedule, stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """The ordered work of a stage.
+    """Return the actions of a stage, in order.
 
-    Micro-batches go forward in ascending order, and back too, so that gradients are summed in one order in
-    every schedule.
+    Micro-batches run forward in ascending order, and backward in ascending order too. Gradients are therefore
+    summed in the same order in every schedule, and have the same bits.
     """
     ahead = _forwards_ahead(kind, stage, stages, micro_batches)
     forward = [Action(True, micro) for micro in range(micro_batches)]
@@ -179,34 +204,39 @@ def make_schedule(kind: Schedule, stage: int, stages: int, micro_batches: int) -
 
 
 def live_micro_batches(kind: Schedule, stage: int, stages: int, micro_batches: int) -> int:
-    """The most micro-batches whose activations a stage keeps at once."""
+    """Return the largest number of micro-batches whose activations a stage keeps at the same time."""
     return min(_forwards_ahead(kind, stage, stages, micro_batches) + 1, micro_batches)
 
 
 def _forwards_ahead(kind: Schedule, stage: int, stages: int, micro_batches: int) -> int:
-    """The forwards before those that alternate with backwards."""
+    """Return the number of forwards at the start of a schedule, before forwards and backwards alternate.
+
+    The last stage needs none: it can go back at once. Each stage before it has one more micro-batch under
+    way.
+    """
     return micro_batches if kind == "gpipe" else min(stages - 1 - stage, micro_batches)
 
 
 def even_sizes(samples: int, micro_batches: int) -> list[int]:
-    """Samples of each micro-batch: as equal as can be, the first ones larger, none empty."""
+    """Return the sizes of the micro-batches: none is empty, they differ by at most 1, larger ones first."""
     count = max(min(micro_batches, samples), 1)
     least, longer = divmod(samples, count)
     return [least + (i < longer) for i in range(count)]
 
 
 class PipelineEngine(ABC, Generic[Value]):
-    """One step. A subclass has functions for what stages give each other:
+    """One pipelined step of this process. A subclass runs the sections, and has two functions for messages:
 
-    - `_pack`: A value as a message.
-    - `_unpack`: What was packed.
+    - `_pack` turns a value into arrays.
+    - `_unpack` turns these arrays into the value.
 
     Args:
         kind: Schedule of all stages.
-        sizes: Samples of each micro-batch.
-        place: Stage of this process.
-        links: To the other processes; None if there are none.
-        number: Number of the step: the same in all stages, never the same twice.
+        sizes: Number of samples of each micro-batch.
+        place: Position of this process.
+        links: Links to the other processes, or None if there are none.
+        number: Number of the step. It is part of every tag, so it must be the same in all stages and never be
+            used again.
     """
 
     _pack: Callable[[Any], list[Array]]
@@ -228,7 +258,7 @@ class PipelineEngine(ABC, Generic[Value]):
         self._number = number
 
     def _take_actions(self) -> None:
-        """Run what the schedule has for this process. Copies of a stage take micro-batches in turn."""
+        """Run the actions of this process. Copies of a stage take micro-batches in turn."""
         place = self._place
         copies = place.copies[place.stage]
         for action in make_schedule(self._kind, place.stage, place.stages, len(self._sizes)):
@@ -238,28 +268,27 @@ class PipelineEngine(ABC, Generic[Value]):
 
     @abstractmethod
     def _forward(self, micro: int) -> None:
-        """Compute a micro-batch: take what it needs, give what others need."""
+        """Run a micro-batch forward: receive its inputs from other stages, compute, send its outputs."""
 
     @abstractmethod
     def _backward(self, micro: int) -> None:
-        """Compute the gradients of a micro-batch, likewise."""
-
-    # -- between stages ------------------------------------------------------------------------
+        """Run a micro-batch backward: receive gradients of its outputs, compute, send those of its inputs."""
 
     def _send(self, way: str, stage: int, micro: int, value: Value, name: str = "") -> None:
         """Send a value to another stage.
 
         Args:
             way: `forward` or `back`.
-            stage, micro: For which stage, and of which micro-batch.
-            value: It must not be changed afterwards.
-            name: Tells several values apart.
+            stage: Index of the stage that needs the value.
+            micro: Index of the micro-batch.
+            value: Value to send. The caller must not change it afterwards.
+            name: Name of the value, if a stage needs several of a micro-batch.
         """
         process = self._place.runner(stage, micro)
         self._far().send(process, self._tag(way, micro, name), self._pack(value))
 
     def _receive(self, way: str, stage: int, micro: int, name: str = "") -> Value:
-        """The value that another stage sends to this one; arguments as for `_send`."""
+        """Wait for a value that another stage sends to this one; the arguments are those of `_send`."""
         process = self._place.runner(stage, micro)
         value: Value = self._unpack(self._far().receive(process, self._tag(way, micro, name)))
         return value
@@ -267,7 +296,7 @@ class PipelineEngine(ABC, Generic[Value]):
     def _exchange(
         self, what: str, tellers: Sequence[int], mine: Sequence[Array]
     ) -> list[Sequence[Array]]:
-        """Send `mine`, if this process is one of the `tellers`, to all of them; return all that were sent."""
+        """Exchange arrays within the worker as `exchange` does, with the step's number in the tag."""
         return exchange(self._place, self._links, f"{self._number}/{what}", tellers, mine)
 
     def _tag(self, way: str, micro: int, name: str) -> str:

@@ -1,7 +1,9 @@
-"""Records exchanged under chaos: settings from the launcher, and notes of the processes for it.
+"""Settings and files of `psfleet-launch --chaos`: what the launcher asks for, and what workers have pushed.
 
-PSFLEET_CHAOS says what is wanted and names a folder. There each worker notes what it has pushed and what
-was acknowledged. Loads nothing: the launcher imports it.
+The launcher sets PSFLEET_CHAOS, which holds the faults to make and a folder. Each worker keeps a file in it
+with the first, last and last acknowledged push to each server. The launcher compares these files with what
+the servers have counted (`injection.py`). The launcher imports this module, so it loads neither NumPy nor the
+engine.
 """
 
 import errno
@@ -26,13 +28,15 @@ _HEADER = b"psfleet pushes 2".ljust(_SLOT.size, b"\0")
 
 @dataclass(frozen=True)
 class ChaosSettings:
-    """Settings of PSFLEET_CHAOS, as JSON.
+    """Settings of a job under chaos, as PSFLEET_CHAOS holds them in JSON.
 
     Attributes:
-        folder: For notes; a file `full.<server>` in it means that the disk of that server is full.
-        seed: Seed of the faults of the network.
-        drop, duplicate, delay: Shares of a worker's calls whose answer is lost, that come with a repeat,
-            that wait up to 50 ms.
+        folder: Folder of the audit's files. While it has a file `full.<server>`, that server's disk counts as
+            full.
+        seed: Seed of the network faults.
+        drop: Share of a worker's calls whose reply is lost (0 to 1).
+        duplicate: Share of the calls that are sent twice.
+        delay: Share of the calls that wait up to 50 ms before they are sent.
     """
 
     folder: str
@@ -43,7 +47,7 @@ class ChaosSettings:
 
     @classmethod
     def wanted(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
-        """Those of the environment; None: this is no such job."""
+        """Return the chaos settings from the environment, or None if the job runs without chaos."""
         settings = from_variable(FaultSettings, "chaos", variables)
         if not settings:
             return None
@@ -53,7 +57,7 @@ class ChaosSettings:
             return cls(*exact(json.loads(settings), "chaos", folder=str, seed=int, **kinds))
 
     def text(self) -> str:
-        """For the environment."""
+        """Return the settings as JSON, for PSFLEET_CHAOS."""
         return json.dumps(
             {
                 "folder": self.folder,
@@ -66,29 +70,29 @@ class ChaosSettings:
 
 
 class DiskFullFault:
-    """Says that the disk of one server is full while the launcher wants that."""
+    """Fault of a server whose disk is full as long as the launcher's file says so."""
 
     def __init__(self, settings: ChaosSettings, server: int) -> None:
         self._mark = Path(settings.folder) / f"full.{server}"
 
     @classmethod
     def wanted(cls, server: int) -> "DiskFullFault | None":
-        """One if the environment asks for it."""
+        """Return the fault of this server, or None if the job runs without chaos."""
         settings = ChaosSettings.wanted()
         return None if settings is None else cls(settings, server)
 
     def check(self) -> None:
-        """Raise the OSError of a write to a disk that is full, if it is."""
+        """Raise the OSError that a write to a full disk raises, if the disk counts as full."""
         if self._mark.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class AuditedRow(NamedTuple):
-    """A row of the audit, in which the pushes of one incarnation to one server are counted.
+    """Row of the audit's hidden table that counts the pushes of one incarnation to one server.
 
     Attributes:
-        row: Its id. With another number of servers pushes are counted in other rows; this one goes where it
-            belongs, with what it has counted.
+        row: Id of the row. When the number of servers changes, later pushes are counted in other rows; this
+            row moves to its new server with its count.
     """
 
     server: int
@@ -99,7 +103,7 @@ class AuditedRow(NamedTuple):
 
 @dataclass
 class AuditedPushes:
-    """Pushes that one row counts: numbers of the first, the last and the last acknowledged."""
+    """Sequences of the first, the last and the last acknowledged push that one row counts."""
 
     first: int = 0
     last: int = 0
@@ -107,7 +111,11 @@ class AuditedPushes:
 
 
 class AuditFile:
-    """A file that says at every moment what was pushed, also when the process is killed."""
+    """A worker's record of its pushes, which stays correct when the process is killed at any moment.
+
+    The file is an array of fixed records, a header and one per row. Each change overwrites one record with a
+    single `pwrite`, which the kernel keeps even if the process dies right after it.
+    """
 
     def __init__(self, folder: Path) -> None:
         name = f"pushed.{os.getpid()}.{os.urandom(4).hex()}"
@@ -117,7 +125,7 @@ class AuditFile:
         self._lock = threading.Lock()
 
     def sent(self, row: AuditedRow, number: int) -> None:
-        """A push is about to leave."""
+        """Record a push before it is sent. Afterwards would be too late: the process may die between."""
         with self._lock:
             slot, pushes = self._slot(row)
             pushes.first = pushes.first or number
@@ -125,7 +133,7 @@ class AuditFile:
             self._write(slot, row, pushes)
 
     def acknowledged(self, row: AuditedRow, number: int) -> None:
-        """A push is acknowledged."""
+        """Record that a push is acknowledged."""
         with self._lock:
             slot, pushes = self._slot(row)
             if pushes.first:
@@ -144,7 +152,7 @@ class AuditFile:
 
 
 def read_pushed(folder: Path) -> dict[AuditedRow, AuditedPushes]:
-    """Read the notes of all workers."""
+    """Read the files of all workers in the folder."""
     pushes: dict[AuditedRow, AuditedPushes] = {}
     for path in folder.glob("pushed.*"):
         whole = path.read_bytes()

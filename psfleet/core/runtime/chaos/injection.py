@@ -1,10 +1,10 @@
-"""Injection in a job's processes under `psfleet-launch --chaos`: network faults, and an audit.
+"""Faults and audit inside the processes of a job under `psfleet-launch --chaos`.
 
-With every push a worker adds 1 at a row of its own in a hidden table, one row on every server, and
-each server that ends in order says what it holds. So whatever was acknowledged
-(psfleet.core.runtime.chaos.audit)
-can be counted by somebody who trusts no sequence number. When the number of servers changes, a worker goes
-on in new rows; those of before move as rows do, with what they have counted.
+The audit checks that each acknowledged push was applied exactly once, without trusting psfleet's sequences.
+With every push a worker adds 1 to a row of a hidden table, one row on each server. A server that ends in
+order writes its counts to a file, and the launcher compares them with the workers' records (`audit.py`). When
+the number of servers changes, a worker continues in new rows; the old rows move to their new servers with
+their counts.
 """
 
 import random
@@ -39,14 +39,11 @@ _ROWS = 1 << 16
 _PERIODS = 1 << 16
 
 
-# -- workers ------------------------------------------------------------------------------------
-
-
 class FaultInjector:
-    """Faults on the way to the servers, and notes of what went there; a ClusterRuntime's `meddle`.
+    """Wraps a worker's calls to the servers: makes faults and records pushes. A ClusterRuntime's `meddle`.
 
     Attributes:
-        audit: Counts what went there.
+        audit: Hidden table of this worker.
     """
 
     def __init__(self, settings: ChaosSettings, worker: int) -> None:
@@ -60,19 +57,19 @@ class FaultInjector:
 
     @classmethod
     def wanted(cls, worker: int) -> "FaultInjector | None":
-        """One if the environment asks for it."""
+        """Return an injector for this worker, or None if the job runs without chaos."""
         settings = ChaosSettings.wanted()
         return None if settings is None else cls(settings, worker)
 
     def __call__(self, server: int, send: Send) -> Send:
-        """`send` of one server, with faults and notes."""
+        """Return a `send` for one server that makes faults and records pushes."""
         faulty_send = self._faults(server, send)
 
         def noted(method: str, request: bytes, seconds: float) -> bytes:
             if self._dice.random() < self._settings.delay:
                 time.sleep(self._dice.random() * _LONGEST_DELAY)
             if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
-                self._left.touch()  # a process that dies from now on has no fleet to come back to
+                self._left.touch()  # a process that dies after this has no seat to return to
             if not method.startswith("Shard/P") and method != "Shard/Exchange":
                 return faulty_send(method, request, seconds)
             header = frame.decode(request)[0]
@@ -90,7 +87,7 @@ class FaultInjector:
 
 
 class PushAudit:
-    """The hidden table of one worker, into which each of its pushes adds 1 on every server."""
+    """Hidden table of one worker, to which each push adds 1 on every server."""
 
     def __init__(self, worker: int) -> None:
         zero = InitializerSpec("constant", 0.0)
@@ -102,59 +99,74 @@ class PushAudit:
         self._ids = count_rows(0, 0, 1)
 
     def begin(self, incarnation: int, servers: int) -> None:
-        """Count the pushes of an incarnation."""
+        """Start new rows for an incarnation."""
         self._incarnation, self._period = incarnation, 0
         self._ids = count_rows(incarnation, 0, servers)
 
     def move_to(self, servers: int) -> None:
-        """Count in new rows: there is another number of servers, and no push is under way."""
+        """Start new rows after a change of the number of servers. No push may be under way."""
         self._period += 1
         self._ids = count_rows(self._incarnation, self._period, servers)
 
     def row(self, server: int) -> AuditedRow:
-        """The row in which pushes to the server are counted now."""
+        """Return the row in which pushes to a server are counted now."""
         return AuditedRow(server, self._worker, self._incarnation, int(self._ids[server]))
 
     def gradient(self, adds_deltas: bool) -> Gradient:
-        """Return the gradient of a push in a mode that adds deltas, or in one that subtracts gradients."""
+        """Return the gradient that adds 1 to each row.
+
+        Args:
+            adds_deltas: True in a mode whose servers add what is pushed; else they subtract it, as SGD at
+                rate 1.
+        """
         value = 1 if adds_deltas else -1
         values = np.full((len(self._ids), 1), value, np.float32)
         return Gradient(self.spec.key, values, self._ids, 1.0)
 
 
 def count_table(worker: int) -> str:
-    """The name of a worker's hidden table."""
+    """Return the name of a worker's hidden table."""
     return f"{_TABLE}{worker}"
 
 
 def count_rows(incarnation: int, period: int, servers: int) -> NDArray[np.int64]:
-    """A row on each server for an incarnation, after so many changes of their number."""
+    """Return one row per server, int64 [servers], for an incarnation.
+
+    An id is (incarnation * 2^16 + period) * 2^16 + i. Ids with i = 0, 1, 2, ... spread over the servers by
+    their hash; the first id that falls on each server is the row.
+
+    Args:
+        incarnation: Number of the incarnation.
+        period: Number of changes of the number of servers that it has seen.
+        servers: Number of servers.
+    """
     ids = (incarnation * _PERIODS + period) * _ROWS + np.arange(_ROWS, dtype=np.int64)
     _, first = np.unique(owners(ids, servers), return_index=True)
     return np.ascontiguousarray(ids[first])
 
 
 def owners(rows: NDArray[np.int64], servers: int) -> NDArray[np.uint32]:
-    """The server of each row of the hidden tables."""
+    """Return the server of each of these rows."""
     owner: NDArray[np.uint32] = routes(servers)[virtual_shards(rows)]
     return owner
 
 
 def counted_in(row: int) -> tuple[int, int]:
-    """The incarnation that counts in this row, and after how many changes of the number of servers."""
+    """Return the incarnation and period of a row, as in `count_rows`."""
     incarnation, period = divmod(row // _ROWS, _PERIODS)
     return incarnation, period
 
 
-# -- servers ------------------------------------------------------------------------------------
-
-
 def say_what_is_held(shard: "Shard") -> None:
-    """Write what a server holds at its end, if this is a job under chaos.
+    """Write `held.<server>.json` at the end of a server, if this is a job under chaos.
 
-    `held.<server>.json`: the mode; by worker the pushes that each row of the audit has counted; of each other
-    table `step`, `rows` and `sum`: its updates, how many ids or weights are here, and a sum over hashes of
-    each with its weight and optimizer state. Sums of all servers add up to the same, whatever their number.
+    It holds the mode, for each worker the counts of the audit's rows, and for each other table
+
+    - `step`: number of its updates,
+    - `rows`: number of ids or weights on this server,
+    - `sum`: sum of hashes, one for each id with its weights and optimizer state, modulo 2^64.
+
+    The sums of all servers add up to the same number, however the rows are spread over them.
     """
     settings = ChaosSettings.wanted()
     if settings is None:
@@ -173,7 +185,7 @@ def say_what_is_held(shard: "Shard") -> None:
 
 
 def audited(shard: "Shard") -> dict[int, dict[int, int]]:
-    """By worker: how many pushes each row of the audit has counted that is here."""
+    """Return the counts of the audit's rows on this server: for each worker, pushes by row."""
     counts: dict[int, dict[int, int]] = {}
     tables: Any = shard.tables
     for table in tables.values():

@@ -1,1 +1,1 @@
-"""A worker's own part in the consistency modes, around the runtime of a cluster."""
+"""Consistency modes, worker side: each module wraps the runtime of a cluster and changes how it trains."""

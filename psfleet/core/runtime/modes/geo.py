@@ -1,17 +1,23 @@
-"""geo: a worker trains on copies of its own and now and then adds what it has learned.
+"""Geo mode: each worker trains on local copies of the tables and adds its progress to the servers' tables.
 
-As in the reference's geo mode: after `k_steps` steps a worker sends for each weight
+As in the reference's geo mode, a worker sends after every `k_steps` steps, for each weight,
 
-    delta = (its copy - the base that it knows) / number of workers,
+    delta = (copy - base) / number of workers
 
-which the server adds, and the base grows by delta. When it reads the server's value anew, the base
-becomes that value and the copy that value plus what was not yet sent of its own (copy - base). So the
-worker's own progress stays in its copy, and all of it reaches the servers over time; `flush`, collectives and
-the end send the whole rest at once.
+The copy is the worker's weight, and the base is what the worker believes the server's weight to be. The
+server adds delta to its weight, and the worker adds it to the base. When the worker later reads the server's
+value,
 
-Where it differs: the reference keeps a copy of every row on every worker; here rows are copied when
-they are first read, refreshed when they are first read after an exchange, and beyond `copied_rows`
-their rest is sent and the copies are forgotten, with their optimizer state.
+    copy = value + (copy - base)        base = value
+
+so that progress that was not sent yet stays in the copy. Over time all of it reaches the servers; `flush`,
+collectives and the end of the script send the remainder (copy - base) at once, undivided.
+
+One thing differs from the reference, which keeps every row on every worker. Here a row is copied when it is
+first read, and refreshed when it is first read after an exchange. When a table has more than `copied_rows`
+copies, its remainders are sent and all its copies are dropped, including their optimizer state.
+
+Everything runs in the thread that trains. See `half_async.py` for a mode with a thread of its own.
 """
 
 import dataclasses
@@ -42,33 +48,33 @@ _NONE = np.zeros(0, np.int64)
 
 
 class LocalTable(Protocol):
-    """A copy of one table."""
+    """A worker's copy of one table, together with the base that its progress is measured from."""
 
     @property
     def owes(self) -> bool:
         """True if the copies hold updates that the servers do not have."""
 
     def __len__(self) -> int:
-        """Return rows that are copied; 0 of a dense table."""
+        """Return the number of copied rows, which is 0 for a dense table."""
 
     def touch(self, ids: Ids) -> None:
-        """Note ids that a push has named."""
+        """Remember the ids of a push: only rows that were pushed can differ from their base."""
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """Return this share of the unsent updates, and the ids of their rows."""
+        """Add this share (0 to 1) of the unsent updates to the base, and return it and its rows' ids."""
 
     def expire(self) -> None:
-        """Read it anew: the servers may hold something else."""
+        """Mark the copies as out of date, so that the next read of a row asks the servers."""
 
     def settle(self) -> None:
-        """Owe nothing: the copy is what the servers hold."""
+        """Set the base to the copies, because both sides have just been set to the same values."""
 
     def forget(self) -> None:
-        """Drop the copies, of which nothing is owed."""
+        """Drop the copies. Call it only after `take(1.0)`, as unsent updates would be lost."""
 
 
 class LocalDenseTable:
-    """A dense table and the base of what it has learned."""
+    """Copy of a dense table, and its base (float32, flat)."""
 
     def __init__(self, table: DenseTable) -> None:
         self._table = table
@@ -86,11 +92,12 @@ class LocalDenseTable:
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
         delta = (values_of(self._table) - self._base) * np.float32(share)
+        # base + (copy - base) may be rounded to another number than copy; `owes` would then stay true.
         self._base = values_of(self._table) if share == 1.0 else self._base + delta
         return delta.reshape(self._table.spec.shape), None
 
     def refresh(self, value: Floats) -> None:
-        """Take the value that the servers hold, float32 [m]."""
+        """Move the copy to the servers' value, float32 [m], plus the progress that was not sent yet."""
         set_values(self._table, value + (values_of(self._table) - self._base))
         self._base = value.copy()
 
@@ -105,7 +112,15 @@ class LocalDenseTable:
 
 
 class LocalSparseTable:
-    """Rows of a sparse table, the base of what they have learned, and which of them are up to date."""
+    """Copied rows of a sparse table, their bases, and the ids that were read since the last exchange.
+
+    The base is a second sparse table with the same initializer. An id without a row therefore has the same
+    value in both, and a delta of 0.
+
+    Args:
+        local: Runtime that trains the copies.
+        spec: Definition of the table.
+    """
 
     def __init__(self, local: EmbeddedRuntime, spec: TableSpec) -> None:
         self._local = local
@@ -114,9 +129,9 @@ class LocalSparseTable:
             spec, rule=make_rule("sgd", {}), decay=DecaySpec(), every_row=False
         )
         self._base = SparseTable(self._bases)
-        self._fresh = _NONE  # ascending
+        self._fresh = _NONE  # ids read since the last exchange, ascending
         self._touched: list[Ids] = []
-        self._owing = _NONE  # of earlier exchanges
+        self._owing = _NONE  # ids of which an earlier exchange has sent only a share
 
     @property
     def _table(self) -> SparseTable:
@@ -135,16 +150,19 @@ class LocalSparseTable:
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
-        """Return those of the ids, each once, that have not been read since the last exchange."""
+        """Return the distinct ids that have not been read since the last exchange."""
         ids = _distinct(ids)
         if not len(self._fresh):
             return ids
+        # Binary search in the ascending ids. An id above all of them gets the last position, and differs.
         at = np.minimum(np.searchsorted(self._fresh, ids), len(self._fresh) - 1)
         unread: Ids = ids[self._fresh[at] != ids]
         return unread
 
     def refresh(self, ids: Ids, rows: Floats) -> None:
-        """Take the rows [n, dim] that the servers hold, of the ids [n], each once."""
+        """Move copies to the servers' rows [n, dim] of distinct ids [n], plus progress not sent yet."""
+        # A row that equals its base needs no write. This also makes no rows for ids that only have first
+        # values.
         base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
         differs = (rows != base).any(axis=1)
         if differs.any():
@@ -154,7 +172,8 @@ class LocalSparseTable:
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
     def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """A part of it of rows pushed since the last exchange, all of it of any rows."""
+        # A share is sent of the rows pushed since the last exchange. Only a full exchange also sends the
+        # remainders of earlier ones: else each row would travel in every exchange after its push.
         batches = [*self._touched, *([self._owing] if share == 1.0 else [])]
         if self._spec.every_row and batches:
             batches = [self._table.ids()]
@@ -193,13 +212,13 @@ def _distinct(ids: Ids) -> Ids:
 
 
 class GeoRuntime(ForwardingRuntime):
-    """A runtime that trains on copies of a cluster's tables.
+    """Runtime of geo mode, which trains on copies of a cluster's tables.
 
-    Optimizer state is each worker's own; the servers hold weights, and optimizer state as it was before
+    Each worker has its own optimizer state. The servers hold weights, and optimizer state as it was before
     geo mode.
 
     Args:
-        fleet: The cluster, in geo mode.
+        fleet: Runtime of the cluster, in geo mode.
         settings: Exchange interval and number of rows to copy.
     """
 
@@ -213,8 +232,6 @@ class GeoRuntime(ForwardingRuntime):
         self._loss: float | None = None
         for spec in fleet.specs().values():
             self._copy(spec)
-
-    # -- training ------------------------------------------------------------------------------
 
     @override
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
@@ -234,9 +251,10 @@ class GeoRuntime(ForwardingRuntime):
         return spec
 
     def _copy(self, spec: TableSpec) -> None:
-        """Begin with what the servers hold, of rows without their optimizer state."""
+        """Copy a table: a dense one now, with its optimizer state; rows when they are read, without it."""
         if spec.key in self._copies or spec.rule.counts:
-            return  # what is counted goes straight to the servers
+            return  # counts go straight to the servers
+        # Admission, devices and storage precision are the servers' concern; copies are plain float32 rows.
         mine = dataclasses.replace(spec, entry=None, device=None, precision="float32")
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)
@@ -250,7 +268,7 @@ class GeoRuntime(ForwardingRuntime):
             self._copies[spec.key] = LocalSparseTable(self._local, mine)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Rows come from the servers when they are first read after an exchange."""
+        """Return values of the copies, after pulling the rows not read since the last exchange."""
         ids_by_table: dict[int, list[Ids]] = {}
         for read in reads:
             if read.ids is not None and read.table in self._copies:
@@ -276,7 +294,7 @@ class GeoRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
-        """Updates the copies; every k-th exchanges."""
+        """Update the copies, and exchange with the servers at every `k_steps`-th push."""
         self._local.push([gradient.untravelled() for gradient in gradients], loss=loss)
         for gradient in gradients:
             if gradient.ids is not None:
@@ -287,10 +305,11 @@ class GeoRuntime(ForwardingRuntime):
             self._exchange(1.0 / self.worker_num)
         return CompletedPush()
 
-    # -- exchanging ----------------------------------------------------------------------------
-
     def _exchange(self, share: float) -> None:
-        """Send this share of what was learned, then read dense tables anew."""
+        """Send this share of the progress of all tables, then read the dense tables.
+
+        A table with more than `copied_rows` copies sends all of its progress, and its copies are dropped.
+        """
         full = [copy for copy in self._copies.values() if len(copy) > self._settings.copied_rows]
         gradients = [
             Gradient(key, *copy.take(1.0 if copy in full else share))
@@ -299,9 +318,9 @@ class GeoRuntime(ForwardingRuntime):
         refusal = None
         try:
             self._fleet.push(gradients, samples=self._samples, loss=self._loss)
-        except (
-            UsageError
-        ) as error:  # a server has refused an earlier one, and this one has not left
+        except UsageError as error:
+            # A server has refused an earlier push, and this one was not sent. Its deltas are in the bases
+            # already, so they would be lost: send it now, and report the refusal afterwards.
             refusal = error
             self._fleet.push(gradients, samples=self._samples, loss=self._loss)
         self._steps = self._samples = 0
@@ -322,13 +341,13 @@ class GeoRuntime(ForwardingRuntime):
             copy.refresh(value.reshape(-1))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Sends the whole rest."""
+        """Send all progress that the servers do not have, and wait until it is applied."""
         if any(copy.owes for copy in self._copies.values()):
             self._exchange(1.0)
         self._fleet.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Afterwards every worker's copies are what the servers hold."""
+        """Wait for all workers; afterwards each worker's copies are the servers' values."""
         self.flush(timeout)
         self._fleet.barrier(timeout)
         self._read_all()
@@ -344,8 +363,6 @@ class GeoRuntime(ForwardingRuntime):
         self._read_dense()
         for copy in self._copies.values():
             copy.expire()
-
-    # -- whole tables --------------------------------------------------------------------------
 
     @override
     def read_table(self, table: int) -> TableState:
@@ -385,7 +402,7 @@ class GeoRuntime(ForwardingRuntime):
         return count
 
     def release(self) -> None:
-        """Let go of the copies; the fleet goes on. Flush before."""
+        """Drop the copies and leave the cluster's runtime open. Call `flush` before."""
         self._local.close()
 
     @override

@@ -1,12 +1,15 @@
-"""half-async: gradients wait in a queue and leave several at a time, summed to one push.
+"""Half-async mode: pushes wait in a queue, and a thread sends several of them summed to one push.
 
-As the reference's asynchronous communicator does it: a thread of its own takes what is waiting, at
-most `max_merge` gradients, sums them, pushes the sum and waits for the servers. A slow fleet so gets
-fewer and larger pushes instead of holding up the worker, until `queue_size` gradients wait. A pull
-does not wait for the queue; flush and every collective do.
+This is the reference's asynchronous communicator. The thread takes up to `max_merge` waiting pushes, sums
+their gradients, pushes the sum and waits for the servers. A slow fleet thus gets fewer and larger pushes
+instead of holding up the worker, until `queue_size` pushes wait; then `push` blocks. A pull does not wait for
+the queue; `flush` and every collective do.
 
-A sum of gradients is one update of the rule. Only steps that name the same tables in the same way, at
-the same learning rate, are summed; others leave one after the other, in order.
+The servers apply a sum as one update of the rule. Only steps with the same tables, shapes and learning rates
+are summed; other steps leave one after the other, in order.
+
+Two locks: `_changed` protects the queue and the error, `_using` the cluster's runtime, which only one thread
+at a time may call. No thread holds both, so the trainer can pull while the sending thread waits for a reply.
 """
 
 import threading
@@ -34,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PositionedRuntime(Runtime, Protocol):
-    """A runtime whose pushes say how far the worker is with its data."""
+    """Runtime whose pushes carry the worker's position in its data."""
 
     @property
     def position(self) -> Position:
@@ -48,12 +51,12 @@ class PositionedRuntime(Runtime, Protocol):
         loss: float | None = None,
         position: Position | None = None,
     ) -> PendingPush:
-        """`position`: after the last step of the gradients."""
+        """Push as Runtime.push does; `position` is the one after the last step of these gradients."""
 
 
 @dataclass(eq=False)
 class _QueuedPush:
-    """A push that waits."""
+    """One push of the script, from the queue until the servers have acknowledged it."""
 
     gradients: list[Gradient]
     samples: int
@@ -67,7 +70,7 @@ class _QueuedPush:
 
 
 def _alone(method: F) -> F:
-    """Return the cluster's method, for one thread at a time."""
+    """Return the cluster's method, called while no other thread uses the cluster's runtime."""
 
     def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         with runtime.alone():
@@ -77,7 +80,7 @@ def _alone(method: F) -> F:
 
 
 def _flushed(method: F) -> F:
-    """Return the cluster's method, once it has everything that was pushed."""
+    """Return the cluster's method, called after the servers have applied everything that was pushed."""
 
     def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         runtime.flush()
@@ -88,21 +91,21 @@ def _flushed(method: F) -> F:
 
 
 class HalfAsyncRuntime(ForwardingRuntime):
-    """A cluster's runtime with a queue before its pushes.
+    """Runtime of a cluster with a queue before its pushes.
 
-    An error of a push is raised by its ticket and by every later call: no push is skipped. But what a server
-    has refused is raised once, and everything else goes on.
+    If a push fails, its ticket and every later call raise the error, as no push may be skipped. A push that a
+    server refuses (for example because a table is full) raises once, and later pushes continue.
 
     Args:
-        fleet: The cluster.
-        settings: Number of gradients to merge, and number that may wait.
+        fleet: Runtime of the cluster.
+        settings: Number of pushes to merge, and number that may wait.
     """
 
     def __init__(self, fleet: PositionedRuntime, settings: ConsistencySettings) -> None:
         super().__init__(fleet)
         self.cluster = fleet
         self._settings = settings
-        self._using = threading.RLock()  # the cluster's runtime is for one thread at a time
+        self._using = threading.RLock()  # held during each call of the cluster's runtime
         self._changed = threading.Condition()
         self._queue: deque[_QueuedPush] = deque()
         self._sending = 0  # steps that have left the queue and are not acknowledged
@@ -113,7 +116,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     create = _alone(Runtime.create)
     open = _alone(Runtime.open)
-    pull = _alone(Runtime.pull)  # gradients that wait are not in it yet
+    pull = _alone(Runtime.pull)  # without the gradients that wait in the queue
     evictions = _alone(Runtime.evictions)
     stats = _alone(Runtime.stats)
     all_reduce = _flushed(Runtime.all_reduce)
@@ -123,14 +126,12 @@ class HalfAsyncRuntime(ForwardingRuntime):
     save = _flushed(Runtime.save)
     load = _flushed(Runtime.load)
 
-    # -- training ------------------------------------------------------------------------------
-
     @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _QueuedPush:
-        """Waits while the queue is full."""
-        # Checked before it waits: an error of what has been taken is final.
+        """Put a push into the queue, after waiting for room in it."""
+        # Checked here, so that this call reports a bad gradient; the sending thread would report it later.
         check_gradients(self._spec_of, gradients)
         step = _QueuedPush(
             [_owned(gradient) for gradient in gradients], samples, loss, self.cluster.position, self
@@ -149,7 +150,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     @deferred()
     def settle(self, until: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait for the thread that sends; raises what it has failed with.
+        """Wait until a condition holds, and raise the sending thread's error if it has failed meanwhile.
 
         Raises:
             DeadlineExceeded: `until` did not hold within `timeout` seconds.
@@ -174,8 +175,6 @@ class HalfAsyncRuntime(ForwardingRuntime):
         self.flush(timeout)
         with self.alone():
             self._fleet.barrier(timeout)
-
-    # -- sending -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (steps := self._next()) is not None:
@@ -213,6 +212,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
                 and _kind(self._queue[0]) == kind
             ):
                 steps.append(self._queue.popleft())
+            # Set under the same lock that has emptied the queue: `flush` must never see neither.
             self._sending = len(steps)
             self._changed.notify_all()
             return steps
@@ -224,10 +224,11 @@ class HalfAsyncRuntime(ForwardingRuntime):
                 step.done = error is None or isinstance(error, UsageError)
             self._changed.notify_all()
 
-    # -- the rest ------------------------------------------------------------------------------
-
     def release(self) -> None:
-        """End the thread; the fleet goes on. What still waits is dropped: flush before."""
+        """End the sending thread and leave the cluster's runtime open.
+
+        Call `flush` before: pushes that still wait are dropped.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -243,14 +244,14 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Have the cluster's runtime for this thread alone."""
+        """Keep other threads from calling the cluster's runtime inside the block."""
         with self._changed:
             self._check()
         with self._using:
             yield
 
     def _check(self) -> None:
-        """Raise what a push has failed with; what a server has refused, once."""
+        """Raise the error of a failed push. A server's refusal is forgotten when it is raised."""
         error = self._error
         if error is not None:
             self._error = None if isinstance(error, UsageError) else error
@@ -258,13 +259,13 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
 
 def _owned(gradient: Gradient) -> Gradient:
-    """Return the gradient in arrays of its own: the caller's may change while it waits."""
+    """Return the gradient with copied arrays, as the caller may change its arrays while the push waits."""
     ids = None if gradient.ids is None else np.array(gradient.ids)
     return replace(gradient, values=np.array(gradient.values, np.float32), ids=ids)
 
 
 def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
-    """Return what is equal for steps that may be summed; None: it leaves alone."""
+    """Return a key that is equal for steps that may be summed, or None for a step that is sent alone."""
     kinds = []
     for gradient in step.gradients:
         if gradient.ids is not None and gradient.values.ndim < 2:
@@ -277,7 +278,10 @@ def _kind(step: _QueuedPush) -> tuple[Any, ...] | None:
 
 
 def _merged(steps: Sequence[_QueuedPush]) -> _QueuedPush:
-    """Return one push in place of all: dense gradients summed, rows side by side for the push to sum."""
+    """Return one push for all steps: dense gradients summed, rows concatenated.
+
+    The cluster's runtime sums the rows of repeated ids, as it does for any push.
+    """
     if len(steps) == 1:
         return steps[0]
     last = steps[-1]

@@ -1,4 +1,9 @@
-"""Local SGD: workers train dense parameters by themselves and average them now and then."""
+"""Local SGD (`localsgd` of a strategy): each worker trains the dense tables alone; the weights are averaged.
+
+Averaging every `k_steps` pushes replaces a round trip per step where dense tables are large or the network is
+slow. Sparse tables stay on the servers. It needs a mode with rounds, since workers that average wait for each
+other. Everything runs in the thread that trains.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -28,18 +33,18 @@ Floats = NDArray[np.float32]
 
 
 class LocalSGDRuntime(ForwardingRuntime):
-    """A cluster's runtime whose dense tables are trained in this process for `k_steps` pushes at a time.
+    """Runtime of a cluster whose dense tables are trained in this process for `k_steps` pushes at a time.
 
-    Sparse tables stay on the servers. Each worker has its own optimizer state for the dense tables.
-    Their weights are averaged over the workers that have trained since the last average, in worker
-    order, after every `k_steps` pushes and wherever all workers meet (barrier, all_reduce). There the
-    first worker also writes them to the servers' tables, with its own optimizer state; saving does so too.
+    Each worker has its own optimizer state for the dense tables. Weights are averaged over the workers that
+    have trained since the last average, in worker order, after every `k_steps` pushes and at each collective
+    (barrier, all_reduce). At a barrier the first worker also writes them to the servers' tables, with its own
+    optimizer state; so does a worker that saves.
 
-    Workers may have different numbers of steps: one that waits at a barrier takes part in the
-    averages of the others until all have come.
+    Workers may have different numbers of steps: a worker that waits at a barrier takes part in the averages
+    of the other workers until all have reached it.
 
     Args:
-        fleet: The cluster.
+        fleet: Runtime of the cluster.
         settings: First step of local training, and interval at which weights are averaged.
     """
 
@@ -52,13 +57,11 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._pushes = 0
         self._begun = False
         self._since = 0  # steps since the last average
-        self._trained = False  # there were local pushes among them
-        self._near = False  # the last step has stayed here
+        self._trained = False  # at least one of these steps has changed the local tables
+        self._near = False  # nothing was sent to the servers for the last step
         self._samples = 0
         self._unpublished = False  # the servers' tables are older than the average
-        self._rewritten = False  # this worker has changed tables for everybody
-
-    # -- training ------------------------------------------------------------------------------
+        self._rewritten = False  # this worker has written tables on the servers
 
     @override
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
@@ -77,7 +80,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         ]
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Tables that are trained here are read at once."""
+        """Begin a pull, or pull at once if one of the tables is trained in this process."""
         local = self._local.specs()
         if any(read.table in local for read in reads):
             return super().pull_ahead(reads)
@@ -86,7 +89,7 @@ class LocalSGDRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
-        """Every k-th waits for all workers and averages."""
+        """Update the local tables and send the other gradients; every `k_steps`-th push averages."""
         local = self._local.specs()
         near = [gradient.untravelled() for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
@@ -115,14 +118,15 @@ class LocalSGDRuntime(ForwardingRuntime):
             self._meet(stay=False)
 
     def data_steps(self, trainer: Any, *arguments: Any) -> Iterator[tuple[Range, ...]]:
-        """Iterate as the cluster's method does: each step is one push, also one without dense gradients."""
+        """Iterate as the cluster's method does; a step is one push, even if it has no dense gradients."""
         steps: Iterator[tuple[Range, ...]] = self._fleet.data_steps(self, *arguments)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
         return steps
 
     def skip(self) -> None:
-        """End a step of `data_steps` that has pushed nothing to the servers.
+        """End a step of `data_steps` for which nothing was pushed to the servers.
 
-        A worker without samples in it counts it as the others do, so that all average in the same step.
+        The servers get an empty push, so that their round closes. A worker that had no samples also counts
+        the step as the other workers do, so that all of them average in the same step.
         """
         idle = not self._near
         self._send([], None)
@@ -131,7 +135,7 @@ class LocalSGDRuntime(ForwardingRuntime):
             self._advance()
 
     def _begin(self) -> None:
-        """Take every dense table from the servers, where all workers' pushes are in it."""
+        """Copy every dense table from the servers, after all pushes of this worker are applied."""
         self._begun = True
         self._fleet.flush()
         for spec in self._fleet.specs().values():
@@ -143,10 +147,11 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._local.create(dataclasses.replace(spec, device=None), state.values[0])
         self._local.write_table(spec.key, state)
 
-    # -- collective -------------------------------------------------------------------------------
-
     def _meet(self, stay: bool) -> None:
-        """Average with all workers; `stay`: until all of them stay."""
+        """Average with all workers; with `stay`, repeat until all workers have called it with `stay`."""
+        # The sums are the same on all workers, so all take the same branch below and call the same
+        # collectives in the same order. A worker that went by its own flags would wait for the others for
+        # ever.
         while True:
             words = np.array([self._trained, stay, self._rewritten, self._begun], np.int64)
             trainers, staying, writers, starters = self._fleet.all_reduce(words).tolist()
@@ -163,6 +168,7 @@ class LocalSGDRuntime(ForwardingRuntime):
     def _average(self, trainers: int) -> None:
         keys = sorted(self._local.specs())
         states = [self._local.read_table(key) for key in keys]
+        # All tables in one vector, in the order of their keys: one all-reduce in place of one per table.
         mine = np.concatenate([state.values[0].reshape(-1) for state in states])
         total = self._fleet.all_reduce(mine if self._trained else np.zeros_like(mine))
         mean, at = (total / np.float32(trainers)).astype(np.float32, copy=False), 0
@@ -174,18 +180,18 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._since, self._trained, self._unpublished = 0, False, True
 
     def _retake(self) -> None:
-        """Take what the servers hold: a worker has written tables, for everybody."""
+        """Copy the dense tables from the servers, because a worker has written to them."""
         for spec in self._local.specs().values():
             self._take(spec)
         self._since, self._trained, self._unpublished = 0, False, False
 
     def _publish(self) -> None:
-        """Bring this worker's dense tables to the servers."""
+        """Write this worker's dense tables to the servers."""
         for key in self._local.specs():
             self._fleet.write_table(key, self._local.read_table(key))
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Afterwards all workers and the servers have the same dense weights."""
+        """Wait for all workers; afterwards they and the servers have the same dense weights."""
         self._meet(stay=True)
         if self._unpublished and self.worker_index == 0:
             self._publish()
@@ -197,27 +203,25 @@ class LocalSGDRuntime(ForwardingRuntime):
         self.barrier()
         return self._fleet.all_reduce(value, mode)
 
-    # -- whole tables --------------------------------------------------------------------------
-
     def read_table(self, table: int) -> TableState:
-        """Return this worker's copy of a dense table."""
+        """Read a table; of a dense table that is trained here, return this worker's copy."""
         here = table in self._local.specs()
         return self._local.read_table(table) if here else self._fleet.read_table(table)
 
     def write_table(self, table: int, state: TableState) -> None:
-        """The other workers take it over at the next barrier."""
+        """Set a table on the servers and here; the other workers copy it at the next barrier."""
         self._fleet.write_table(table, state)
         if table in self._local.specs():
             self._local.write_table(table, state)
             self._rewritten = True
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """Dense tables are saved as this worker has them."""
+        """Save all tables; dense tables are saved with this worker's weights and optimizer state."""
         self._publish()
         return self._fleet.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
-        """Every worker has it after the next barrier."""
+        """Load all tables; the other workers copy the dense ones at the next barrier."""
         self._fleet.load(path)
         self._retake()
         self._rewritten = True

@@ -1,4 +1,8 @@
-"""The runtime of a cluster in the mode that the strategy says, which may be changed on the way."""
+"""Runtime of a cluster in the strategy's consistency mode, and the switch to another mode during training.
+
+A mode may put a runtime of its own in front of the cluster's (`geo.py`, `half_async.py`). `ModeSwitchRuntime`
+is the object that scripts keep, so that this front can be replaced without their noticing.
+"""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -22,52 +26,52 @@ Floats = NDArray[np.float32]
 
 
 class ClusterLike(Runtime, Protocol):
-    """The runtime of a cluster: psfleet_worker.cluster_runtime.ClusterRuntime."""
+    """Runtime of a cluster, as psfleet_worker.cluster_runtime.ClusterRuntime implements it."""
 
     @property
     def mode(self) -> ConsistencyMode:
-        """The mode in which the fleet runs, with the settings that servers know."""
+        """Mode of the fleet, with the settings that servers know."""
 
     def set_mode(self, mode: ConsistencyMode) -> None:
-        """Tell the servers, together with all workers."""
+        """Switch the servers to a mode. A collective: all workers must name the same mode."""
 
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
-        """Return the mode in which the last barrier lets all workers go on; None: unchanged."""
+        """Return the name and settings of the mode that the last barrier asks for, or None, and forget it."""
 
     def scale(self, servers: int) -> None:
         """Ask for another number of servers."""
 
     def abandon(self) -> None:
-        """Let go of everything as if this process had died."""
+        """Release all resources without telling the fleet, as if this process had died."""
 
 
 def connect(
     environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
 ) -> "ModeSwitchRuntime":
-    """Return the cluster that the environment names, in this mode."""
+    """Connect to the cluster that the environment names, in this mode."""
     cluster: Any = load_runtime("cluster", environment, consistency.declared, wire=wire)
     return ModeSwitchRuntime(cluster, consistency)
 
 
 class ModeRuntime(Runtime, Protocol):
-    """Runtime that a mode puts before the cluster, see `runtime` of
-    psfleet.core.engine.consistency.ConsistencyMode."""
+    """Runtime that a mode puts in front of the cluster's; `ConsistencyMode.runtime` names its class."""
 
     def release(self) -> None:
-        """Let go of everything but the cluster."""
+        """Release everything except the cluster's runtime, which goes on in another mode."""
 
 
 class ModeSwitchRuntime(ForwardingRuntime):
     """Runtime that scripts keep while the mode changes.
 
     Args:
-        cluster: The cluster's runtime.
-        consistency: The mode that was asked for.
+        cluster: Runtime of the cluster.
+        consistency: Mode that the script or launcher asks for.
 
     Attributes:
-        consistency: The mode that it is in.
-        check: Raises ConfigError if a mode does not go with the rest of the strategy; asked before the
-            mode is changed from outside the script.
+        consistency: Mode of the fleet now. It differs from the requested one in a process that joins after a
+            mode switch.
+        check: Function that raises ConfigError if a mode contradicts the rest of the strategy. It is called
+            before a switch that was requested from outside the script.
     """
 
     pools = property(attrgetter("_fleet.pools"))
@@ -82,16 +86,18 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._enter()
 
     def _enter(self) -> None:
-        """Work as the mode says."""
+        """Put the runtime of the present mode in front of the cluster's."""
         self._front = _front(self._cluster, self.consistency)
         self._fleet = self._cluster if self._front is None else self._front
 
     def set_mode(self, consistency: ConsistencySettings) -> None:
-        """Go on in another mode; all workers must come here between the same two steps.
+        """Switch to another mode; all workers must call this between the same two steps.
 
         Raises:
-            ConfigError: They want different things; nothing was changed.
+            ConfigError: Workers ask for different modes; nothing was changed.
         """
+        # Flush through the present mode's runtime first: what it still holds (a queue, unsent deltas) belongs
+        # to the old mode. Release it only after the switch, which the coordinator may refuse.
         self._fleet.flush()
         self._cluster.set_mode(consistency.declared)
         self._release()
@@ -99,14 +105,17 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._enter()
 
     def barrier(self, timeout: float | None = None) -> None:
-        """If somebody outside wants another mode, all workers go on in that."""
+        """Wait for all workers, then switch the mode if `psfleet mode` has requested it."""
         self._fleet.barrier(timeout)
         mode_request = self._cluster.take_mode_request()
         if mode_request is not None:
             self._follow(*mode_request)
 
     def _follow(self, mode: str, settings: dict[str, int]) -> None:
-        """Apply a mode request; refuse one that contradicts the strategy, on all workers alike."""
+        """Apply a mode request, or log a warning if it contradicts the strategy.
+
+        All workers have the same strategy, so either all of them switch or none does.
+        """
         try:
             consistency = Settings.from_parts(
                 {"consistency": {"mode": mode, **settings}}
@@ -122,20 +131,20 @@ class ModeSwitchRuntime(ForwardingRuntime):
             self._front.release()
 
     def abandon(self) -> None:
-        """Let go of every resource without a word to the fleet, as if this process had died."""
+        """Release every resource without telling the fleet, as if this process had died."""
         self._cluster.abandon()
         self._release()
 
     def scale(self, servers: int) -> None:
-        """Ask for another number of servers, from one of the next collectives on."""
+        """Ask for another number of servers; it takes effect after one of the next collectives."""
         self._cluster.scale(servers)
 
 
 def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
-    """Let the runtime go on in another mode, if it is one of a cluster; embedded all modes are one.
+    """Switch the mode of a cluster's runtime. Embedded, where all modes are the same, do nothing.
 
     Raises:
-        ConfigError: The workers ask for different things; nothing was changed.
+        ConfigError: Workers ask for different modes; nothing was changed.
         UsageError: The runtime only reads.
     """
     if isinstance(runtime, ModeSwitchRuntime):
@@ -145,10 +154,10 @@ def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
 
 
 def scale(runtime: Runtime, servers: int) -> None:
-    """Ask for another number of servers, if the runtime is one of a cluster; embedded there are none.
+    """Ask a cluster for another number of servers. Embedded, where there are none, do nothing.
 
     Raises:
-        ConfigError: Nobody would start them.
+        ConfigError: No launcher would start them.
         UsageError: The runtime only reads.
     """
     if isinstance(runtime, ModeSwitchRuntime):
@@ -158,10 +167,10 @@ def scale(runtime: Runtime, servers: int) -> None:
 
 
 def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
-    """Refuse to join a runtime that is in another mode; embedded all modes are one.
+    """Refuse to join a cluster's runtime that is in another mode. An embedded runtime has no mode.
 
     Raises:
-        ConfigError: It is in another one.
+        ConfigError: The runtime is in another mode.
     """
     present = getattr(runtime, "consistency", None)
     if present is not None and present.mode != mode:
@@ -172,10 +181,10 @@ def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
 
 
 def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
-    """Refuse to join a runtime whose values travel in another form.
+    """Refuse to join a runtime with other compression on the wire.
 
     Raises:
-        ConfigError: They do.
+        ConfigError: The runtime has other wire settings.
     """
     present = getattr(runtime, "wire", None)
     if present is not None and present != wire:
@@ -186,10 +195,10 @@ def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
 
 
 def _settled(cluster: ClusterLike, consistency: ConsistencySettings) -> ConsistencySettings:
-    """Return the wanted mode, or the mode that the fleet has switched to in the meantime.
+    """Return the requested mode, or the mode that the fleet has switched to in the meantime.
 
-    Settings that servers do not know are then the usual ones until the script comes to the change that says
-    them.
+    A worker that starts again after a mode switch finds the fleet in the new mode. The servers know only some
+    of its settings; the other ones have their defaults until the script reaches its own `set_mode` call.
     """
     present = cluster.mode
     if consistency.declared.agreed() == present:

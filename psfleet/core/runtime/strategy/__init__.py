@@ -1,8 +1,8 @@
-"""Strategies of a fleet's training: their settings, and their precedence.
+"""Strategy of a training job: the settings, and which source wins.
 
-Settings come from four places; for each single key the first one that says something wins:
-1. flags of psfleet-launch, 2. its strategy file, 3. its job file (these reach a worker as
-PSFLEET_STRATEGY), 4. the script's DistributedStrategy. What nobody says has the default given here.
+A setting can come from four sources. For each key, the first source that has it wins: 1. flags of
+psfleet-launch, 2. its strategy file, 3. its job file (these three reach a worker as PSFLEET_STRATEGY), 4. the
+script's DistributedStrategy. Otherwise the default given here applies.
 
 A strategy file is TOML with a table for each part that is to be on:
 

@@ -1,4 +1,8 @@
-"""A whole strategy, as a file or a script says it: contradictions, precedence, and the one in force here."""
+"""Strategies: Settings (checked and complete), DistributedStrategy (the reference's API), and their merge.
+
+Open it to add a part, to change which parts contradict each other, or to see how the reference's
+`a_sync_configs` become a consistency mode. `strategy_parts.py` has the settings of each part.
+"""
 
 import dataclasses
 import importlib
@@ -69,7 +73,7 @@ _WORDS: dict[type, str] = {Mapping: "dict", str: "str", bool: "bool"}
 
 @dataclass(frozen=True)
 class Settings:
-    """A whole strategy; a part that is None is off."""
+    """Complete strategy, whose parts have been checked against each other. A part that is None is off."""
 
     consistency: ConsistencySettings = dataclasses.field(default_factory=ConsistencySettings)
     gradient_merge: GradientMergeSettings | None = None
@@ -104,7 +108,7 @@ class Settings:
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
-        """The strategy with these parts on, each given as its settings by name.
+        """Return the strategy with these parts switched on, each given as its settings by name.
 
         Raises:
             ConfigError: A part or setting is unknown, of the wrong type or contradicts another.
@@ -114,10 +118,10 @@ class Settings:
 
 
 def check_parts(parts: Any) -> None:
-    """Refuse what has not the form of a strategy: known parts, each a table of settings.
+    """Refuse a value that is not a mapping of known parts, each a mapping of settings.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It is another value; the message says what is wrong.
     """
     if not isinstance(parts, Mapping):
         raise ConfigError(f"a strategy is {parts!r}; it must be a table of parts")
@@ -131,7 +135,7 @@ def check_parts(parts: Any) -> None:
 
 
 def build(part: str, values: Mapping[str, Any]) -> Any:
-    """One part of a strategy, of its settings by name.
+    """Return one part of a strategy from its settings by name.
 
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
@@ -148,7 +152,7 @@ def build(part: str, values: Mapping[str, Any]) -> Any:
 
 
 def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the part `consistency`, see DistributedStrategy.
+    """Return the settings of the part `consistency` for the reference's `a_sync` and `a_sync_configs`.
 
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
@@ -191,7 +195,10 @@ def check_configs(configs: Mapping[str, Any]) -> None:
 
 
 def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
-    """The one mode that the configuration asks for; None: none."""
+    """Return the mode that `a_sync_configs` asks for, or None if it names none.
+
+    The first of a mode's names is the key that asks for it; the other ones are settings that need this key.
+    """
     modes: dict[str, ConsistencyMode] = {}
     for mode in MODES.values():
         first, *others = mode.a_sync or [""]
@@ -217,24 +224,24 @@ _SWITCHES = [name for name in PARTS if name != "consistency"]
 
 
 class DistributedStrategy:
-    """A strategy as scripts for the reference write it: a switch and a dict for each part.
+    """Strategy as scripts for the reference write it, with a switch and a dict for each part.
 
         strategy = DistributedStrategy(a_sync=True)
         strategy.gradient_merge = True
         strategy.gradient_merge_configs = {"k_steps": 4, "avg": True}
 
-    `a_sync` is the mode: False sync, True one of the others, as `a_sync_configs` says:
+    `a_sync` selects the mode: False is sync, and True is another one, which `a_sync_configs` selects:
 
         {}                                              async (k_steps 0 too, as in the reference)
         {"k_steps": 100}                                geo
         {"max_merge_var_num": 8, "send_queue_size": 16} half-async
         {"staleness": 4}                                ssp, which the reference does not have
 
-    `wire` is not a switch but a form, "bf16" or "int8", for pushes and pulls; `wire_configs` may name
-    another one for either: {"pull": "bf16"}.
+    `wire` is not a switch but a compression, "bf16" or "int8", for pushes and pulls; `wire_configs` may set
+    another one for either way: {"pull": "bf16"}.
 
-    A part's configuration reads as all of its settings, and is set as a whole. Any other name is refused,
-    of parts that are off too, and so is a configuration that contradicts itself.
+    Reading a part's configuration returns all of its settings; assigning one replaces it. Each assignment is
+    checked at once, also if the part is off: unknown names and contradictions raise ConfigError.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -306,7 +313,7 @@ def _check_configs(switch: str, value: Mapping[str, Any]) -> None:
 def resolve(
     strategy: DistributedStrategy | Mapping[str, Mapping[str, Any]] | None, overrides: str
 ) -> Settings:
-    """The settings that count.
+    """Merge the script's strategy with the launcher's settings, which win.
 
     Args:
         strategy: Strategy of the script, perhaps in the form of a strategy file.
@@ -333,9 +340,10 @@ def resolve(
 def overridden(
     parts: Mapping[str, Mapping[str, Any]], by: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """The settings of two sources; `by` has the last word on each.
+    """Return the settings of two sources, where those of `by` replace those of `parts`.
 
-    Where it names another consistency mode, the settings of the mode that it replaces go too.
+    If `by` names another consistency mode, settings of the replaced mode are dropped: in the new mode they
+    would be errors.
     """
     result = {name: {**parts.get(name, {}), **by.get(name, {})} for name in {**parts, **by}}
     before = parts.get("consistency", {}).get("mode")
@@ -348,10 +356,10 @@ def overridden(
 
 
 def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
-    """The parts of a strategy file.
+    """Read the parts of a strategy file.
 
     Raises:
-        ConfigError: It is missing, not TOML, or says something unknown.
+        ConfigError: The file is missing, not TOML, or has an unknown part or setting.
     """
     parts = read_toml(path, f"strategy file {path!r}")
     Settings.from_parts(parts)
@@ -364,16 +372,20 @@ _decide: Decide | None = None
 
 
 def decide_by(decide: Decide) -> None:
-    """Let the fleet of this process decide which settings count."""
+    """Set the function that `adopt` calls; the fleet of this process registers itself here."""
     global _decide
     _decide = decide
 
 
 def adopt(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
-    """Train by this strategy from now on; None: by the one before. Return the settings that count.
+    """Train by this strategy from now on, and return the settings after the launcher's are merged.
+
+    Args:
+        strategy: Strategy of the script, or None to keep the present one.
 
     Raises:
-        ConfigError: It is no strategy, or the fleet is connected and needs another connection for it.
+        ConfigError: It is not a strategy, or the fleet is connected and the strategy needs another
+            connection.
     """
     if _decide is None:
         # A script may use an optimizer without naming the fleet. The fleet is built on the

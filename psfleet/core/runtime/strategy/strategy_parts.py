@@ -1,4 +1,9 @@
-"""The parts of a strategy: consistency mode, execution, updates, and formats on the wire."""
+"""Parts of a strategy, one frozen dataclass each: consistency, execution, updates, compression on the wire.
+
+A field made by `setting(...)` declares default, help, flag and limits at once. psfleet-launch derives its
+flags from these declarations, and a new field needs no other change. A dataclass checks its values when it is
+made.
+"""
 
 import re
 import sys
@@ -31,23 +36,23 @@ _FORM = one_of(*_FORMATS)
 
 @dataclass(frozen=True, init=False)
 class ConsistencySettings:
-    """A consistency mode and its settings.
+    """Consistency mode and its settings.
 
         ConsistencySettings("ssp", staleness=4).staleness == 4
 
-    docs/strategies.md describes the modes. Every setting of every mode is an attribute; those of other
+    docs/strategies.md describes the modes. Every setting of every mode is an attribute; settings of other
     modes have their defaults.
 
     Args:
-        mode: The name of the mode.
-        values: Its own settings by place, in the order of its declaration.
-        settings: Its settings by name. One of another mode may only have its default.
+        mode: Name of the mode.
+        values: Settings of the mode by position, in the order of its declaration.
+        settings: Settings of the mode by name. A setting of another mode may only have its default.
 
     Attributes:
         declared: The mode, with these settings.
 
     Raises:
-        ConfigError: The mode or a setting is unknown, a value is wrong, or the setting is of another mode.
+        ConfigError: The mode or a setting is unknown, a value is wrong, or a setting belongs to another mode.
     """
 
     declared: ConsistencyMode
@@ -75,12 +80,12 @@ class ConsistencySettings:
 
     @property
     def mode(self) -> Mode:
-        """The name of the mode."""
+        """Name of the mode."""
         return cast(Mode, self.declared.name)
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """The mode and the settings of all modes, those that several modes share at the end."""
+        """Return the declarations of the mode and of all modes' settings, with shared settings at the end."""
         by_name: dict[str, Setting] = {}
         modes: dict[str, list[str]] = {}
         for name, declaration in MODES.items():
@@ -96,13 +101,13 @@ class ConsistencySettings:
 
 
 def settings_of_mode(mode: str | None) -> tuple[str, ...]:
-    """The names of a mode's settings; none of a mode that is unknown or None."""
+    """Return the names of a mode's settings, or none if the mode is unknown or None."""
     declaration = MODES.get(mode or "")
     return () if declaration is None else tuple(one.name for one in fields(declaration))
 
 
 def modes_with(setting: str) -> list[str]:
-    """The names of the modes that have this setting."""
+    """Return the names of the modes that have this setting."""
     return [mode for mode in MODES if setting in settings_of_mode(mode)]
 
 
@@ -119,9 +124,9 @@ def _contradiction(name: str, value: Any, mode: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """The program is cut into pieces that stages run on micro-batches.
+    """Pipeline: the program is cut into sections, which stages run on micro-batches.
 
-    A script that runs by itself is cut in the same places and runs the pieces in turn.
+    Embedded, one process runs all sections in turn, cut at the same points.
     """
 
     schedule: Schedule = setting(
@@ -151,7 +156,7 @@ class PipelineSettings:
 
 @dataclass(frozen=True)
 class RecomputeSettings:
-    """Activations between checkpoints are dropped and computed again in the backward pass."""
+    """Recomputation: activations between checkpoints are dropped, and computed again in the backward pass."""
 
     checkpoints: tuple[str, ...] = setting(
         (), "Names of variables or layers; empty: the first run chooses"
@@ -172,7 +177,7 @@ class RecomputeSettings:
 
     @property
     def budget(self) -> int | None:
-        """memory_budget in bytes."""
+        """`memory_budget` in bytes, or None if it is empty."""
         if not self.memory_budget:
             return None
         number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", self.memory_budget.strip()).groups()  # type: ignore[union-attr]  # matches anything
@@ -187,7 +192,7 @@ class RecomputeSettings:
 
 @dataclass(frozen=True)
 class GradientMergeSettings:
-    """Push the sum or the mean of the gradients of several steps in place of each."""
+    """Gradient merge: one push for several steps, with the sum or mean of their gradients."""
 
     k_steps: int = setting(1, "Steps whose gradients are merged", least=1)
     avg: bool = setting(True, "Push their mean; false: their sum")
@@ -198,7 +203,10 @@ class GradientMergeSettings:
 
 @dataclass(frozen=True)
 class DGCSettings:
-    """Momentum becomes DGCMomentum: only the largest gradients are sent, the rest is kept."""
+    """Deep gradient compression: only the largest gradients are sent; the others accumulate in the worker.
+
+    Momentum optimizers become DGCMomentum.
+    """
 
     rampup_begin_step: int = setting(0, "Steps before that begins", least=0)
     rampup_step: int = setting(1, "Steps over which the sparsity rises", least=1)
@@ -216,7 +224,7 @@ class DGCSettings:
 
 @dataclass(frozen=True)
 class LocalSGDSettings:
-    """Each worker trains dense parameters by itself; every `k_steps` steps they are averaged."""
+    """Local SGD: each worker trains dense parameters alone; they are averaged every `k_steps` steps."""
 
     k_steps: int = setting(1, "Updates between two averages", least=1)
     begin_step: int = setting(
@@ -229,7 +237,7 @@ class LocalSGDSettings:
 
 @dataclass(frozen=True)
 class LarsSettings:
-    """Momentum becomes LarsMomentum."""
+    """LARS: momentum optimizers become LarsMomentum."""
 
     lars_coeff: float = _size(0.001, "Trust coefficient")
     lars_weight_decay: float = _size(0.0005, "Weight decay")
@@ -244,7 +252,7 @@ class LarsSettings:
 
 @dataclass(frozen=True)
 class LambSettings:
-    """Adam becomes Lamb."""
+    """LAMB: Adam optimizers become Lamb."""
 
     lamb_weight_decay: float = _size(0.01, "Weight decay")
     exclude_from_weight_decay: tuple[str, ...] = setting(
@@ -257,7 +265,7 @@ class LambSettings:
 
 @dataclass(frozen=True)
 class AMPSettings:
-    """Gradients travel, and programs multiply matrices, in 16 bits."""
+    """Mixed precision: gradients travel, and programs multiply matrices, in 16 bits."""
 
     dtype: str = setting(
         "bfloat16",
@@ -302,7 +310,7 @@ class AMPSettings:
 
 @dataclass(frozen=True)
 class WireSettings:
-    """In which form values travel between workers and servers: fewer bytes for less precision."""
+    """Compression on the wire: values travel with fewer bytes and less precision."""
 
     push: str = setting(
         "fp32",
@@ -317,15 +325,15 @@ class WireSettings:
 
     @classmethod
     def both(cls, form: str) -> "WireSettings":
-        """One form for both ways."""
+        """Return settings with the same compression for pushes and pulls."""
         return cls(form, form)
 
     @property
     def gradients(self) -> Format:
-        """The form of gradients."""
+        """Number format of gradients on the wire."""
         return _FORMATS[self.push]
 
     @property
     def values(self) -> Format:
-        """The form of weights."""
+        """Number format of weights on the wire."""
         return _FORMATS[self.pull]
