@@ -49,8 +49,6 @@ class Fleet(FleetCallbacks):
         self._loops: DataLoops | None = None
         self.util = Util(self)
 
-    # -- role ----------------------------------------------------------------------------------
-
     def init(
         self,
         role_maker: RoleMaker | None = None,
@@ -172,8 +170,6 @@ class Fleet(FleetCallbacks):
         """Flush, then wait until every worker is here."""
         active().barrier()
         invalidate()
-
-    # -- training ------------------------------------------------------------------------------
 
     def distributed_optimizer(
         self, optimizer: Any, strategy: DistributedStrategy | Parts | None = None
@@ -385,8 +381,6 @@ class Fleet(FleetCallbacks):
         """
         make = predictor_of(model)
         return evaluate_cut(active(), make, batches, metrics, slices, folder, transform)
-
-    # -- snapshots -----------------------------------------------------------------------------
 
     def remember(self, name: str, thing: R) -> R:
         """Let `thing` go on where it was, in a worker that starts again and in a job that is resumed.

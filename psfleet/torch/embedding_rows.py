@@ -123,8 +123,6 @@ class EmbeddingRows:
         memo[id(self)] = twin
         return twin
 
-    # -- the table -----------------------------------------------------------------------------
-
     @property
     def bound(self) -> bool:
         """True if there is a table."""
@@ -219,8 +217,6 @@ class EmbeddingRows:
         self.client.set_weights(self.spec, values, ids, state)
         self.forget()
 
-    # -- state dicts ---------------------------------------------------------------------------
-
     def saved(self) -> tuple[Ids | None, Floats]:
         """Every row, float32 [n, dim]; their ids, int64 [n], where there is no number of rows.
 
@@ -301,8 +297,6 @@ class EmbeddingRows:
             return self.count
         tables = (table for server in self.runtime.stats() for table in server["tables"])
         return sum(table["count"] for table in tables if table["name"] == self.name)
-
-    # -- a step --------------------------------------------------------------------------------
 
     def look_up(
         self, ids: Tensor, *, keep: bool, padding: int | None = None, scores: Floats | None = None

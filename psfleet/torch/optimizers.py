@@ -165,7 +165,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: Computes the loss anew, as for any torch optimizer.
-            samples, loss: Figures of this step for displays; `--on-nan` decides about a NaN.
+            samples: Number of samples of this step, for the progress display.
+            loss: Loss of this step, for the progress display. If it is NaN, --on-nan decides what happens.
 
         Returns:
             What the closure returned.

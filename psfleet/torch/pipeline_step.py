@@ -258,8 +258,6 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         start = sum(self._sizes[:micro])
         return micro_batch(batch, start, start + self._sizes[micro])
 
-    # -- one action ----------------------------------------------------------------------------
-
     @property
     def _is_last(self) -> bool:
         return self._place.stage + 1 == self._place.stages

@@ -155,8 +155,6 @@ class FeatureLookup(Generic[K]):
     def _shaped(self, name: str, rows: Floats) -> Floats:
         return rows.reshape(*self._bags[name].shape, rows.shape[1])
 
-    # -- pooled where the rows are looked up ---------------------------------------------------
-
     @functools.cached_property
     def pooled(self) -> dict[K, PooledIds]:
         """By table its ids and how they are pooled: what to pull in place of `ids`, for `values`."""
