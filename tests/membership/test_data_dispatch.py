@@ -257,3 +257,25 @@ def test_the_first_worker_says_the_parts(round: int) -> None:
     resumed.take(begun)
     assert resumed.datasets[0].request.parts == 3
     assert resumed.samples_left(0) == 0  # nobody knows how much there is
+
+
+def test_only_a_resumed_job_has_further_epochs() -> None:
+    """The first worker that asks may have more epochs than the job before, once; another size is refused with
+    what to do, and within one job all must ask for the same."""
+    begun, longer = DatasetRequest(1, 50, 4, 2), DatasetRequest(1, 50, 4, 3)
+    dispatch = DataDispatch()
+    decision = dispatch.begin(begun, None)
+    assert decision is not None
+    dispatch.take(decision)
+    with pytest.raises(UsageError, match=r"for others, .*; all workers must use the same datasets"):
+        dispatch.begin(longer, None)
+    dispatch.inherit()
+    with pytest.raises(UsageError, match=r"in what the job goes on from, .* or drop --resume"):
+        dispatch.begin(DatasetRequest(1, 51, 4, 3), None)
+    further = dispatch.begin(longer, None)
+    assert further is not None
+    dispatch.take(further)
+    assert dispatch.datasets[0].pool == [(0, 100), (100, 150)]
+    assert dispatch.begin(longer, None) is None
+    with pytest.raises(UsageError, match="for others"):
+        dispatch.begin(DatasetRequest(1, 50, 4, 4), None)

@@ -82,11 +82,6 @@ class DatasetRequest:
         """Fields that must be equal for all workers."""
         return (self.size, self.batch, self.epochs, self.seed)
 
-    @property
-    def whole(self) -> tuple[int, ...]:
-        """Fields that, if equal, mean the same samples in the same order, in whatever batches."""
-        return (self.size, self.epochs, self.seed)
-
     def extends(self, other: "DatasetRequest") -> bool:
         """Return whether the epochs of the other request begin this one, in whatever batches."""
         return (self.size, self.seed) == (other.size, other.seed) and self.epochs >= other.epochs
@@ -198,9 +193,9 @@ class DispatchedDataset:
 
     def pool_for(self, request: DatasetRequest) -> list[Range]:
         """Return what is left of the dataset, with the further epochs of a request that extends it."""
-        rest = self.pool if self.plan is None else [*self.plan.unused(request.round - 1)]
-        further = (self.request.all[1], request.all[1])
-        return [*rest, further] if further[0] < further[1] else rest
+        rest = self.pool if self.plan is None else self.plan.unused(request.round - 1)
+        low, high = self.request.all[1], request.all[1]
+        return [*rest, (low, high)] if low < high else [*rest]
 
 
 @dataclass
@@ -212,11 +207,10 @@ class DataDispatch:
         leases: By incarnation.
         torn: Steps that some servers have and others have not.
         inherited: Numbers of the datasets that the job from which this one goes on had begun, and no worker
-            has asked for since: the first one to ask may have further epochs. No part of logs and snapshots.
+            has asked for since: the first one may have further epochs. It is no part of logs and snapshots.
     """
 
     inherited: ClassVar[frozenset[int]] = frozenset()
-
     datasets: list[DispatchedDataset] = field(default_factory=list)
     leases: dict[int, Leases] = field(default_factory=dict)
     torn: list[TornStep] = field(default_factory=list)
@@ -254,22 +248,21 @@ class DataDispatch:
         if request.number <= len(self.datasets):
             dataset = self.datasets[request.number - 1]
             there = dataset.request
-            if dataset.ended and there.whole == request.whole:
-                return None
             is_inherited = dataset.resumed or request.number in self.inherited
-            is_dealt_alike = (dataset.plan is None) == (first_of is None)
-            is_longer = is_inherited and is_dealt_alike and request.epochs > there.epochs
-            if request.extends(there) and (dataset.resumed or is_longer):
+            is_longer = request.epochs > there.epochs
+            if dataset.ended and request.extends(there) and not is_longer:
+                return None
+            is_dealt_alike = dataset.resumed or (dataset.plan is None) == (first_of is None)
+            may_begin = is_inherited and is_dealt_alike if is_longer else dataset.resumed
+            if may_begin and request.extends(there):
                 pool = tuple(dataset.pool_for(request))
                 plan = None if first_of is None else _plan(request, first_of, pool)
                 return DatasetBegun(replace(request, parts=there.parts), plan)
             if there.same != request.same:
-                others = "in what the job goes on from" if is_inherited else "for others"
-                advice = (
-                    "keep its size, batch and seed and at least its epochs, or start anew without --resume"
-                    if is_inherited
-                    else "all workers must use the same datasets"
-                )
+                others, advice = "for others", "all workers must use the same datasets"
+                if is_inherited:
+                    others = "in what the job goes on from"
+                    advice = "keep size, batch and seed and at least its epochs, or drop --resume"
                 raise UsageError(
                     f"dataset {request.number} is (size, batch, epochs, seed) {there.same} {others}, "
                     f"{request.same} here; {advice}"
