@@ -43,7 +43,7 @@ def check_process(process: int, what: str) -> None:
 
     Args:
         process: Id of that process.
-        what: The thing that would be lost, for the message.
+        what: Description of the values that would be lost.
 
     Raises:
         UsageError: This process is such a fork, as of a DataLoader with workers.

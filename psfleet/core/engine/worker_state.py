@@ -175,7 +175,7 @@ class WorkerState:
 
         Args:
             step: Below 0: a list of [step, states] for all steps whose states are at hand.
-            is_stuck: True if the script itself waits for this state, in the middle of a step.
+            is_stuck: True if the script waits in the middle of a step for the caller of this.
         """
         with self._changed:
             if step < 0:

@@ -1,9 +1,12 @@
-"""Events that a shard takes past `Shard.handle`: plain pushes and pulls, and records of an earlier process.
+"""Fast path for plain pushes and pulls, and replay of log records.
 
-Plain are those to which nothing else applies: most of an asynchronous fleet without a log. `Shard.handle`
-takes them too. Here they take effect by the same functions after fewer questions. Whatever is not so plain is
-left to `Shard.handle`, with nothing changed. A shard that has taken all records of an earlier process is what
-that process was.
+A call is *plain* if it needs no log record, no snapshot cut, no follower and no waiting. In an asynchronous
+job without a log almost all calls are. `Shard.handle` gives the same result for every call; this module is
+faster because it skips the checks that cannot apply. A call that is not plain is left to `Shard.handle`, and
+nothing has changed.
+
+`replay` applies the records of an earlier process. A shard that has replayed all of them is in the state in
+which that process was.
 """
 
 from typing import Protocol
@@ -25,17 +28,17 @@ from psfleet.core.engine.shard.updates import update
 
 
 class TableUpdates(Protocol):
-    """The gradients of a push, each checked (`ShardTables.check_gradient`)."""
+    """The gradients of a push, which have passed `ShardTables.check_gradient`."""
 
     def fit(self, base: int) -> bool:
-        """Return whether they name no id twice and the tables surely have room; `base`: as for `is_plain`."""
+        """Return whether no id is named twice and the tables surely have room; `base` as for `is_plain`."""
 
     def apply(self, base: int) -> None:
         """Update the tables, which have not changed since `fit`."""
 
 
 def may_be_plain(shard: Shard) -> bool:
-    """Return whether there are plain calls, whatever they ask."""
+    """Return whether calls can be plain at all in the present state and mode of the shard."""
     mode = shard.consistency.declared
     return shard.is_quiet and not (mode.has_rounds or mode.adds_deltas or mode.gate)
 
@@ -43,13 +46,16 @@ def may_be_plain(shard: Shard) -> bool:
 def is_plain(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> bool:
-    """Return whether `take` may have a push, and the pull that came with it; see `may_be_plain` too.
+    """Return whether `take` may apply a push and the pull that came with it, given `may_be_plain`.
 
-    Whatever is wrong with them, it may not.
+    Returns False for an invalid call too; `Shard.handle` then reports the error.
 
     Args:
-        updates: Those of the push, whose own gradients do not count.
-        base: Address from which the places of the updates count.
+        shard: The shard.
+        push: The push, if there is one. Its own `gradients` are not read.
+        updates: Gradients of the push.
+        pull: The pull, if there is one.
+        base: Address to which the offsets of the updates are added.
     """
     try:
         if push is not None:
@@ -70,7 +76,7 @@ def is_plain(
 def take(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> None:
-    """Take what `is_plain` has found so, with no event of the shard since then."""
+    """Apply a call that `is_plain` accepted. Hold the shard's lock from that check until this returns."""
     if push is not None:
         shard.recent.add(push)
         shard.note(push)
@@ -82,14 +88,14 @@ def take(
 
 
 def replay(shard: Shard, record: Record) -> None:
-    """Take one record; the shard's journal must be None.
+    """Apply one record of the log; the shard's journal must be None.
 
     Raises:
-        ProtocolError: The record cannot follow those before it.
-        PsfleetError: It was refused then too, or does not fit the tables.
+        ProtocolError: The record cannot follow the records before it.
+        PsfleetError: The record does not fit the tables, or was refused by the earlier process too.
     """
     budget = shard.tables.budget
-    limit, budget.limit = budget.limit, None  # what was accepted then is accepted now
+    limit, budget.limit = budget.limit, None  # accepted once, never refused at replay
     shard.replaying = True
     try:
         _take(shard, record)

@@ -1,4 +1,10 @@
-"""The last changes of a shard's tables, for followers: which rows, and not what has become of them."""
+"""Change log for followers: which rows of a shard's tables changed at which version.
+
+It holds ids alone; values are read when a follower asks. The log is a queue of intervals between the requests
+of followers, each with the changed ids of every table. A version is the number of an interval, so that a
+follower names the version that it has and gets the ids of all later intervals. Memory is limited: the oldest
+intervals are dropped, and a follower that asks for an older version has to copy everything again.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,22 +22,23 @@ from psfleet.core.engine.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 
-_MOST = 4 << 20  # ids
-_SILENCE = 16  # times as many may change without a question
-_SWEEP = 2  # stamps of rows are looked at while one id is deduplicated
-_QUESTIONS = 1 << 14  # between which changes are told apart
+_MOST = 4 << 20  # ids that are kept at most
+_SILENCE = 16  # after 16 times as many changed ids without a request, there is no follower
+_SWEEP = 2  # looking at the stamps of 2 rows costs as much as deduplicating one id
+_QUESTIONS = 1 << 14  # most intervals that are kept
 
 
 @dataclass(slots=True)
 class _Changes:
-    """Changes of one table between two questions.
+    """Changes of one table between two requests.
 
     Attributes:
-        first: Step of the first update; 0: there was none.
-        named: Ids that updates have named.
-        updated: These ids; None: the stamps of the table's index say which.
-        others: Ids of rows that were set otherwise, or have gone.
-        whole: All of it may have changed.
+        first: Step of the first update, or 0 if there was none.
+        named: Number of ids that updates have named, repeats included.
+        updated: The ids that updates have named, or None if there are so many that it is cheaper to find the
+            rows by the stamps in the table's index.
+        others: Ids of rows that were written other than by an update, or removed.
+        whole: True if any row may have changed.
     """
 
     first: int = 0
@@ -42,45 +49,45 @@ class _Changes:
 
     @property
     def kept(self) -> int:
-        """Ids in memory."""
+        """Number of ids that are kept in memory."""
         return sum(map(len, chain(self.updated or (), self.others)))
 
 
 class ChangeLog:
-    """Ids of changed rows, of which a limited number is kept, however many followers there are.
+    """Ids of changed rows, a limited number of them, for any number of followers.
 
-    They are kept from the first question on. When 16 times as many as it may hold have changed without
-    another one, nobody follows, and nothing is kept any more. Where updates name many beside the rows that
-    their table has, none are kept: the index has the step of each row's last update. Not thread-safe:
-    whoever changes tables holds the shard's lock.
+    Recording starts with the first request. It stops when 16 times the limit of ids have changed without
+    another request: no follower is left then. If updates name many ids compared with the rows of their table,
+    no ids are recorded, since the index has the step of each row's last update. Not thread-safe: the caller
+    holds the shard's lock.
 
     Args:
-        limit: Number of ids.
+        limit: Largest number of ids that are kept.
 
     Attributes:
-        is_kept: Somebody follows.
+        is_kept: True while changes are recorded, since a follower may ask for them.
     """
 
     def __init__(self, limit: int = _MOST) -> None:
         self.is_kept = False
         self._limit = limit
-        self._floor = 1  # later changes are known
+        self._floor = 1  # version from which on all changes are known
         self._count = 0  # ids in memory
-        self._silence = 0  # ids that have changed since the last question
-        # By table the changes between two questions; those since the last one come last.
+        self._silence = 0  # ids that have changed since the last request
+        # For each interval between two requests, the changes of each table. The last interval is still open.
         self._intervals: deque[dict[int, _Changes]] = deque()
 
     @property
     def version(self) -> int:
-        """Rises with each question before which something has changed."""
+        """Version of the tables now; it rises with each request that finds changes since the one before."""
         return self._floor + max(len(self._intervals) - 1, 0)
 
     def begin_after(self, before: "ChangeLog") -> None:
-        """No version of the log of other tables is one of this."""
+        """Number versions on from another log, so that no version of that log is valid here (rule S24)."""
         self._floor = before.version + 1
 
     def add(self, key: int, ids: Ids | None) -> None:
-        """Rows of a table have been set or have gone; None: all of it may have changed."""
+        """Record that rows of a table were written or removed; None means that any row may have changed."""
         if not self.is_kept:
             return
         changes = self._now(key)
@@ -91,7 +98,7 @@ class ChangeLog:
             self._limit_to(len(ids), len(ids))
 
     def update(self, key: int, ids: Ids, step: int, rows: int) -> None:
-        """An update of a table, its `step`-th, has named these ids; the table has so many rows now."""
+        """Record the ids that update number `step` of a table has named; the table now has `rows` rows."""
         if not self.is_kept or not len(ids):
             return
         changes = self._now(key)
@@ -108,7 +115,7 @@ class ChangeLog:
         self._limit_to(len(ids), kept)
 
     def _now(self, key: int) -> _Changes:
-        """The changes of a table since the last question."""
+        """Return the changes of a table in the open interval."""
         interval = self._intervals[-1]
         changes = interval.get(key)
         if changes is None:
@@ -116,7 +123,7 @@ class ChangeLog:
         return changes
 
     def _limit_to(self, changed: int, kept: int) -> None:
-        """So many ids have changed, and so many more are kept: forget the oldest of too many."""
+        """Count `changed` changed and `kept` recorded ids, and drop the oldest intervals above the limit."""
         self._silence += changed
         self._count += kept
         too_long = self._silence > _SILENCE * self._limit
@@ -133,9 +140,10 @@ class ChangeLog:
     def since(
         self, version: int, tables: Mapping[int, SparseTable | DenseTable]
     ) -> dict[int, TableChanges | None] | None:
-        """By table what changed after a version; None: all may have. None in place of it: not known.
+        """Begin a new interval, and return for each changed table what has changed since a version.
 
-        Whatever is known, later changes are.
+        A table maps to None if all of it must be copied. Returns None in place of the mapping if the version
+        is no longer known. In either case the changes from now on are recorded.
         """
         if not self._intervals or self._intervals[-1]:
             self._intervals.append({})
@@ -152,7 +160,7 @@ class ChangeLog:
 
 
 def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> TableChanges | None:
-    """Return what has changed with all of these; None: all may have."""
+    """Merge the changes of several intervals; return None if all of the table must be copied."""
     if isinstance(table, DenseTable) or any(changes.whole for changes in several):
         return None
     updates = [changes for changes in several if changes.named]
@@ -167,5 +175,5 @@ def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> Tab
     ids = dedup(np.concatenate([*parts, *others]), 1).unique[0]
     if not others:
         return TableChanges(ids)
-    there = table.scan.has(ids)  # what was only updated is
+    there = table.scan.has(ids)  # rows that only updates have named exist
     return TableChanges(ids[there], ids[~there])

@@ -1,4 +1,13 @@
-"""One shard: what events do to its workers, rounds, tables and cuts, and in which order."""
+"""Shard: the deterministic state machine of one server, which turns events into instructions.
+
+    event (Push, Pull, Join, ...) --> handle --> instructions (SendValues, SendOutcome, WriteSnapshot, ...)
+                                        |
+                                        +--> journal gets a record before a change takes effect
+
+It does no I/O, reads no clock and starts no thread, so that the same records in the same order give the same
+bits in a server, in a standby, at replay and in the embedded runtime. Each handler follows one order: check,
+record, change. A refused event has changed nothing, and a change that is visible is in the log.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +64,11 @@ class Shard:
     `handle` must be called by one thread at a time. `tables.read` may run beside it.
 
     Attributes:
-        journal: Gets every record before it takes effect; None: nothing is kept.
-        waits_for_room: A round is complete whose close could not be kept; the event RetryRoom tries again.
-        counters, staleness, recent: For displays and errors; not part of its state.
-        replaying: Events are records of an earlier process, see psfleet.core.engine.shard.event_shortcuts.
-        moving: Rows are on their way to another number of servers: nothing may change them.
+        journal: Gets every record before it takes effect, or None if the shard keeps no log.
+        waits_for_room: True if the log had no room to close a complete round; RetryRoom tries again.
+        counters, staleness, recent: For metrics and error messages; not part of the shard's state.
+        replaying: True while records of an earlier process are replayed (event_shortcuts.replay).
+        moving: True while rows move to another number of servers: nothing may change them.
     """
 
     def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
@@ -82,7 +91,7 @@ class Shard:
 
     @property
     def mode(self) -> Mode | None:
-        """In which the fleet runs; None: no worker has joined."""
+        """Consistency mode of the fleet, or None until the first worker joins."""
         return self.consistency.mode
 
     @property
@@ -320,7 +329,7 @@ class Shard:
 
     @property
     def tick_every(self) -> float:
-        """Wanted seconds between ticks; 0: none are wanted."""
+        """Seconds between the ticks that this shard needs, or 0 if it needs none."""
         return self.consistency.tick_every(self.tables.tick_every)
 
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
@@ -362,7 +371,7 @@ class Shard:
         return [WriteSnapshot(self.freeze(cutting))]
 
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
-        """The shard as it is now, to be read while it goes on; close it when it is read."""
+        """Return an image of the shard now, which is read while the shard goes on, and then closed."""
         cutting = cutting or PendingCut(0)
         frozen = FrozenShard(
             cutting.number,
@@ -387,7 +396,7 @@ class Shard:
         return ShardState(self.workers, self.consistency, self.cuts.last, makers).copied()
 
     def become(self, state: ShardState) -> None:
-        """Be what another shard was beside the content of its tables."""
+        """Replace this shard's state, except its tables' rows, with a saved state."""
         state = state.copied()
         self.workers.become(state.workers)
         self.consistency = state.consistency

@@ -1,4 +1,8 @@
-"""The tables of one shard: made, checked, read and set. What reaches them in which order is not theirs."""
+"""ShardTables: creates, validates, reads and restores the tables of one shard.
+
+It also decides which memory holds each table, and keeps the budgets. Shard decides in which order pushes and
+pulls reach the tables. DeltaBases remembers the cuts since which changes are known, for delta snapshots.
+"""
 
 import functools
 import math
@@ -301,10 +305,10 @@ def _difference(there: TableSpec, spec: TableSpec) -> str:
 
 
 class DeltaBases:
-    """Cuts since which it is known what has changed. They are not stored: a restart forgets them.
+    """Cuts since which the changes of the tables are known. A restart forgets them.
 
     Args:
-        bounded: A cut is given up when more rows have been removed or written since than marks may remember.
+        bounded: Give a cut up once more rows have been removed or written since than marks may remember.
     """
 
     def __init__(self, *, bounded: bool = False) -> None:
@@ -337,7 +341,10 @@ class DeltaBases:
     def changed_since(
         self, tables: ShardTables, number: int
     ) -> dict[int, TableChanges | None] | None:
-        """By table what has changed since a cut; None: all may have. None in place of it: it is not known."""
+        """Return for each table its changes since a cut, or None for a table that must be copied whole.
+
+        Returns None in place of the mapping if the cut is no longer known.
+        """
         marks = self._marks.get(number)
         sparse = dict(tables.sparse())
         if marks is None or not all(sparse[key].scan.knows(mark) for key, mark in marks.items()):
@@ -346,7 +353,7 @@ class DeltaBases:
         return {key: changed.get(key) for key in tables}
 
     def forget(self, tables: Mapping[int, Table], base: int) -> None:
-        """Cuts before `base` are not asked for any more; 0: nor is any."""
+        """Drop all cuts before `base`, the oldest one that deltas may still refer to; 0 drops all."""
         for number in [n for n in self._marks if not 0 < base <= n]:
             for key, mark in self._marks.pop(number).items():
                 table = tables[key]

@@ -1,9 +1,9 @@
-"""Position at which a snapshot cuts a shard's stream of pushes: the same one on all shards.
+"""The cut of a snapshot: for each worker the last push that it contains.
 
-Rules R11 and R12 of docs/protocol.md. Sync: no further round closes until it is known after which round
-all servers cut. Otherwise: each worker marks its last push in the snapshot; pushes behind a mark wait
-until all marks and all pushes before them are here. Numbers of cuts only rise; whatever belongs to
-an earlier one is ignored.
+All shards use the same cut, so a snapshot is consistent without stopping training. In sync mode no further
+round closes until all servers know after which round they cut. In other modes each worker marks its last push
+in the snapshot, and pushes behind a mark wait until all marks and all pushes before them have arrived.
+Numbers of cuts only rise; marks of an earlier cut are ignored (rules R11 and R12 of docs/protocol.md).
 """
 
 from collections.abc import Iterable, Mapping

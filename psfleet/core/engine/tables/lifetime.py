@@ -78,9 +78,9 @@ class CandidateIds:
         return self._values(self.index.locate(ids)[0])
 
     def remember(self, ids: Ids, values: Values, step: int) -> None:
-        """Ids without a row are pushed at this step, and this is what is known of them from now on.
+        """Store the admission values of ids that have no row yet and are pushed at this step.
 
-        A push with more new ids than are remembered: those that come last are forgotten.
+        If a push has more new ids than fit, the last ones are dropped.
         """
         mask = self._make_places_for(ids, step)
         slots = self.index.place(ids[mask], np.full(np.count_nonzero(mask), step))
@@ -245,7 +245,10 @@ class ScoreRanking:
 
 
 def _ordered(score: float) -> int:
-    """The score as 32 bits in the order of scores, as in the kernels."""
+    """Map a float32 to a uint32 of the same order, as the kernels do.
+
+    Flips the sign bit, or all bits if the score is negative.
+    """
     bits = int((np.array([score], np.float32) + np.float32(0)).view(np.uint32)[0])
     return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)
 

@@ -186,8 +186,8 @@ def placed_rows(
 class PlacedRows:
     """Pulls and pushes of few rows of a table, by the addresses of their arrays.
 
-    They do not give up Python's lock, which takes longer than they do. Nothing else changes the table
-    meanwhile, and nobody follows its changes.
+    These calls keep the GIL: releasing it takes longer than the call. Nothing else may change the table
+    meanwhile, and no follower may need its changes.
 
     Args:
         table: The table.

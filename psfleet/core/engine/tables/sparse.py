@@ -230,10 +230,11 @@ class SparseTable:
             self._room.reserve(rows)
 
     def surplus(self, parts: Sequence[Ids]) -> Ids:
-        """Ids of rows that have to go so that memory suffices for the next update, which names these ids.
+        """Return the ids of rows to evict, so that there is memory for the next update, which names `parts`.
 
-        None of `parts`, a sixteenth of the table at least, pushed the longest time ago. Empty if memory
-        suffices, the table does not let rows go, or letting all others go were not enough.
+        These are the rows that the ranking lets go first, at least 1/16 of the table and none of `parts`.
+        Returns none if there is enough memory, if the table may not evict, or if evicting everything else
+        would not be enough.
         """
         if not self._room.evicts_for_memory or self._room.surely_fit(sum(map(len, parts))):
             return np.zeros(0, np.int64)
@@ -241,7 +242,7 @@ class SparseTable:
             return self._admission.surplus(parts, self.step)
 
     def use(self, ids: Ids) -> None:
-        """The last update has named these ids otherwise than by `push`: rows that are there count it."""
+        """Count an update of these ids that did not go through `push` (geo mode adds deltas)."""
         if self._counts:
             with self._lock:
                 self._ranking.use(ids, self.step)
