@@ -5,8 +5,9 @@
                                         +--> journal gets a record before a change takes effect
 
 It does no I/O, reads no clock and starts no thread, so that the same records in the same order give the same
-bits in a server, in a standby, at replay and in the embedded runtime. Each handler follows one order: check,
-record, change. A refused event has changed nothing, and a change that is visible is in the log.
+bits in a server, in a standby, at replay and in the embedded runtime. A handler checks an event, records what
+has to be durable, and only then changes it. What need not survive the process has no record: commits that
+pulls bring, marks of a cut, a view that is promised.
 """
 
 import numpy as np

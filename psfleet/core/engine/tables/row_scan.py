@@ -56,7 +56,7 @@ class EvictionStream:
         return self._held
 
     def add(self, ids: Ids, step: int, cause: EvictionCause) -> None:
-        """Append the evictions of one step, sorted by id: their order in memory differs after a replay."""
+        """Append the evictions of one step, sorted by id: their order in memory means nothing."""
         ids = np.sort(ids)
         self.next += len(ids)
         ids = ids[-self._keep :]
