@@ -1,4 +1,15 @@
-"""One call to one server: its tensors laid out where they will travel."""
+"""A call to one server with tensors, which are laid out where they will travel.
+
+Gradients are written straight into shared memory if the server is on this host, else into arrays that are
+joined to one message when the call leaves. The layout depends only on tables and counts, and mostly repeats
+in the next step, so both directions take short cuts: encoded segments and their places are remembered per
+block of shared memory (`PlacedSegment`), and a reply of the same form as one before is read without decoding
+its header (`_PlainReply`).
+
+A request lives through: filling (`rows`, `values`, `packed`, `read_rows`, `read_values`), `encode` when its
+client sends it, again for each further attempt, `values_of` the reply, and `close`, which frees its places.
+One thread at a time uses it.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -26,41 +37,43 @@ SpecOf = Callable[[int], TableSpec]
 Values = Floats | CompressedValues
 
 _EMPTY = np.empty(0, np.uint8)
-_SMALL = 64 << 10
-_TOLD = 64  # bytes of an answer that may hold no values: they are in shared memory
-_MOST_REPLIES = 64
+_SMALL = 64 << 10  # bytes of tensors up to which a call is small (`Call.is_small`)
+_TOLD = 64  # longest reply in bytes that is looked up whole: its values are in shared memory
+_MOST_REPLIES = 64  # forms of replies that are remembered
 _FLOAT32 = np.dtype("<f4")
-_LINE = 64  # bytes of a cache line, on which each begins
+_LINE = 64  # bytes of a cache line, at the beginning of which each array lies
 
 
 class ServerRequest(Call):
-    """A call with gradients and reads, in shared memory if there is room, else in arrays.
+    """A call with gradients and reads, in shared memory if there is space, else in arrays.
 
     Args:
         header: Header with the worker and the sequence; the request adds the segments.
-        memory: The memory that is shared with the server, if any.
+        memory: The memory that is shared with the server, or None.
+        form: Format of the values that reads ask for.
 
     Attributes:
         bytes: Bytes of all tensors that go to the server.
-        held: The memory that is shared with the server, if any.
-        trace: The trace of the push that it carries, if that is traced.
-        view: View of the members at the server when it answered.
+        reads: Number of reads.
+        held: The memory that is shared with the server, or None.
+        trace: The trace of the push that the request carries, or None if it is not traced.
+        view: View of the fleet's members that the server had when it replied.
     """
 
     trace: Any = None
 
     def __init__(self, header: Header, memory: LaneMemory | None, form: Format = "float32") -> None:
         self._header = header
-        self._layout: list[bytes] = []  # its segments, as fields
+        self._layout: list[bytes] = []  # segments, as encoded fields of the header
         self.held = memory
         self._form = form
         self._arrays: list[tuple[NDArray[Any], ...]] = []  # the bytes of each segment
-        self._places: list[int] = []
-        # For what is small: bytes and place.
-        self._block: tuple[NDArray[np.uint8], int] | None = None
-        self._used = 0  # bytes of it
-        self._last: PlacedSegment | None = None  # what was laid out last, if all lies in that block
-        self._replies: list[Values] = []
+        self._places: list[int] = []  # offsets of all places that are to be freed
+        self._block: tuple[NDArray[np.uint8], int] | None = None  # its bytes and offset
+        self._used = 0  # bytes of that block
+        # The segment that was laid out last, while all segments are remembered ones of the first block.
+        self._last: PlacedSegment | None = None
+        self._replies: list[Values] = []  # arrays in shared memory for the values of each read
         self._shapes: list[tuple[int, ...]] = []  # key and shape of the values of each read
         self.reads = 0
         self._reply_bytes = 0
@@ -72,17 +85,17 @@ class ServerRequest(Call):
 
     @property
     def is_empty(self) -> bool:
-        """The request has neither gradients nor reads."""
+        """True if the request has neither gradients nor reads."""
         return not self._arrays
 
     @property
     def number(self) -> int:
-        """Sequence of the push."""
+        """Sequence of the push that the request carries."""
         return int(self._header.sequence)
 
     @property
     def packs(self) -> bool:
-        """The request asks for values in fewer bytes."""
+        """True if the request asks for values in a shorter format than float32."""
         return self._form != "float32"
 
     def say(self, **fields: int | str) -> None:
@@ -91,7 +104,7 @@ class ServerRequest(Call):
             setattr(self._header, name, value)
 
     def say_addressed(self, pushes: Sequence[int]) -> None:
-        """Say which push was sent last to each server."""
+        """Put into the header which push was sent last to each server."""
         self._header.addressed.extend(pushes)
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
@@ -101,7 +114,11 @@ class ServerRequest(Call):
         return segment.values
 
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
-        """Add this server's part of a dense gradient; without shared memory as a view, see `own`."""
+        """Add this server's part of a dense gradient.
+
+        Shared memory gets a copy. Without it the request keeps a view of `values`, which the caller must not
+        change before the call has left, unless it calls `own`.
+        """
         if not self.is_inline:
             copy_over(
                 self._lay(segments.VALUES, spec, len(values), 1, learning_rate).values, values
@@ -121,7 +138,7 @@ class ServerRequest(Call):
             at += array.nbytes
 
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
-        """Add a segment of so many bytes; returns the array that the caller fills with them."""
+        """Add a segment of `size` bytes; return the array that the caller fills with them."""
         mine, segment.offset = self._room(size)
         self._add(segments.written(segment), mine)
         return mine
@@ -136,8 +153,11 @@ class ServerRequest(Call):
         """Add a pull of this server's values of a dense table.
 
         Args:
-            low, high: Which of the whole table's they are.
-            lent: The whole table's array, in the memory of this request; None: a place of its own.
+            spec: The table.
+            low: First position of the values in the flattened table.
+            high: Position after the last of the values.
+            lent: Array of the whole table in the memory of this request, into which the server writes its
+                values, or None to give the values a place of their own.
         """
         if lent is None:
             self._lay(segments.WHOLE, spec, 0, 0, shape=(high - low,))
@@ -150,7 +170,11 @@ class ServerRequest(Call):
 
     @override
     def encode(self) -> bytes:
-        """Return the message of the call. With shared memory it holds places only."""
+        """Return the message of the call. With shared memory the message holds offsets, but no tensors.
+
+        Each attempt gets the next number in the memory, since a server refuses a number that is not newer
+        than the last one.
+        """
         if self.trace is not None and self.span is None:
             self.span = self.trace.leave(self)
         layout, memory = b"".join(self._layout), self.held
@@ -169,11 +193,13 @@ class ServerRequest(Call):
         self.is_inline = True
 
     def withdrawal(self) -> bytes:
-        """Return the message that takes the push back."""
+        """Return the message that withdraws the push."""
         return write_withdrawal(frame.encode(self._header))
 
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
-        """Return the values that the server has read, in the order of the reads; valid until `close`."""
+        """Return the values of a reply, in the order of the reads, and set `view`; valid until `close`."""
+        # Short cuts first: a reply without values mostly has the same bytes as the last one, and a reply in
+        # the message mostly has the same bytes up to its values.
         if len(message) <= _TOLD:
             self.view, is_placed = _told(message)
             if is_placed:
@@ -193,7 +219,7 @@ class ServerRequest(Call):
         return values
 
     def own(self) -> None:
-        """Copy what is still a view of the caller's arrays: the call is made later."""
+        """Copy the arrays that are views of the caller's, before a call that is made later."""
         for i in self._borrowed:
             self._arrays[i] = tuple(array.copy() for array in self._arrays[i])
         self._borrowed.clear()
@@ -204,7 +230,7 @@ class ServerRequest(Call):
             self.held.lost = True
 
     def close(self) -> None:
-        """Answer and places are no longer used."""
+        """Free the places of the request and of its reply, whose values must not be used afterwards."""
         places, self._places, self._replies, self._arrays = self._places, [], [], []
         if self.held is not None:
             for place in places:
@@ -230,12 +256,17 @@ class ServerRequest(Call):
         learning_rate: float = 0.0,
         shape: tuple[int, ...] | None = None,
     ) -> PlacedSegment:
-        """Add a segment with a place for its bytes.
+        """Add a segment with a place for its bytes and for the values that it reads.
 
         Args:
-            content: Content of the segment; VALUES have no ids.
-            shape: The shape of the values that are asked for; None: none are.
+            content: Content of the segment. VALUES and WHOLE have no ids.
+            spec: The table.
+            count: Number of ids, or of values if the content has no ids.
+            width: Number of values for each id, or 1 for VALUES, or 0 for a read.
+            learning_rate: Learning rate of this push for the table; not used by a read.
+            shape: Shape of the values that are read, or None for a gradient.
         """
+        # The key has everything that the encoded segment depends on, besides the block and what precedes it.
         key = content, spec.key, count, width, learning_rate, shape, self._form
         memory, before = self.held, self._last
         if memory is not None and not self._arrays and (block := memory.begin()) is not None:
@@ -247,6 +278,8 @@ class ServerRequest(Call):
         else:
             segment = self._place_segment(content, spec, count, width, learning_rate, shape)
             if before is not None and memory is not None:
+                # A segment that went to another place than the first block is not remembered, nor is any
+                # behind it: where that place is differs from step to step.
                 if len(self._places) == 1 and not self.is_inline:
                     memory.learn(before, key, segment)
                 else:
@@ -272,7 +305,7 @@ class ServerRequest(Call):
         learning_rate: float,
         shape: tuple[int, ...] | None,
     ) -> PlacedSegment:
-        """Place a segment that `_lay` has not placed before."""
+        """Find a place for a segment and encode it. Its bytes are the ids, and the values behind them."""
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
         arrays: tuple[NDArray[np.uint8], ...] = ()
         at = reply = size = 0
@@ -305,7 +338,11 @@ class ServerRequest(Call):
             self.held.miss(size)
 
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
-        """Return `size` bytes to fill, and their place if they are in shared memory."""
+        """Return `size` bytes to fill, and their offset in shared memory, or 0 if they are an array.
+
+        Small sizes share a block. When a block is full, the next one is begun; a size of a block or more gets
+        a place alone.
+        """
         if self.held is not None:
             start = self._used
             end = start + (size + _LINE - 1 & -_LINE)
@@ -313,7 +350,9 @@ class ServerRequest(Call):
                 place = self.held.take(max(size, BLOCK))
                 if place is None:
                     self._miss(max(size, BLOCK))
-                    self.is_inline = True  # what is in the memory already is sent from there
+                    # All tensors then go into the message; those that lie in the memory already are copied
+                    # from there.
+                    self.is_inline = True
                     return np.empty(size, np.uint8), 0
                 self._places.append(place[1])
                 if size >= BLOCK:
@@ -333,13 +372,13 @@ def _told(message: bytes) -> tuple[int, bool]:
 
 
 class _PlainReply(NamedTuple):
-    """A short reply with values in float32, as the next one to the same reads mostly comes.
+    """Form of a short reply with float32 values, which the next reply to the same reads mostly has too.
 
     Attributes:
-        opening: Its bytes before the values.
-        size: Number of all its bytes.
-        view: View that it reports.
-        places: First byte, number and shape of the values of each read.
+        opening: Bytes of the reply before the first value.
+        size: Length of the whole reply in bytes.
+        view: View that the reply reports.
+        places: For each read (first byte, number of values, shape of the values).
     """
 
     opening: bytes
@@ -348,7 +387,7 @@ class _PlainReply(NamedTuple):
     places: list[tuple[int, int, tuple[int, ...]]]
 
     def values(self, message: bytes) -> list[Values]:
-        """Return the values of a message of this form."""
+        """Return the values of a message of this form, as views if they are aligned."""
         arrays: list[Values] = []
         for first, count, shape in self.places:
             array = np.frombuffer(message, _FLOAT32, count, first)
@@ -363,6 +402,7 @@ def _remember(
     reads: tuple[tuple[int, ...], ...], message: bytes, view: int, values: Sequence[Values]
 ) -> None:
     """Remember the form of a reply to reads of these tables and shapes."""
+    # The positions of the values in the message follow from their addresses, since they are views into it.
     start = address_of(np.frombuffer(message, np.uint8))
     places = []
     for array in values:

@@ -1,4 +1,11 @@
-"""Calls that carry tensors: which of a server's two endpoints takes them, and what to do when one fails."""
+"""Sends tensor calls over a server's own HTTP/2 endpoint, and falls back to gRPC if there is none.
+
+A server listens twice: with grpcio for all methods, and with psfleet's HTTP/2 server (psfleet.core.net.http2)
+for pushes and pulls, which cost less CPU there. This module asks the server over gRPC where the second
+endpoint is, connects to it, and turns its errors into psfleet's. After a broken connection, or when the
+server has moved, the next call asks again. If the endpoint cannot be reached (a firewall may close its port),
+calls go over gRPC.
+"""
 
 import threading
 from collections.abc import Callable
@@ -21,21 +28,23 @@ if TYPE_CHECKING:
 
 _METHODS = "Shard/Push", "Shard/Pull", "Shard/Exchange"
 PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}
-_PROBE = 10.0  # seconds in which a server that has not ended says so
-_MOST_FAILURES = 3  # then the way is closed, by a firewall perhaps
+_PROBE = 10.0  # seconds in which a server that is alive replies to a probe
+_MOST_FAILURES = 3  # failed connections in a row; then a firewall may have closed the port
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class TensorCalls:
-    """Calls to one server. Where it offers nothing, or cannot be reached there, calls go as others do.
+    """Tensor calls to one server.
 
     Args:
-        endpoint: Returns its present endpoint for all methods.
-        ask: Asks where the server listens (`Shard/Transport`) over the other transport, within so many
-            seconds; raises PsfleetError.
+        name: Name of the server in error messages.
+        endpoint: Returns the server's present gRPC endpoint, which changes when the server moves.
+        access: Credentials of this process.
+        ask: Asks over gRPC where the server listens (`Shard/Transport`). Takes the time limit in seconds;
+            raises PsfleetError.
 
     Attributes:
-        client: Makes the calls; None: they go as others do.
+        client: Client of the HTTP/2 endpoint, or None while calls go over gRPC.
     """
 
     def __init__(
@@ -47,15 +56,17 @@ class TensorCalls:
         self._ask = ask
         self._lock = threading.Lock()
         self.client: Http2Client | None = None
-        self._found = endpoint()  # where it listened when it was asked
-        self._asks = True
+        self._found = endpoint()  # gRPC endpoint at the time of the last lookup
+        self._asks = True  # True if the next call asks the server where it listens
         self._closed = False
-        self._failures = 0  # connections one after the other that could not be made
+        self._failures = 0  # failed connections in a row
 
     def carries(self, method: str, seconds: float) -> bool:
-        """Return whether this call is to be made over this connection.
+        """Return True if a call goes over the HTTP/2 endpoint. May ask the server and connect first.
 
-        `seconds`: How long the call may take, and the question where the server listens.
+        Args:
+            method: "Service/Method".
+            seconds: Time limit of the call, including the lookup of the endpoint.
 
         Raises:
             PsfleetError: The server cannot be asked.
@@ -69,7 +80,7 @@ class TensorCalls:
         return self.client is not None
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
-        """Make a call that `carries` has accepted.
+        """Make a call for which `carries` returned True, and return the reply.
 
         Raises:
             PsfleetError: The call failed.
@@ -77,10 +88,10 @@ class TensorCalls:
         return self.begin(method, request, seconds).finish()
 
     def begin(self, method: str, request: bytes, seconds: float) -> ClientConnection:
-        """Send such a call.
+        """Send a call for which `carries` returned True; `finish` of the result returns the reply.
 
         Raises:
-            ServerUnavailable: There is no connection to be had, or it is lost.
+            ServerUnavailable: No connection can be made, or it is lost.
         """
         client = self.client
         if client is None:
@@ -91,9 +102,10 @@ class TensorCalls:
             raise self.failed(client, error, seconds) from None
 
     def failed(self, client: Http2Client, error: Exception, seconds: float) -> Exception:
-        """Return the error of a call that could not be sent."""
+        """Return the error that a call that could not be sent raises."""
         match error:
-            case DeadlinePassed():  # of the connection: the call has time to be made again
+            # The time limit of the connection has passed, not that of the call, which may be tried again.
+            case DeadlinePassed():
                 failure = ConnectionBroken(f"no connection within {HANDSHAKE:g} seconds")
                 return self._failed(client, failure, seconds)
             case ConnectionBroken():
@@ -113,13 +125,13 @@ class TensorCalls:
         return ServerUnavailable(f"{self._name} does not answer: {error}")
 
     def interrupt(self) -> None:
-        """Let calls to where the server was fail, if it has moved; the next one goes to where it is."""
+        """Make calls under way fail if the server has moved; the next call goes to its new endpoint."""
         client = self.client
         if client is not None and self._endpoint() != self._found:
             client.close()
 
     def close(self) -> None:
-        """Let go of the connections; calls under way fail. Safe to call twice."""
+        """Close the connections; calls under way fail. Safe to call twice."""
         with self._lock:
             client, self.client, self._closed = self.client, None, True
         if client is not None:
@@ -134,7 +146,8 @@ class TensorCalls:
             except (ConnectionBroken, DeadlinePassed) as error:
                 client.close()
                 self._failures += 1
-                silent = isinstance(error, DeadlinePassed)  # another try would take as long
+                # A firewall that drops packets makes each try last until its limit: one is enough then.
+                silent = isinstance(error, DeadlinePassed)
                 self._asks = not silent and self._failures < _MOST_FAILURES
                 return
         with self._lock:
@@ -162,7 +175,7 @@ class TensorCalls:
         try:
             self._ask(_PROBE)
         except DeadlineExceeded:
-            pass  # it may be stopped, or have no processor: a call has its own deadline
+            pass  # the server may be stopped or short of CPU; the call has a deadline of its own
         except PsfleetError as error:
             raise ConnectionBroken(str(error)) from None
 

@@ -1,12 +1,17 @@
-"""The way of tensors to a server: shared memory where both ends are on one host, else messages.
+"""Allocates the shared memory in which a worker's tensors travel to servers on the same host.
 
-The worker makes one memory for all servers and owns every place in it. A call names places: until
-its answer is here, the server reads and writes those and no others, so no side needs a lock. A call
-that failed may still be under way at its server; then no place of that memory is dealt again. The
-call goes on with its tensors in the message, and the next one gets other memory.
+The worker makes one memory for all servers and owns every place in it. A call names the places of its
+tensors; until its reply is here, the server reads and writes those places and no others, so neither side
+needs a lock. If a call fails, its server may still be working on it. The whole memory is then *lost*: no
+place of it is used again, the call is repeated with its tensors in the message, and the next call gets new
+memory. Failures are rare and memory is cheap, so this one rule replaces a state for each place.
 
-Since all servers write to one memory, each can put its part of a dense array where the array will be
-used: such an array is lent, and its place comes back when the last view of it is gone.
+All servers write into one memory, so each can put its part of a dense array where the caller will use the
+array. Such an array is *lent*: its place becomes free when NumPy releases the last view of it.
+
+`WorkerMemory` makes the memory and replaces it, `LaneMemory` deals out its places, and a `Lane` says for one
+server whether the next call can use it. Servers on other hosts get tensors in messages. Why it is built like
+this: docs/decisions/0013-frames-and-shared-memory.md.
 """
 
 import collections
@@ -26,35 +31,42 @@ if TYPE_CHECKING:
     from psfleet_worker.connection.server_client import ServerClient
 
 Attach = Callable[[int, MemoryHandle], bool]
-"""Offers memory under a generation to the server; whether it is shared now."""
+"""Offers memory with a generation number to a server; returns True if the server shares it now."""
 
 Floats = NDArray[np.float32]
 
 LEND_FROM = 1 << 16
-"""Bytes from which an array is lent: a shorter one is copied for less than its lending costs."""
+"""Size in bytes from which an array is lent. To copy a shorter array costs less than to lend it."""
 
 BLOCK = 2 << 10
-"""Bytes of shared memory for several small tensors of one call."""
+"""Size in bytes of a block, which holds several small tensors of one call."""
 
 _MOST_KNOWN = 1024  # segments whose places a memory remembers
-_FIRST_SIZE = 512 << 10
-_LARGEST = 4 << 30  # whatever one step needs
-_SPARE = 4  # times what was missing: several calls may be under way
-_LENDABLE = 2  # at most one part in so many of a memory: the caller may keep what it was lent
+_FIRST_SIZE = 512 << 10  # bytes of the first memory
+_LARGEST = 4 << 30  # bytes of the largest memory, even if a step needs more
+_SPARE = 4  # a memory grows by this many times what was missing: several calls may be under way
+# At most 1/_LENDABLE of a memory is lent. So a caller who keeps every array cannot make it grow without end.
+_LENDABLE = 2
 
 
 class LaneMemory:
-    """One memory that servers share.
+    """A shared memory and its places.
+
+    Args:
+        memory: The mapped memory.
+        offer: Description that a server needs to attach the memory.
 
     Attributes:
-        generation: Its number on the wire.
-        offer: Description with which a server attaches the memory.
-        missing: Bytes of the tensors under way at once for which there was no place; 0: there always was one.
+        generation: Random number that identifies the memory on the wire.
+        offer: Description that a server needs to attach the memory.
+        missing: Most bytes of tensors, under way at once, that found no place. 0 means that the memory was
+            always large enough.
         largest: Bytes of all tensors of the largest call.
-        lent: Bytes of the arrays that were to be lent at once, at most.
+        lent: Most bytes of arrays that were to be lent at once.
         give: Takes back the place of an array that is no longer used, by its offset.
-        lost: A call has failed in it: no place of it is used again.
-        turns: Numbers of the next calls. Calls reach a server in the order of their numbers.
+        lost: True once a call has failed in it. No place of it is used again.
+        turns: Numbers of the next calls. A server refuses a call that is not newer than the last one, because
+            its places may belong to another call by then.
     """
 
     def __init__(self, memory: SharedMemory, offer: MemoryHandle) -> None:
@@ -64,21 +76,22 @@ class LaneMemory:
         self.largest = 0
         self.lent = 0
         self.lost = False
-        self._missed = 0  # by calls that are under way
+        self._missed = 0  # bytes without a place, of calls under way
         self._memory = memory
         self._blocks = BlockAllocator(len(memory))
         self.give = self._blocks.give
         self.turns = itertools.count(1)
-        self._lent: dict[_Loan, int] = {}  # bytes
+        self._lent: dict[_Loan, int] = {}  # bytes of each lent array
+        # Arrays that NumPy has released, in any thread: appending to a deque and taking from it are atomic.
         self._returned: collections.deque[_Loan] = collections.deque()
-        self._blocks_known: dict[int, PlacedSegment] = {}  # by offset
-        self._known = 0  # segments in them
+        self._blocks_known: dict[int, PlacedSegment] = {}  # roots of the layouts, by block offset
+        self._known = 0  # number of segments in all layouts
 
     def __len__(self) -> int:
         return len(self._memory)
 
     def take(self, size: int) -> tuple[NDArray[np.uint8], int] | None:
-        """Take `size` bytes of the memory; return them and their offset. None: there is no room left."""
+        """Take a place of `size` bytes; return its bytes and offset, or None if there is no space."""
         if self._returned:
             self._regain()
         offset = self._blocks.take(size)
@@ -87,17 +100,17 @@ class LaneMemory:
         return self._memory.bytes[offset : offset + size], offset
 
     def miss(self, size: int) -> None:
-        """Note that a call which has begun has no place for `size` bytes."""
+        """Count `size` bytes for which a call that has begun found no place."""
         self._missed += size
         self.missing = max(self.missing, self._missed)
 
     def ended(self, size: int, shortage: int) -> None:
-        """Note the end of a call whose tensors took `size` bytes, `shortage` of them without a place."""
+        """Count the end of a call with `size` bytes of tensors, `shortage` of them without a place."""
         self.largest = max(self.largest, size)
         self._missed -= shortage
 
     def lend(self, count: int) -> "LentArray | None":
-        """Return a float32 array of `count` that the caller of a pull may keep; None: it is to be copied."""
+        """Return a float32 array [count] for the caller of a pull to keep, or None if it must be copied."""
         if self._returned:
             self._regain()
         size = 4 * count
@@ -114,7 +127,7 @@ class LaneMemory:
         return LentArray(self, base, place[1])
 
     def _regain(self) -> None:
-        """Take back the arrays that are not in use any more."""
+        """Free the places of arrays that NumPy has released."""
         while True:
             try:
                 loan = self._returned.popleft()
@@ -124,7 +137,10 @@ class LaneMemory:
             self._blocks.give(loan.offset)
 
     def begin(self) -> "PlacedSegment | None":
-        """Take a block; what earlier calls had in it follows what this returns. None: there is no room."""
+        """Take a block, and return the start of the layouts that earlier calls had in it.
+
+        Returns None if there is no space.
+        """
         if self._returned:
             self._regain()
         offset = self._blocks.take(BLOCK)
@@ -142,17 +158,18 @@ class LaneMemory:
     def learn(
         self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
-        """Remember a segment that was laid out behind `before`."""
+        """Remember for later calls that `segment` was laid out behind `before` for the request `key`."""
         before.next[key] = segment
         self._known += 1
 
 
 class LentArray:
-    """An array in shared memory that keeps its place for as long as anything looks at it.
+    """An array in shared memory that keeps its place until the last view of it is gone.
 
     Attributes:
         held: The memory.
-        offset, address: Of the array, in it and in this process.
+        offset: Offset of the array in the memory, in bytes.
+        address: Address of the array in this process.
         array: float32 [count].
     """
 
@@ -164,7 +181,7 @@ class LentArray:
 
 
 class _LentValues:
-    """The base of a lent array and of all its views: NumPy lets go of it with the last of them."""
+    """The base object of a lent array. All its views refer to it, so it is released with the last view."""
 
     def __init__(self, memory: LaneMemory, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__
@@ -173,10 +190,10 @@ class _LentValues:
 
 
 class _Loan(weakref.ref[_LentValues]):
-    """Appends itself to `returned` when the array is gone.
+    """A weak reference that appends itself to a queue when its array is released.
 
-    That runs no Python code: an interrupt that arrived in a `__del__` would be lost, since Python
-    ignores exceptions there.
+    The callback is `deque.append`, which runs no Python code. In a `__del__` method an interrupt (Ctrl-C)
+    that arrived there would be lost, since Python ignores exceptions in it.
     """
 
     __slots__ = ("offset",)
@@ -189,10 +206,16 @@ class _Loan(weakref.ref[_LentValues]):
 
 
 class WorkerMemory:
-    """The memory of a worker: made when first needed, larger when too small, again when lost.
+    """The memory of a worker: made when first needed, replaced when it is too small or lost.
 
     Args:
-        most: Bytes that it and the one before it take, unless four steps of this worker need more.
+        most: Most bytes of the present and the previous memory together, unless four steps of this worker
+            need more.
+        servers: Number of servers.
+
+    Attributes:
+        latest: The present memory, or None until the first call.
+        servers: Number of servers. A step makes one call to each.
     """
 
     def __init__(self, most: int, servers: int = 1) -> None:
@@ -201,16 +224,16 @@ class WorkerMemory:
         self._most = most
 
     def renew(self) -> LaneMemory | None:
-        """Return the memory to share from now on; None: there is none to be had."""
+        """Return the memory to share from now on, or None if the host has too little memory."""
         latest = self.latest
         if latest is None or latest.lost or latest.missing:
             self.latest = self._make(latest)
             if latest is not None and latest is not self.latest:
-                os.close(latest.offer.descriptor)
+                os.close(latest.offer.descriptor)  # servers that attached it have their own mapping
         return self.latest
 
     def close(self) -> None:
-        """Let go of it; arrays in it keep it. Safe to call twice."""
+        """Release the memory. Arrays that were lent keep it mapped. Safe to call twice."""
         if self.latest is not None:
             os.close(self.latest.offer.descriptor)
             self.latest = None
@@ -222,20 +245,21 @@ class WorkerMemory:
             most = min(max(self._most - len(before), _SPARE * step), _LARGEST)
             size = min(len(before) + _SPARE * before.missing, most)
             if before.missing and not before.lost and len(before) >= size:
-                before.missing = 0  # as large as it gets; what does not fit goes in messages
+                # It is as large as it may be. Tensors that find no place travel in messages.
+                before.missing = 0
                 return before
         memory = SharedMemory.make(size)
         return None if memory is None else LaneMemory(*memory)
 
 
 class Lane:
-    """Keeps one server's share in the memory up to date.
+    """Decides for one server whether the next call can use shared memory, and offers new memory to it.
 
     Args:
-        memories: Source of shared memory; None: tensors always travel in messages.
-        attach: Makes the server share one.
-        client: The server. While a call to it would have to wait behind another, which may itself wait for
-            other workers, no new memory is offered.
+        memories: Source of shared memory, or None if tensors always travel in messages.
+        attach: Offers a memory to the server.
+        client: Client of the server. New memory is offered only while it has no open call: the offer would
+            have to wait behind that call, which may itself wait for other workers.
     """
 
     def __init__(
@@ -247,7 +271,7 @@ class Lane:
         self._held: LaneMemory | None = None
 
     def held(self) -> LaneMemory | None:
-        """Return the memory to use for the next call, None: the message."""
+        """Return the memory for the next call, or None if its tensors go into the message."""
         shared, memories = self._held, self._memories
         if memories is not None and not self._client.open_calls:
             latest = memories.latest
@@ -258,14 +282,14 @@ class Lane:
         return None if shared is None or shared.lost else shared
 
     def _share(self, memory: LaneMemory | None) -> LaneMemory | None:
-        """Share the memory. A server that once does not share it is not asked again."""
+        """Share the memory. A server that refuses once (it may be on another host) is not asked again."""
         if memory is None or not self._attach(memory.generation, memory.offer):
             self._memories = None
             return None
         return memory
 
     def close(self) -> None:
-        """Let go of the memory; arrays in it keep it. Safe to call twice."""
+        """Stop using the memory. Arrays that were lent keep it mapped. Safe to call twice."""
         self._held = self._memories = None
 
 
@@ -273,22 +297,28 @@ _NO_IDS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class PlacedSegment:
-    """One segment of a call at its place in shared memory, remembered from one step to the next.
+    """Place of one segment of a call in shared memory, remembered from one step to the next.
 
-    The small tensors of a call lie one after the other in one block. Where a step has the same tables and
-    counts as the one before, and gets the same block, each tensor lies where it lay, and its segment has the
-    same bytes. So the memory keeps a tree for each block: what was laid out first, behind it what came next.
+    The small tensors of a call lie side by side in one block, each at the beginning of a cache line:
+
+        block (2 KiB)  | ids, rows of table 1 | ids of table 2 | its rows in the reply | free ... |
+
+    A step with the same tables and counts as the step before mostly gets the same block, so each tensor lies
+    where it lay and its segment has the same bytes. To encode nothing twice, the memory keeps a tree of
+    layouts for each block: its root is the empty block, and `next` leads from a segment to the segment behind
+    it, by the key of the request (`ServerRequest._lay`).
 
     Attributes:
-        segment: Field of the header, encoded.
-        ids: The part of its bytes that is for ids.
-        values: The part that is for values, of their shape.
-        reply: Array for the values of a read; None: it is no read, or they come in the message.
+        segment: The segment as an encoded field of the header.
+        ids: int64 array for the ids, in shared memory.
+        values: float32 array for the values, in their shape, in shared memory.
+        arrays: The arrays that make up the segment's bytes.
+        reply: Array for the values of a read, or None if it is no read or its values come in the message.
         reply_bytes: Bytes of these values.
         bytes: Bytes of the arrays.
-        end: Bytes of the block up to its end.
-        block: Bytes and offset of the block, if it is the start of one.
-        next: Segments laid out behind it, by the request for them.
+        end: Bytes of the block that are used up to the end of this segment.
+        block: Bytes and offset of the block; set only in the root of a tree.
+        next: Segments that were laid out behind this one, by the key of their request.
     """
 
     block: tuple[NDArray[np.uint8], int]
