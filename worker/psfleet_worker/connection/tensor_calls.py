@@ -9,7 +9,6 @@ calls go over gRPC.
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,10 +20,6 @@ from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
 from psfleet.core.net.v1 import shard_pb2
-
-if TYPE_CHECKING:
-    pass
-
 
 _METHODS = "Shard/Push", "Shard/Pull", "Shard/Exchange"
 PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 from psfleet.core.base.errors import RuleError
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from psfleet.core.engine.rules.finding_rules import NamedDefinition
 
 
