@@ -225,9 +225,8 @@ def _torch_tensors(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        if (
-            type(error).__name__ != "UnpicklingError"
-        ):  # which is in a module that nothing here imports
+        # The class is asked for by name, since nothing that is shipped may import the module that has it.
+        if type(error).__name__ != "UnpicklingError":
             raise
         raise CheckpointError(
             f"{str(path)!r} is no file of torch, or has more than tensors in dicts; save the state_dict() of "
@@ -302,7 +301,7 @@ def _of_words(path: str, buckets: int, salt: str) -> RowFile:
 
 
 def _count(head: Sequence[tuple[int, str]]) -> int | None:
-    """The number of words that the first line tells; None: it is a word and its weight like the second."""
+    """Return the number of words that the first line announces, or None if that line is itself a word."""
     match = _COUNTS.fullmatch(head[0][1]) if head else None
     if match is None or (len(head) > 1 and len(_split(head[1][1])[1]) != int(match[2])):
         return None
@@ -310,10 +309,14 @@ def _count(head: Sequence[tuple[int, str]]) -> int | None:
 
 
 def _word(line: str, width: int | None) -> tuple[str, NDArray[np.float32]]:
-    """The word of a line and its weights, `width` of them unless that is None.
+    """Return the word of a line and its weights, float32 [width].
+
+    Args:
+        line: The line without its end.
+        width: Number of weights of the lines before, or None for the first line.
 
     Raises:
-        ValueError: It has others.
+        ValueError: The line has no word or no weights, another number of weights, or a text among them.
     """
     word, *numbers = line.split(" ")
     if len(numbers) != width or "\t" in line:
@@ -332,7 +335,10 @@ def _word(line: str, width: int | None) -> tuple[str, NDArray[np.float32]]:
 
 
 def _split(line: str) -> tuple[str, list[str]]:
-    """The word before the first tab, or with all before the numbers at the end; and the numbers."""
+    """Return the word of a line and its numbers as texts.
+
+    The word ends at the first tab, or without a tab before the numbers at the end of the line.
+    """
     word, tab, rest = line.partition("\t")
     if tab:
         return word, rest.split()

@@ -56,7 +56,7 @@ def write_reply(folder: Path, number: int) -> None:
 
 
 def read_reply(folder: Path) -> int:
-    """Return the number of the last request that has reached the workers; 0: none."""
+    """Return the number of the last request that has reached the workers, or 0 if none has."""
     try:
         [number] = _REPLY.read(folder / DONE, number=int)
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
 
 
 def read_relocations(where: Path) -> dict[str, str]:
-    """The new endpoint of each old one; empty: no server has moved, or the file is damaged."""
+    """Return the new endpoint of each server that has moved, by its old one; {} if the file is damaged."""
     try:
         (endpoints,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
     except (FileNotFoundError, FrameError):
@@ -95,7 +95,7 @@ def read_relocations(where: Path) -> dict[str, str]:
 
 
 def write_running_job(folder: Path, environment: Environment) -> None:
-    """Let the file appear, whole: the variables with which a process without a role knows the servers."""
+    """Write the variables by which a process outside the job finds its servers, all at once."""
     variables = to_variables(environment, FleetSettings, JobSettings, ProcessSettings)
     _RUNNING_FORMAT.write(folder / SERVERS, variables=variables)
 
@@ -122,7 +122,7 @@ def environment_of(job: Any, **access: Any) -> Environment:
 
     Args:
         job: Folder of its logs, or the endpoints of its servers as a list or with commas between them.
-        access: Settings `tls` and `insecure` of this process; None: those of the job.
+        access: Settings `tls` and `insecure` of this process, or None for those of the job.
 
     Raises:
         ConfigError: It is neither, or no job is there.

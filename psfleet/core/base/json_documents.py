@@ -37,7 +37,7 @@ class Format:
 
     @property
     def version(self) -> int:
-        """That of a document that needs no later one."""
+        """Oldest version of the format, which a document has unless it uses something newer."""
         return self.versions[0]
 
     def document(self, **fields: Any) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def _fits(value: Any, kind: Any) -> bool:
 
 @contextlib.contextmanager
 def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> Iterator[None]:
-    """Within, whatever is wrong with a file is an error of this kind that names it, in one sentence.
+    """Turn every fault of reading a file within the block into one sentence that names the file.
 
-    Only a file that is not there stays a FileNotFoundError, unless it is a checkpoint's.
+    A missing file stays a FileNotFoundError, unless it is a checkpoint's.
     """
     try:
         yield

@@ -18,8 +18,9 @@ from psfleet.data.feature_sets.jagged import Jagged, as_plain
 
 Ids = NDArray[np.int64]
 
-_WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,19}")
-
+_WHOLE = re.compile(
+    rb"0|-?[1-9][0-9]{0,19}"
+)  # as computers write it: without "+", and no zero before it
 
 Dtype = Literal["int", "float", "text"]
 Kind = Literal["int", "float", "text", "id", "key"]
