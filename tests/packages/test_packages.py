@@ -62,5 +62,7 @@ def test_a_package_runs_a_script_of_ones_own(tmp_path: Path, kind: str) -> None:
     assert output == f"psfleet, version {importlib.metadata.version('psfleet')}\n"
     launch = ("--servers", "2", "--workers", "2", "--job", "j", "train.py")
     assert run(folder, programs / "psfleet-launch", *launch) == "(1, 4)\n"
+    words = ("--render", "kubernetes", "files", "--image", "i", "--agents", "2", "--job", "j")
+    assert "files/launcher.json" in run(folder, programs / "psfleet-launch", *words, "train.py")
     report = run(folder, programs / "psfleet", "report", "j").strip()
     assert "Ended with exit code 0" in (folder / report).read_text()

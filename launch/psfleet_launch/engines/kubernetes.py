@@ -1,16 +1,20 @@
-"""Jobs on Kubernetes: files with a pod of the launcher and pods of agents, which the user applies.
+"""Files of a job for Kubernetes (`--render kubernetes`): a pod of the launcher and pods of agents.
 
-The objects have no secrets: pods name the Secret that they mount. The launcher's pod runs `psfleet-launch
---engine join` with a job file from a ConfigMap, so everything that the engine can do is there.
+The objects are the templates in `manifests/`, filled in with what the job asks for. They hold no secrets,
+except `secrets.json`: pods name the Secret that they mount. The launcher's pod runs `psfleet-launch --engine
+join` with a job file from a ConfigMap, so it can do whatever that engine can.
 """
 
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import click
@@ -26,18 +30,14 @@ from psfleet_launch.job.job_request import JobRequest, Launch
 
 Manifest = dict[str, Any]
 
-LAUNCHER, AGENT = "launcher", "agent"
 OPTIONAL_FILES = ("agents.json", "jobset.json", "launcher.json", "log-volume.json")
 
+_LAUNCHER, _AGENT = "launcher", "agent"
 _PORT = 7163  # where the launcher waits for agents
 _WAIT = 600  # seconds that an agent waits for the launcher's pod
-_USER = 1000  # the user of the image
 _LOGS = "/logs"
-_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
 _SECRETS = "secrets.json"
-_FOLDERS = {LAUNCHER: "server", AGENT: "worker"}
+_CREDENTIALS = {_LAUNCHER: "server", _AGENT: "worker"}
 """Role whose credentials each pod has."""
 
 
@@ -57,18 +57,84 @@ def manifests(
         raise ConfigError(
             "--render kubernetes needs an image with psfleet and the script (--image)"
         )
-    objects = _JobObjects(request, name, launch, chosen)
-    files = {
-        "config.json": objects.config(),
-        "disruption-budgets.json": objects.disruption_budgets(),
-        "network-policy.json": objects.network_policy(),
-        "service.json": objects.service(),
+    fill = partial(_filled, name=name)
+    has_volume = request.keeps_log or request.keeps_snapshots or launch.chaos is not None
+    # In pod.json processes share a namespace so that orphans are reaped, and service links are off because
+    # they would be variables called NAME_PORT.
+    pod = partial(
+        fill,
+        "pod.json",
+        image=chosen.image,
+        claim={"claimName": f"{name}-logs"} if has_volume else None,
+        scratch=None if has_volume else {},
+    )
+    launcher_pod = pod(
+        role=_LAUNCHER,
+        command=["psfleet-launch", "--config", "/job/job.toml"],
+        # The notes of chaos are for all pods, so they are in the folder that all pods have.
+        notes_of_chaos=None if launch.chaos is None else {"name": "TMPDIR", "value": _LOGS},
+        config_mount={"name": "config", "mountPath": "/job"},
+        config_volume={"name": "config", "configMap": {"name": name}},
+        resources=None,
+    )
+    agent_pod = pod(
+        role=_AGENT,
+        command=[
+            *("psfleet", "agent", "--join", f"{name}-{_LAUNCHER}:{_PORT}"),
+            *("--credentials", "/tls", "--wait", str(_WAIT)),
+        ],
+        notes_of_chaos=None,
+        config_mount=None,
+        config_volume=None,
+        resources=_resources(request, name, chosen.agents),
+    )
+    jobs = {
+        "launcher.json": fill("launcher.json", pod=launcher_pod),
+        "agents.json": fill("agents.json", pod=agent_pod, agents=chosen.agents),
     }
-    if objects.has_volume:
-        files["log-volume.json"] = objects.volume_claim()
     if chosen.jobset:
-        return files | {"jobset.json": objects.job_set()}
-    return files | {"agents.json": objects.agents(), "launcher.json": objects.launcher()}
+        launcher, agent = jobs["launcher.json"]["spec"], jobs["agents.json"]["spec"]
+        jobs = {"jobset.json": fill("jobset.json", launcher=launcher, agent=agent)}
+    if has_volume:
+        jobs["log-volume.json"] = fill(
+            "log-volume.json",
+            volume_size=chosen.volume_size,
+            storage_class=chosen.storage_class or None,
+        )
+    return jobs | {
+        "config.json": fill(
+            "config.json", job_file=_launcher_job_file(request, name, launch, chosen)
+        ),
+        "disruption-budgets.json": fill(
+            "disruption-budgets.json", all_agents_but_one=chosen.agents - 1
+        ),
+        "network-policy.json": fill("network-policy.json", watch_port=_watch_port(launch)),
+        "service.json": fill("service.json", port=_PORT),
+    }
+
+
+def _filled(template: str, name: str, role: str = "", **values: Any) -> Manifest:
+    """Return an object from its template, into which values are inserted as JSON.
+
+    What is None is left out of the object.
+
+    Args:
+        name, role: Name of the job and role of a pod, which are parts of texts.
+    """
+    text = files(__package__).joinpath("manifests", template).read_text("utf-8")
+    inserted = {key: json.dumps(value) for key, value in values.items()}
+    manifest: Manifest = _without_none(
+        json.loads(Template(text).substitute(inserted, name=name, role=role))
+    )
+    return manifest
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [_without_none(one) for one in value if one is not None]
+    return value
 
 
 def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
@@ -92,193 +158,29 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class _JobObjects:
-    """The objects of one job."""
+def _resources(request: JobRequest, name: str, agents: int) -> Manifest | None:
+    """Requests of the fullest agent, or None. It has no limits: it may take over from a lost agent."""
+    job = Job(request, name, "", Path(), Path(_LOGS))
+    machines = [f"{_AGENT} {number}" for number in range(agents)]
+    needs = MachinePlacement(job, machines).largest.with_headroom
+    requests = {"cpu": needs.cores, "memory": needs.memory}
+    texts = {resource: str(amount) for resource, amount in requests.items() if amount}
+    return {"requests": texts} if texts else None
 
-    request: JobRequest
-    name: str
-    launch: Launch
-    chosen: "KubernetesSettings"
 
-    @property
-    def has_volume(self) -> bool:
-        """Flag: all pods need one folder of logs."""
-        keeps = self.request.keeps_log or self.request.keeps_snapshots
-        return keeps or self.launch.chaos is not None
+def _launcher_job_file(
+    request: JobRequest, name: str, launch: Launch, chosen: "KubernetesSettings"
+) -> str:
+    place = {"engine": "join", "name": name, "log_dir": Path(_LOGS)}
+    in_pod = Launch(**vars(launch) | place | {"listen": f"0.0.0.0:{_PORT}"})
+    join = chosen.in_cluster("/tls")
+    return job_file({JobRequest: request, Launch: in_pod, type(join): join}, request.strategy)
 
-    # -- pods ------------------------------------------------------------------------------------
 
-    def launcher(self) -> Manifest:
-        """Return the Job whose one pod runs the launcher; its exit code is that of the training job."""
-        command = ["psfleet-launch", "--config", "/job/job.toml"]
-        template = self._pod(LAUNCHER, command, {"config": {"configMap": {"name": self.name}}})
-        return self._job(LAUNCHER, {"backoffLimit": 0, "template": template})
-
-    def agents(self) -> Manifest:
-        """Return the Indexed Job of the agents: the loss of one ends no other one."""
-        command = ["psfleet", "agent", "--join", f"{self.name}-{LAUNCHER}:{_PORT}"]
-        command += ["--credentials", "/tls", "--wait", str(_WAIT)]
-        spec = {
-            "completions": self.chosen.agents,
-            "parallelism": self.chosen.agents,
-            "completionMode": "Indexed",
-            "backoffLimitPerIndex": 0,
-            "successPolicy": {"rules": [{"succeededCount": 1}]},  # it has seen the end of the job
-            "template": self._pod(AGENT, command, {}),
-        }
-        return self._job(AGENT, spec)
-
-    def job_set(self) -> Manifest:
-        """Return both Jobs as one; the end of the launcher's is the end of both."""
-        jobs = {LAUNCHER: self.launcher(), AGENT: self.agents()}
-        return {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": self._metadata(),
-            "spec": {
-                "network": {"enableDNSHostnames": False},
-                "successPolicy": {"operator": "All", "targetReplicatedJobs": [LAUNCHER]},
-                "replicatedJobs": [
-                    {"name": role, "replicas": 1, "template": {"spec": job["spec"]}}
-                    for role, job in jobs.items()
-                ],
-            },
-        }
-
-    def _pod(self, role: str, command: list[str], volumes: Manifest) -> Manifest:
-        logs: Manifest = {"emptyDir": {}}
-        if self.has_volume:
-            logs = {"persistentVolumeClaim": {"claimName": f"{self.name}-logs"}}
-        secret = {"secretName": f"{self.name}-{role}", "defaultMode": 0o400}
-        volumes = {"tls": {"secret": secret}, "logs": logs, "cache": {"emptyDir": {}}} | volumes
-        places = {"tls": "/tls", "logs": _LOGS, "cache": "/cache", "config": "/job"}
-        variables = {"PSFLEET_CACHE": "/cache"}
-        if role == LAUNCHER and self.launch.chaos is not None:
-            variables["TMPDIR"] = _LOGS  # the notes of chaos are for all pods
-        container = {
-            "name": role,
-            "image": self.chosen.image,
-            "command": command,
-            "env": [{"name": name, "value": value} for name, value in variables.items()],
-            "volumeMounts": [{"name": name, "mountPath": places[name]} for name in volumes],
-            "securityContext": _CONTEXT,
-        }
-        if role == AGENT and (needs := dict(self._needs())):
-            container["resources"] = {"requests": needs}
-        spec = {
-            "restartPolicy": "Never",
-            "shareProcessNamespace": True,  # orphans are reaped
-            "enableServiceLinks": False,  # they would be variables called NAME_PORT
-            "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "fsGroup": _USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "topologySpreadConstraints": [
-                {
-                    "maxSkew": 1,
-                    "topologyKey": "kubernetes.io/hostname",
-                    "whenUnsatisfiable": "ScheduleAnyway",
-                    "labelSelector": {"matchLabels": self._labels(role)},
-                }
-            ],
-            "containers": [container],
-            "volumes": [{"name": name} | volume for name, volume in volumes.items()],
-        }
-        return {"metadata": {"labels": self._labels(role)}, "spec": spec}
-
-    def _needs(self) -> Iterator[tuple[str, str]]:
-        """Yield the requests of the fullest agent. It has no limits: it may take over from a lost one."""
-        job = Job(self.request, self.name, "", Path(), Path(_LOGS))
-        machines = [f"{AGENT} {number}" for number in range(self.chosen.agents)]
-        needs = MachinePlacement(job, machines).largest.with_headroom
-        if needs.cores:
-            yield "cpu", str(needs.cores)
-        if needs.memory:
-            yield "memory", str(needs.memory)
-
-    def _job(self, role: str, spec: Manifest) -> Manifest:
-        return {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": self._metadata(role),
-            "spec": spec,
-        }
-
-    # -- the rest --------------------------------------------------------------------------------
-
-    def config(self) -> Manifest:
-        """Return the ConfigMap with the launcher's job file."""
-        place = {"engine": "join", "name": self.name, "log_dir": Path(_LOGS)}
-        launch = Launch(**vars(self.launch) | place | {"listen": f"0.0.0.0:{_PORT}"})
-        join = self.chosen.in_cluster("/tls")
-        items = {JobRequest: self.request, Launch: launch, type(join): join}
-        content = {"job.toml": job_file(items, self.request.strategy)}
-        metadata = self._metadata()
-        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": content}
-
-    def service(self) -> Manifest:
-        """Return the headless Service by whose name agents find the launcher."""
-        spec = {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": self._labels(LAUNCHER),
-            "ports": [{"name": "agents", "port": _PORT}],
-        }
-        metadata = self._metadata(LAUNCHER)
-        return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
-
-    def volume_claim(self) -> Manifest:
-        """Return the claim for the volume of logs and snapshots."""
-        spec: Manifest = {
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": self.chosen.volume_size}},
-        }
-        if self.chosen.storage_class:
-            spec["storageClassName"] = self.chosen.storage_class
-        return {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": self._metadata("logs"),
-            "spec": spec,
-        }
-
-    def disruption_budgets(self) -> Manifest:
-        """Return budgets: the launcher's node is not drained, those of agents one at a time."""
-        budgets = [
-            {
-                "apiVersion": "policy/v1",
-                "kind": "PodDisruptionBudget",
-                "metadata": self._metadata(role),
-                "spec": {"minAvailable": count, "selector": {"matchLabels": self._labels(role)}},
-            }
-            for role, count in ((LAUNCHER, 1), (AGENT, self.chosen.agents - 1))
-        ]
-        return {"apiVersion": "v1", "kind": "List", "items": budgets}
-
-    def network_policy(self) -> Manifest:
-        """Return the policy: only pods of the job reach each other, and others the port of `--watch`."""
-        selector = {"podSelector": {"matchLabels": {"psfleet.job": self.name}}}
-        ingress: list[Manifest] = [{"from": [selector]}]
-        host, _, port = self.launch.watch.rpartition(":")
-        if host and port.isdigit():
-            ingress.append({"ports": [{"port": int(port)}]})
-        return {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": self._metadata(),
-            "spec": selector | {"policyTypes": ["Ingress"], "ingress": ingress},
-        }
-
-    def _labels(self, role: str) -> dict[str, str]:
-        return {"psfleet.job": self.name, "psfleet.role": role}
-
-    def _metadata(self, suffix: str = "") -> Manifest:
-        name = f"{self.name}-{suffix}" if suffix else self.name
-        return {"name": name, "labels": {"psfleet.job": self.name}}
+def _watch_port(launch: Launch) -> Manifest | None:
+    """The rule that lets others than pods of the job reach the port of `--watch`, or None."""
+    host, _, port = launch.watch.rpartition(":")
+    return {"ports": [{"port": int(port)}]} if host and port.isdigit() else None
 
 
 @dataclass(frozen=True)
@@ -351,17 +253,11 @@ def _secrets(name: str) -> Manifest:
 
     with tempfile.TemporaryDirectory(prefix="psfleet-") as parent:
         folders = make_credentials(Path(parent) / "tls")
-        secrets = [
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": f"{name}-{role}", "labels": {"psfleet.job": name}},
-                "type": "Opaque",
-                "stringData": {file: (folders[folder] / file).read_text() for file in FILES},
-            }
-            for role, folder in _FOLDERS.items()
-        ]
-    return {"apiVersion": "v1", "kind": "List", "items": secrets}
+        texts = {
+            role: {file: (folders[folder] / file).read_text() for file in FILES}
+            for role, folder in _CREDENTIALS.items()
+        }
+    return _filled(_SECRETS, name, launcher=texts[_LAUNCHER], agent=texts[_AGENT])
 
 
 def _write(folder: Path, files: Mapping[str, Manifest]) -> None:
