@@ -1,7 +1,9 @@
 """Traces of pushes: what a collector gets from the processes of a fleet."""
 
 import dataclasses
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Literal
@@ -39,6 +41,29 @@ def train(environment: Environment, mode: Mode, steps: int = STEPS) -> None:
         table.push(IDS, GRADIENTS)
         table.pull(IDS)
     runtime.close()
+
+
+SILENT = """
+import atexit, socket
+from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.settings.environment import Environment
+
+silent = socket.create_server(("127.0.0.1", 0))
+url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+tracing = open_tracing(Environment(trace=url))
+tracing.tracer.start_span("push").end()
+atexit.register(tracing.close)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_silent_collector_does_not_hold_up_the_end() -> None:
+    """A process that traces ends after seconds, however long its exporter would wait for an answer."""
+    waits = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "PYTHONPATH": os.pathsep.join(sys.path)}
+    began = time.monotonic()
+    process = ended([sys.executable, "-c", SILENT], env={**os.environ, **waits})
+    assert process.returncode == 0, process.stderr
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The spans of pushes, by OpenTelemetry. Only processes that trace import this (open_tracing)."""
 
 import os
+import threading
 from contextlib import AbstractContextManager
 
 from opentelemetry.context import Context
@@ -11,7 +12,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from psfleet.core.base.threads import ServiceThread
+
 _FIELD = "traceparent"
+_LAST_SECONDS = 2.0  # at the end of a process, for a collector that does not answer
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -32,9 +36,16 @@ class Tracing:
             "service.instance.id": f"{role}.{rank}",
             "process.pid": os.getpid(),
         }
-        self._provider = TracerProvider(resource=Resource.create(own))
+        # Its own hook at exit would wait for a silent collector once more after `close`.
+        self._provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces")))
         self.tracer = self._provider.get_tracer("psfleet")
+        # The exporter waits 10 s for an answer, or as long as OTEL_EXPORTER_OTLP_TIMEOUT says. In a daemon
+        # thread this wait does not delay the end of the process. The thread starts here, because `close` may
+        # run at the exit of the interpreter, when Python 3.12 starts no more threads.
+        self._is_ending = threading.Event()
+        self._sender = ServiceThread(self._send_last, "last spans")
+        self._sender.start()
 
     def serving(
         self, method: str, caller: str, attributes: dict[str, str | int]
@@ -52,7 +63,12 @@ class Tracing:
         return self.tracer.start_span(name) if get_current_span().is_recording() else None
 
     def close(self) -> None:
-        """Send what has ended. Spans that end later are lost."""
+        """Send the spans that have ended, within 2 s. Other spans are lost."""
+        self._is_ending.set()
+        self._sender.join(_LAST_SECONDS)
+
+    def _send_last(self) -> None:
+        self._is_ending.wait()
         self._provider.shutdown()
 
 
