@@ -198,6 +198,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for heading in ("Servers", "Workers", "The job", "Machines", "Strategy", "Examples"):
         assert f"\n{heading}:\n" in usual
     assert "Chaos" not in usual
+    assert re.search(r"^  --no-progress +`--no-progress` hides the line", output, re.MULTILINE)
     sections = dict(re.findall(r"^(\w[\w ]+):\n((?:  .*\n|\n)+)", output, re.MULTILINE))
     for heading, option in (
         ("Servers", "--replicas"),

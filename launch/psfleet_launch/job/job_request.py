@@ -247,8 +247,8 @@ class Launch:
     )
     progress: bool = setting(
         True,
-        "Show a line of steps, loss, rows and bytes; `--no-progress` hides it, and without `--watch` "
-        "records no figures for `psfleet top`",
+        "`--no-progress` hides the line of steps, loss, rows and bytes; without `--watch` it also leaves "
+        "`psfleet top` without figures",
         names="--no-progress job.progress",
     )
     watch: str = setting(
