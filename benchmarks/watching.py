@@ -31,12 +31,12 @@ class Watched:
 
     def __init__(self, crew: Crew) -> None:
         from psfleet.core.base.settings.environment import Environment
-        from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters
+        from psfleet_launch.observability.fleet_reader import FleetReader
 
         self.name = crew.name
         self.processes = crew.processes
         self.crew = crew
-        self._reader = FleetReader("w1", crew.endpoints, Environment(), JobCounters())
+        self._reader = FleetReader("w1", crew.endpoints, Environment())
         self._wait = 0.0  # of the crew's own time until the next look
 
     def run(self, steps: int) -> list[dict[str, Any]]:

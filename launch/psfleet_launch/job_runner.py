@@ -18,8 +18,8 @@ from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job.job_folder import FinalSnapshot
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.spawn import children_without_grpc
-from psfleet_launch.observability.fleet_reader import JobCounters, ServerUsageWatch
-from psfleet_launch.observability.job_history import exit_words
+from psfleet_launch.observability.fleet_reader import ServerUsageWatch
+from psfleet_launch.observability.job_timeline import exit_words
 from psfleet_launch.supervision.job_events import (
     Action,
     ClockTick,
@@ -58,6 +58,7 @@ class JobRunner:
         takers: Are given all that happens and is done, with the time of the monotonic clock.
         on_training: Is called when the workers have been started, and when the number of servers has changed.
         endpoints: Endpoints of the servers, in order of rank, as far as they are known.
+        usage: Gets looks at the job, and asks for another number of servers.
     """
 
     def __init__(
@@ -75,8 +76,7 @@ class JobRunner:
         self._supervisor = supervisor
         self._screen = screen
         self._chaos, self._followers = chaos, followers
-        self.counters = JobCounters()
-        self.takers: list[Taker] = [self.counters.take]
+        self.takers: list[Taker] = []
         self.on_training: Callable[[], None] = lambda: None
         self.endpoints = engine.endpoints()
         self._ends: dict[Member, str] = {}  # how they have ended
@@ -88,7 +88,7 @@ class JobRunner:
         self._resume = job.request.resume
         self._notice = StandbyNotice()
         self._leaving: set[Member] = set()  # servers that the job has no more, until they end
-        self._usage = ServerUsageWatch(job)
+        self.usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(
             job.logs, self._too_many, engine.asked_endpoint, self._prepared_standbys
         )
@@ -105,7 +105,6 @@ class JobRunner:
         finally:
             if self._followers is not None:
                 self._followers.close()
-            self._usage.stop()
             self._engine.sweep()
             (self._job.logs / SERVERS).unlink(missing_ok=True)
             while self._wait(0):
@@ -290,7 +289,7 @@ class JobRunner:
         if count.most > count and (why := self._too_many(count.most)):
             self._say(f"the number of servers stays as it is: {why}")
         else:
-            self._usage.follow(self.endpoints)
+            self.usage.follow(len(self.endpoints))
 
     def _scale(self) -> None:
         """Do what there is to be done for another number of servers."""
@@ -299,7 +298,7 @@ class JobRunner:
         if not self._scaling.under_way and not self._supervisor.primaries <= self._answering:
             return  # it is not known yet where they are
         try:
-            if line := self._usage.ask():
+            if line := self.usage.ask():
                 self._say(line)
             self._take_step(self._scaling.step(self.endpoints))
         except OSError as error:
@@ -339,8 +338,7 @@ class JobRunner:
             self._tell(ServersMoved(len(step.servers)))
             self._rescale(step.servers)
             self._publish()
-            self._screen.follow(self.endpoints)
-            self._usage.follow(self.endpoints)
+            self.usage.follow(len(self.endpoints))
             self.on_training()
         self._leaving |= {*step.end}
         for member in step.given_up:
@@ -389,7 +387,7 @@ class JobRunner:
             self._engine.spawn(member, self._told(member))
         if members == self._supervisor.workers:
             self._publish()
-            self._screen.servers_ready(self.endpoints)
+            self._screen.servers_ready()
             self._watch_usage()
             self.on_training()
 

@@ -12,7 +12,7 @@ import pytest
 from psfleet_launch.console.failure_report import FailureCause, Tracebacks, find_cause, report, tail
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.job_history import incidents, read_history
+from psfleet_launch.observability.job_history import read_history
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StopRequested
 from psfleet_launch.supervision.standbys import Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
@@ -143,8 +143,8 @@ def test_memory_that_runs_out(tmp_path: Path) -> None:
     assert done.returncode == 137, done.stderr
     assert f"worker 0 failed first: {cause}" in done.stderr
     assert re.search(r"s of CPU, \d+ MiB at most", done.stderr), done.stderr
-    [fault, *_] = incidents(read_history(tmp_path / "psfleet-logs" / "j"))
-    assert fault[1] == f"ended with signal 9: {cause}"
+    [fault, *_] = read_history(tmp_path / "psfleet-logs" / "j").timeline.faults
+    assert fault.text == f"ended with signal 9: {cause}"
 
 
 def test_a_kill_says_what_it_may_mean(tmp_path: Path) -> None:

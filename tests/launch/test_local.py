@@ -17,7 +17,8 @@ from psfleet.core.base.settings.environment import read_environment
 from psfleet.core.runtime.strategy import resolve
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.job.job_folder import private_folder
-from psfleet_launch.observability.job_history import read_history, state
+from psfleet_launch.observability.job_history import read_history
+from psfleet_launch.observability.job_view import state
 from tests.launch.conftest import Launch, Launcher, launches, stand_in_job
 
 TWO = ("--servers", "2", "--workers", "2")

@@ -22,7 +22,7 @@ from psfleet.core.runtime.chaos.audit import ChaosSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder
+from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort
 from tests.launch.conftest import ROOT
@@ -59,7 +59,7 @@ def crowded(folder: Path) -> Iterator[str]:
     """The port of a fleet whose server may let no more calls wait than it has workers."""
     with LocalFleet(1, SEATS, limits=f"waiting_calls={SEATS}", in_process=True) as fleet:
         job = Job(JobRequest(script=__file__, port=0), "crowded", "token", folder, folder)
-        reader = FleetReader("crowded", fleet.endpoints, fleet.environment(0), JobCounters())
+        reader = FleetReader("crowded", fleet.endpoints, fleet.environment(0))
         history = JobHistory(folder, heading(job, "local", "0.1", {}))
         history.close()
         port = WatchPort("0", job, reader, Recorder(reader.read), history)

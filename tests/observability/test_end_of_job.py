@@ -8,7 +8,8 @@ import pytest
 from psfleet.core.base.job_files import SERVERS
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.observability.job_history import read_history
-from psfleet_launch.observability.job_report import overview
+from psfleet_launch.observability.job_view import view_of
+from psfleet_launch.observability.page_and_report import overview
 from tests.launch.conftest import Launch, launches
 from tests.observability.ending import AFTERWARDS
 
@@ -35,7 +36,7 @@ def check_end(launch: Launch, folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert past.last("Steps") == {"": steps}
     assert past.last("Logged values") == {f"left worker {n}": AFTERWARDS for n in (0, 1)}
     assert {*past.last("Rows"), *past.last("Memory of tables")} == {"rows"}
-    shown = overview(past, is_running=False)
+    shown = overview(view_of(past, is_running=False))
     processes = next(table for table in shown["tables"] if table["title"] == "Processes")
     assert [row[:3] for row in processes["rows"]] == [
         [name, "local", "finished"] for name in ("server 0", "server 1", "worker 0", "worker 1")

@@ -43,7 +43,7 @@ def test_the_page_shows_the_death_and_the_recovery(tmp_path: Path) -> None:
         page = opened((logs / "report.html").as_uri())
         assert page.text_content("#state").startswith("Ended with exit code 0")
         past = read_history(logs)
-        assert shown(page) == charts({title: past.last(title) for title in STILL})
+        assert shown(page) == charts({title: dict(past.last(title)) for title in STILL})
         rows = [row[1:] for row in page.evaluate(CELLS, "Faults")[1:]]
         died = [what for who, what in rows if who == f"server {DIES}"]
         assert died == ["ended with signal 9"]

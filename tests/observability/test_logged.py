@@ -15,15 +15,11 @@ from psfleet import fleet
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.observability.logged_values import NEWEST, EventFile
 from psfleet.core.base.observability.process_panels import PANELS
+from psfleet_launch.console.top import top_object, top_screen
 from psfleet_launch.observability.fleet_reader import panel_texts
-from psfleet_launch.observability.job_figures import (
-    FigureEvents,
-    job_object,
-    job_view,
-    logged,
-    logged_in,
-)
 from psfleet_launch.observability.job_history import PastJob
+from psfleet_launch.observability.job_view import frame_progress, logged, view_of
+from psfleet_launch.observability.tensorboard_figures import FigureEvents
 from tests.observability.event_files import scalars
 from tests.refusals import check_refusals
 
@@ -146,12 +142,14 @@ def frame() -> dict[str, Any]:
 def test_the_launcher_shows_means() -> None:
     """Of each name the mean over the workers: behind the progress, and in `psfleet top`."""
     assert [*logged(SERIES)] == [("accuracy", "0.625"), ("big loss", "3")]
-    assert logged_in(frame()) == "accuracy 0.625 · big loss 3"
-    job = PastJob({"job": "j", "began": 1e9, "panels": panel_texts()}, frames=[frame()])
+    assert frame_progress(frame()) == "12 steps · loss 0.25 · accuracy 0.625 · big loss 3"
+    job = PastJob(
+        {"job": "j", "began": 1e9, "machines": {}, "panels": panel_texts()}, frames=[frame()]
+    )
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(job_view(job, is_running=True))
-    assert "12 steps · accuracy 0.625 · big loss 3" in shown.get()
+        console.print(top_screen(view_of(job, is_running=True)))
+    assert frame_progress(frame()) in shown.get()
 
 
 def test_speed_and_traffic_are_shown() -> None:
@@ -162,14 +160,14 @@ def test_speed_and_traffic_are_shown() -> None:
         "Sent by servers": {"server 0": 1_234_000.0},
     }
     panels = [rates.get(panel.title, {}) for panel in PANELS]
-    heading = {"job": "j", "began": 1e9, "panels": panel_texts()}
+    heading = {"job": "j", "began": 1e9, "machines": {}, "panels": panel_texts()}
     job = PastJob(heading, frames=[{"at": 1e9, "panels": panels}])
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(job_view(job, is_running=True))
+        console.print(top_screen(view_of(job, is_running=True)))
     for text in ("steps", "12.5/s", "4.1 KiB/s", "1.18 MiB/s"):
         assert text in shown.get()
-    assert job_object(job, is_running=True)["figures"] == rates
+    assert top_object(view_of(job, is_running=True))["figures"] == rates
 
 
 def test_figures_of_the_job_are_events(tmp_path: Path) -> None:

@@ -15,22 +15,11 @@ from psfleet.core.base.observability.panels import number_text
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.job_history import (
-    JobEvent,
-    JobHistory,
-    PastJob,
-    heading,
-    marks,
-    state,
-    zone,
-)
-from psfleet_launch.observability.job_report import (
-    dashboard_page,
-    fired_alerts,
-    job_report,
-    overview,
-)
-from psfleet_launch.observability.process_states import process_states
+from psfleet_launch.observability.job_history import JobHistory, PastJob, heading
+from psfleet_launch.observability.job_timeline import JobEvent
+from psfleet_launch.observability.job_view import fired_alerts, state, view_of, zone
+from psfleet_launch.observability.page_and_report import dashboard_page, job_report
+from psfleet_launch.observability.page_and_report import overview as drawn
 from psfleet_launch.supervision.job_events import (
     Action,
     Event,
@@ -67,9 +56,14 @@ def job(folder: Path, *items: Event | Shown | Action, frames: Any = ()) -> PastJ
     return history.so_far(filled)
 
 
+def overview(past: PastJob, is_running: bool) -> dict[str, Any]:
+    """What the page shows above its charts."""
+    return drawn(view_of(past, is_running))
+
+
 def words(past: PastJob) -> dict[str, str]:
     """What each process does."""
-    return {one.name: one.words for one in process_states(past)}
+    return {one.name: one.words for one in view_of(past, is_running=True).processes}
 
 
 def figure(past: PastJob, label: str, is_running: bool = True) -> list[str]:
@@ -168,7 +162,6 @@ def test_a_slow_worker_is_marked(tmp_path: Path) -> None:
     steps = {"Step time by worker": {"worker 0": 0.05, "worker 1": 0.4, "worker 2": 0.05}}
     workers = (*WORKERS, Member("worker", 2))
     past = job(tmp_path, StartProcesses(workers), ProcessExited(workers[2], 0), frames=[steps] * 3)
-    assert words(past) == {"worker 0": "runs", "worker 1": "runs", "worker 2": "finished"}
     shown = overview(past, True)
     assert shown["badge"] == ("runs, worker 1 slow", "warn")
     assert [row[2] for row in shown["tables"][0]["rows"]] == [
@@ -192,7 +185,7 @@ def test_the_charts_have_lines(tmp_path: Path) -> None:
         ServersMoved(1),
         frames=[{}, {}, *({"Age of the last snapshot": {"": age}} for age in (0.5, 2.5, 0.5))],
     )
-    assert marks(past) == [
+    assert view_of(past, is_running=True).marks == [
         (1.0, "death", "server 1: ended with signal 9: memory ran out"),
         (2.0, "takeover", "server 1 copy 1: takes over from server 1"),
         (3.0, "death", "worker 0: ended with exit code 1"),
@@ -212,7 +205,7 @@ def test_a_span_has_its_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         past.heading["began"] = 1795830832.0
         past.frames[-1]["at"] = 1795830832.0 + 45
         assert state(past, True) == "Running for 45 s (since 07:23:52 IST)"
-        past.events.append(JobEvent(past.frames[-1]["at"] + 3600 * 24, "finished", code=0))
+        past.add(JobEvent(past.frames[-1]["at"] + 3600 * 24, "finished", code=0))
         assert state(past, True) == (
             "Ended with exit code 0 after 24.0 h (2026-11-28, 07:23:52 to 2026-11-29 07:24:37 IST)"
         )

@@ -9,20 +9,20 @@ from rich.console import Console
 
 from psfleet.core.base.errors import FrameError
 from psfleet_launch.commands.psfleet_cli import main
+from psfleet_launch.console.top import top_screen
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import panel_texts, thinned
-from psfleet_launch.observability.job_figures import job_view
-from psfleet_launch.observability.job_history import (
-    JobEvent,
-    JobHistory,
-    PastJob,
-    heading,
-    read_history,
-    state,
+from psfleet_launch.observability.job_history import JobHistory, PastJob, heading, read_history
+from psfleet_launch.observability.job_timeline import JobEvent
+from psfleet_launch.observability.job_view import state, view_of
+from psfleet_launch.observability.page_and_report import (
+    job_report,
+    overview,
+    slow_processes,
+    tables,
 )
-from psfleet_launch.observability.job_report import job_report, overview, slow_processes, tables
 from psfleet_launch.supervision.job_events import (
     FinishJob,
     KillHung,
@@ -53,7 +53,7 @@ def frame(at: float, **values: dict[str, float]) -> dict[str, Any]:
 
 def rows(job: PastJob, title: str) -> list[list[str]]:
     """Of a table of the report."""
-    made = [*overview(job, is_running=False)["tables"], *tables(job)]
+    made = [*overview(view_of(job, is_running=False))["tables"], *tables(job)]
     return next((table["rows"] for table in made if table["title"] == title), [])
 
 
@@ -215,7 +215,7 @@ def test_a_browser_shows_what_went_wrong(tmp_path: Path) -> None:
     with browser() as opened:
         shown = opened(page.as_uri())
         assert shown.text_content("#state") == state(actual, is_running=False)
-        for table in [*overview(actual, is_running=False)["tables"], *tables(actual)]:
+        for table in [*overview(view_of(actual, is_running=False))["tables"], *tables(actual)]:
             expected = [*filter(None, [table["columns"]]), *table["rows"]]
             assert shown.evaluate(CELLS, table["title"]) == expected
         values = """[...document.querySelectorAll('[data-title="Loss"] li')].map(
@@ -253,10 +253,10 @@ def test_top_shows_every_process(tmp_path: Path, capsys: pytest.CaptureFixture[s
     history.take(ProcessExited(SERVER, -9), 4.0)
     history.take(FinishJob(137), 5.0)
     history.close()
-    Console(width=100).print(job_view(read_history(tmp_path), is_running=False))
+    Console(width=100).print(top_screen(view_of(read_history(tmp_path), is_running=False)))
     output = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert output[0][:6] == ["j", "Ended", "with", "exit", "code", "137"]
-    assert output[1] == ["1,304", "steps"]
+    assert output[1] == ["1,304", "steps", "·", "loss", "0.5"]
     assert output[3] == ["0", "1.25", "12.5", "ms", "0.5"]
     assert output[5] == ["0", "0.5"]
     assert output[6][1:] == ["server", "1:", "ended", "with", "signal", "9"]

@@ -18,7 +18,7 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.net.connections.credentials import SERVER_NAME
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import FleetReader, JobCounters, Recorder
+from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort, _Handler
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
@@ -32,20 +32,18 @@ STANDBY, SECOND = Member("server", 1, copy=1), Member("server", 1, copy=2)
 
 def made(address: str, folder: Path, **request: bool) -> WatchPort:
     """A port of a job whose server came back once, then lost its place to its standby."""
-    counters = JobCounters()
-    counters.take(StartProcesses((SERVER, STANDBY)), 0.0)
-    counters.take(ProcessExited(SERVER, -9), 3.0)
-    counters.take(StartProcesses((SERVER,)), 4.0)
-    counters.take(ProcessExited(SERVER, -9), 10.0)
-    counters.take(PromoteStandby(STANDBY, SERVER, 2), 10.5)
-    counters.take(ServerReady(STANDBY, "unix:/x"), 12.0)
-    counters.take(StartProcesses((SECOND,)), 13.0)
     asked = JobRequest(script=__file__, port=0, **request)  # type: ignore[arg-type]
     job = Job(asked, "alone", "token", folder, folder)
-    reader = FleetReader("alone", [], Environment(), counters)
     history = JobHistory(folder, heading(job, "local", "0.1", {}))
-    history.take(StartProcesses((SERVER,)), 0.0)
+    history.take(StartProcesses((SERVER, STANDBY)), 0.0)
+    history.take(ProcessExited(SERVER, -9), 3.0)
+    history.take(StartProcesses((SERVER,)), 4.0)
+    history.take(ProcessExited(SERVER, -9), 10.0)
+    history.take(PromoteStandby(STANDBY, SERVER, 2), 10.5)
+    history.take(ServerReady(STANDBY, "unix:/x"), 12.0)
+    history.take(StartProcesses((SECOND,)), 13.0)
     history.close()
+    reader = FleetReader("alone", [], Environment(), history.timeline)
     return WatchPort(address, job, reader, Recorder(reader.read), history)
 
 

@@ -16,7 +16,7 @@ from psfleet.core.base.observability.panels import Look, Panel
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet_launch.observability.fleet_reader import replies
 from psfleet_launch.observability.job_history import read_history
-from psfleet_launch.observability.job_report import dashboard_page, job_report, slow_processes
+from psfleet_launch.observability.page_and_report import dashboard_page, job_report, slow_processes
 from tests.launch.conftest import ROOT
 from tests.observability.browser import CELLS, browser, program
 from tests.observability.event_files import scalars
@@ -208,7 +208,7 @@ def test_a_browser_shows_the_figures_and_the_report(job: Watched, folder: Path) 
         )
         (folder / "report.html").write_text(job_report(past := read_history(logs), is_running=True))
         page = opened((folder / "report.html").as_uri())
-        assert shown(page) == charts({title: past.last(title) for title in STILL})
+        assert shown(page) == charts({title: dict(past.last(title)) for title in STILL})
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
         assert page.text_content("#state").startswith("Running for ")
         facts = dict(page.evaluate(CELLS, "The job"))

@@ -18,10 +18,11 @@ from psfleet.core.base.job_files import DONE, read_reply, read_request, write_re
 from psfleet.core.base.scaling_files import read_scaled, write_scale
 from psfleet.core.base.settings.kinds import one_of
 from psfleet.core.engine.consistency import MODES
+from psfleet_launch.console.top import top_object, top_screen
 from psfleet_launch.job.job_folder import HISTORY, claimed_by, is_claimed
-from psfleet_launch.observability.job_figures import job_object, job_view
-from psfleet_launch.observability.job_history import PastJob, read_history
-from psfleet_launch.observability.job_report import write_report
+from psfleet_launch.observability.job_history import read_history
+from psfleet_launch.observability.job_view import JobView, view_of
+from psfleet_launch.observability.page_and_report import write_report
 
 T = TypeVar("T")
 
@@ -142,29 +143,27 @@ def top(log_dir: Path, job: str, once: bool, as_json: bool) -> int:
     `--watch` has no figures.
     """
     folder, console = recorded_job(log_dir, job), Console(highlight=False)
-    past, is_running = _look(folder)
+    view = _view(folder)
     if as_json:
-        click.echo(json.dumps(job_object(past, is_running)))
+        click.echo(json.dumps(top_object(view)))
         return 0
-    if once or not console.is_terminal or not is_running:
-        console.print(job_view(past, is_running))
+    if once or not console.is_terminal or not view.is_running:
+        console.print(top_screen(view))
         return 0
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(job_view(past, is_running), console=console, auto_refresh=False) as live,
+        Live(top_screen(view), console=console, auto_refresh=False) as live,
     ):
-        while is_running:
+        while view.is_running:
             time.sleep(_EVERY)
-            past, is_running = _look(folder)
-            live.update(job_view(past, is_running), refresh=True)
+            view = _view(folder)
+            live.update(top_screen(view), refresh=True)
     return 0
 
 
-def _look(folder: Path) -> tuple[PastJob, bool]:
-    """The history, and whether the job runs."""
+def _view(folder: Path) -> JobView:
     is_running = is_claimed(folder)  # before its last lines are read
-    past = read_history(folder)
-    return past, is_running and past.code is None
+    return view_of(read_history(folder), is_running)
 
 
 def _forms() -> str:

@@ -47,9 +47,10 @@ from psfleet_launch.job.job_request import JobRequest, Launch
 from psfleet_launch.job.start_checks import check_this_machine, check_variables
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
-from psfleet_launch.observability.job_figures import FigureEvents, logged_in
 from psfleet_launch.observability.job_history import JobHistory, heading
-from psfleet_launch.observability.job_report import write_report
+from psfleet_launch.observability.job_view import frame_progress
+from psfleet_launch.observability.page_and_report import write_report
+from psfleet_launch.observability.tensorboard_figures import FigureEvents
 from psfleet_launch.supervision.job_events import FinishJob, Timeouts
 from psfleet_launch.supervision.standbys import HangDetector, Standbys
 from psfleet_launch.supervision.supervisor import Supervisor
@@ -342,22 +343,25 @@ def _observed(
 ) -> Iterator[JobHistory]:
     """Within, the job's history is written, and it can be watched; then its report is written.
 
-    Figures are recorded only if needed: for the progress, a watch port or TensorBoard.
+    Figures are recorded only if needed: for the progress, a watch port, TensorBoard or a range of servers.
     """
     job, version = engine.job, importlib.metadata.version("psfleet")
     machines = engine.placement()
     history = JobHistory(job.logs, heading(job, engine.name, version, machines), host=engine.host)
     runner.takers.append(history.take)
-    reader = FleetReader(job.name, runner.endpoints, job.reader, runner.counters)
-    listeners = [history.add_frame, lambda frame: screen.note(logged_in(frame))]
+    reader = FleetReader(job.name, runner.endpoints, job.reader, history.timeline)
+    listeners = [history.add_frame, lambda frame: screen.set_progress(frame_progress(frame))]
     with contextlib.ExitStack() as closing:
         closing.callback(history.close)
         if job.request.tensorboard:
             events = FigureEvents(Path(job.request.tensorboard, job.name, "job"))
             closing.callback(events.close)
             listeners.append(events.add_frame)
-        recorder = Recorder(reader.read, listeners, read_last=reader.read_last)
-        if launch.progress or launch.watch or job.request.tensorboard:
+        recorder = Recorder(
+            reader.read, listeners, read_last=reader.read_last, on_look=runner.usage.add_look
+        )
+        shown = launch.progress or launch.watch or job.request.tensorboard
+        if shown or runner.usage.is_needed:
             runner.on_training = recorder.start
         closing.callback(reader.close)
         if launch.watch:

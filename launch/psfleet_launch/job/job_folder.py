@@ -136,14 +136,6 @@ def latest(logs: Path) -> str:
     return latest_snapshot(str(folder_of(logs).absolute()))
 
 
-def age(place: str) -> float | None:
-    """Seconds since the last snapshot was complete; None: there is none on this machine."""
-    with contextlib.suppress(OSError):  # it makes room for the next one just now
-        if url_of(place) is None and (snapshot := latest_snapshot(place)):
-            return max(time.time() - (Path(snapshot) / _MANIFEST).stat().st_mtime, 0.0)
-    return None
-
-
 def check_snapshot(path: str) -> str:
     """The absolute path of a snapshot; of the last one if it is a folder of several.
 

@@ -4,37 +4,22 @@ import contextlib
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from psfleet.core.base.observability.exposition import PREFIX, decode, merge
-from psfleet.core.base.observability.panels import READ_AT, Look
+from psfleet.core.base.observability.panels import READ_AT, Level, Look, Ratio
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet.core.base.scaling_files import write_scale
 from psfleet.core.base.settings.environment import Environment
-from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.job.status_poller import StatusPoller
-from psfleet_launch.supervision.job_events import (
-    Action,
-    Event,
-    ProcessExited,
-    ReportHung,
-    ServerReady,
-    Shown,
-    StartProcesses,
-)
+from psfleet_launch.job.job_plan import Job
+from psfleet_launch.observability.job_timeline import Timeline
 from psfleet_launch.supervision.scaling_requests import EVERY, ServerUsage, wanted
-from psfleet_launch.supervision.standbys import PromoteStandby
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-    from psfleet.core.net.v1.shard_pb2 import StatusReply
-
-Who = tuple[str, str]
-
 
 _REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; one that is silent is left out
 _LONGEST = 86_400.0  # seconds after which a server is asked again for the figures of its end
@@ -46,81 +31,35 @@ _KEPT = 60  # figures that matter
 _PAUSE = 60.0  # seconds after a request, in which what it changes can be seen
 
 
-class JobCounters:
-    """Takes what the runner of a job hears and does. One thread takes, any may ask."""
+def process_metrics(timeline: Timeline) -> "list[Metric]":
+    """Return what the launcher itself counts of the processes of a job, by role and rank."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
-    def __init__(self) -> None:
-        self._alive: set[Member] = set()
-        self._known: dict[Who, None] = {}  # in the order in which they came
-        self._deaths: Counter[Who] = Counter()
-        self._restarts: Counter[Who] = Counter()
-        self._hung: Counter[Who] = Counter()
-        self._died: dict[Member, float] = {}
-        self._promoted: dict[Member, float] = {}  # by standby when its server had died
-        self._leads: set[Member] = set()  # standbys that have taken the places of their servers
-        self._takeovers: dict[str, tuple[int, float]] = {}
-
-    def take(self, item: Event | Shown | Action, now: float) -> None:
-        """Something has happened or is done, at this time in seconds."""
-        match item:
-            case StartProcesses(members):
-                for member in members:
-                    self._start(member)
-            case ProcessExited(member, code):
-                self._alive.discard(member)
-                self._died[member] = now
-                self._deaths[self._who(member)] += code != 0
-            case ReportHung(member):
-                self._hung[self._who(member)] += 1
-            case PromoteStandby():
-                self._promoted[item.member] = self._died.get(item.before, now)
-                self._leads.add(item.member)
-            case ServerReady(member) if member in self._promoted:
-                count, seconds = self._takeovers.get(str(member.rank), (0, 0.0))
-                duration = now - self._promoted.pop(member)
-                self._takeovers[str(member.rank)] = count + 1, seconds + duration
-
-    def _start(self, member: Member) -> None:
-        self._restarts[self._who(member)] += member in self._died
-        self._known[self._who(member)] = None
-        self._alive.add(member)
-
-    def _who(self, member: Member) -> Who:
-        is_standby = member.role == "server" and member.copy >= 0 and member not in self._leads
-        return ("standby" if is_standby else member.role), str(member.rank)
-
-    def families(self) -> "list[Metric]":
-        """Return the counts as metrics; the labels role and rank name the process that a sample is about."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            SummaryMetricFamily,
-        )
-
-        labels = ["role", "rank"]
-        alive = Counter(map(self._who, [*self._alive]))
-        up = GaugeMetricFamily(f"{PREFIX}process_up", "Processes that run", labels=labels)
-        for who in [*self._known]:
-            up.add_metric(list(who), alive[who])
-        metrics: list[Metric] = [up]
-        for name, help, counts in (
-            ("deaths", "Processes that ended with an error or by a signal", self._deaths),
-            ("restarts", "Processes that were started again", self._restarts),
-            ("hung", "Times that a server was silent for too long", self._hung),
-        ):
-            family = CounterMetricFamily(PREFIX + name, help, labels=labels)
-            for who in [*self._known]:
-                family.add_metric(list(who), counts[who])
-            metrics.append(family)
-        took = SummaryMetricFamily(
-            f"{PREFIX}takeover_seconds",
-            "Time from the death of a server until its standby answered",
-            labels=labels,
-        )
-        for rank in [rank for role, rank in [*self._known] if role == "server"]:
-            count, seconds = self._takeovers.get(rank, (0, 0.0))
-            took.add_metric(["server", rank], count, seconds)
-        return [*metrics, took]
+    labels = ["role", "rank"]
+    alive = Counter(map(timeline.who, timeline.alive))
+    up = GaugeMetricFamily(f"{PREFIX}process_up", "Processes that run", labels=labels)
+    for who in timeline.known:
+        up.add_metric(list(who), alive[who])
+    metrics: list[Metric] = [up]
+    for name, help, counts in (
+        ("deaths", "Processes that ended with an error or by a signal", timeline.deaths),
+        ("restarts", "Processes that were started again", timeline.restarts),
+        ("hung", "Times that a server was silent for too long", timeline.silences),
+    ):
+        family = CounterMetricFamily(PREFIX + name, help, labels=labels)
+        for who in timeline.known:
+            family.add_metric(list(who), counts[who])
+        metrics.append(family)
+    took = SummaryMetricFamily(
+        f"{PREFIX}takeover_seconds",
+        "Time from the death of a server until its standby answered",
+        labels=labels,
+    )
+    for role, rank in timeline.known:
+        if role == "server":
+            count, seconds = timeline.takeovers.get(rank, (0, 0.0))
+            took.add_metric([role, rank], count, seconds)
+    return [*metrics, took]
 
 
 class FleetReader:
@@ -131,16 +70,21 @@ class FleetReader:
 
     Args:
         endpoints: Endpoints of its servers; the runner of the job changes them when servers start.
-        environment: With what this process proves itself to the servers.
+        environment: Credentials of the launcher for the servers.
+        timeline: Returns the state of the job.
     """
 
     def __init__(
-        self, job: str, endpoints: Sequence[str], environment: Environment, counters: JobCounters
+        self,
+        job: str,
+        endpoints: Sequence[str],
+        environment: Environment,
+        timeline: Callable[[], Timeline] = Timeline,
     ) -> None:
         self._job = job
         self._endpoints = endpoints
         self._environment = environment
-        self._counters = counters
+        self._timeline = timeline
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
         self._ends: dict[str, Any] = {}  # by endpoint the call that the server answers at its end
@@ -155,7 +99,7 @@ class FleetReader:
         return self._families(self._of_ends())
 
     def _families(self, of_processes: "Iterable[Metric]") -> "list[Metric]":
-        own = self._counters.families()
+        own = process_metrics(self._timeline())
         for family in own:
             family.samples = [
                 one._replace(labels={"job": self._job, **one.labels}) for one in family.samples
@@ -253,6 +197,7 @@ class Recorder:
 
     Args:
         listeners: Get each frame, in the thread.
+        on_look: Gets each look, in the thread.
         read_last: Reads the figures of the end, in place of `read`; None: the last look is the end.
     """
 
@@ -262,8 +207,10 @@ class Recorder:
         listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
         every: float = _EVERY,
         read_last: "Callable[[], list[Metric]] | None" = None,
+        on_look: Callable[[Look], None] = lambda look: None,
     ) -> None:
         self._read = read
+        self._on_look = on_look
         self._read_last = read_last
         self._listeners = listeners
         self._every = every
@@ -316,6 +263,7 @@ class Recorder:
         before = last = None
         while not self._stops:
             now = look_at(self._read())
+            self._on_look(now)
             if last is not None:
                 before = now.before(last, before or last)
                 self._add(replies(now, before))
@@ -381,48 +329,54 @@ def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
 
 
 class ServerUsageWatch:
-    """Asks as `psfleet scale` does."""
+    """Asks for more or fewer servers of a job with `--servers 2..8`, as `psfleet scale` does.
+
+    The recorder's thread hands in looks at the job, and the runner of the job asks.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._poller: StatusPoller[ServerUsage] | None = None
+        self._usages: deque[ServerUsage] = deque(maxlen=_KEPT)
+        self._servers = 0
         self._asked = -_PAUSE
 
-    def follow(self, endpoints: Sequence[str]) -> None:
-        """Look at these servers from now on, if their number may change."""
-        count = self._job.request.server_count
-        self.stop()
-        if count.most > count:
-            self._poller = StatusPoller(endpoints, _usage, EVERY, self._job.reader)
-            self._poller.start()
+    @property
+    def is_needed(self) -> bool:
+        """Flag: the number of servers may change."""
+        return self._job.request.server_count.most > self._job.request.server_count
 
-    def stop(self) -> None:
-        """Look no more."""
-        if self._poller is not None:
-            self._poller.stop()
-            self._poller = None
+    def follow(self, servers: int) -> None:
+        """Judge this number of servers from now on. 0 stops it."""
+        self._usages.clear()
+        self._servers = servers if self.is_needed else 0
+
+    def add_look(self, look: Look) -> None:
+        """Take what the servers use, unless the last look was less than `EVERY` ago or one did not answer."""
+        used = look.select("psfleet_cpu_seconds_total", {"role": "server"})
+        is_due = not self._usages or look.at >= self._usages[-1].at + EVERY
+        if not is_due or len(used) != self._servers:
+            return
+        memory = Ratio(
+            Level("psfleet_memory_used_bytes", ("rank",)),
+            Level("psfleet_memory_limit_bytes", ("rank",)),
+        )
+        # With rows on disk, rows take whatever memory there is, so it says nothing.
+        shares = {} if self._job.request.disk else memory.evaluate(look, look)
+        most, cpu = max(shares.values(), default=0.0), sum(seconds for _, seconds in used)
+        self._usages.append(ServerUsage(look.at, self._servers, most, cpu))
 
     def ask(self) -> str:
-        """Ask for another number of servers if one is wanted; a line that says why, or nothing.
+        """Ask for another number of servers if one is wanted, and return a line that says why, or "".
 
         Raises:
             OSError: The request cannot be written.
         """
         request = self._job.request
-        if self._poller is None or time.monotonic() < self._asked + _PAUSE:
+        if not self._servers or time.monotonic() < self._asked + _PAUSE:
             return ""
-        usages = self._poller.history[-_KEPT:]
-        if request.disk:  # rows take what memory there is
-            usages = [replace(usage, memory=0.0) for usage in usages]
-        number = wanted(usages, request.server_count, request.server_cores or 1)
+        number = wanted(list(self._usages), request.server_count, request.server_cores or 1)
         if number is None:
             return ""
         self._asked = time.monotonic()
         write_scale(self._job.logs, number.servers)
         return f"servers   {number.servers} are wanted: {number.why}"
-
-
-def _usage(replies: "Sequence[StatusReply]", at: float) -> ServerUsage:
-    """What they use together."""
-    memory = max((reply.memory_used for reply in replies), default=0.0)
-    return ServerUsage(at, len(replies), memory, sum(reply.cpu_seconds for reply in replies))

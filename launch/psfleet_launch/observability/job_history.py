@@ -1,8 +1,9 @@
-"""Events of a job, in words too, and its figures over time: the file `history.jsonl` beside its logs.
+"""The file `history.jsonl` beside the logs of a job: its events, and its figures over time.
 
-The launcher appends a line for each event and each frame of figures, so that a job whose launcher is
-killed has its history too. The file stays small: when it has many frames, all but the newest are thinned
-out evenly over time; of the events the newest are kept. docs/formats.md describes the lines.
+The launcher appends a line for each event and each frame of figures, so that a job whose launcher is killed
+has its history too. The file stays small: when it has many frames, those before the last 5 minutes are
+thinned out evenly over time, and the oldest events are dropped. docs/formats.md describes the lines. What
+the events mean is in `job_timeline.py`.
 """
 
 import contextlib
@@ -12,20 +13,19 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.base.files import let_appear, read_small
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
-from psfleet.core.base.logs import FIRST_NONFINITE
-from psfleet.core.base.observability.panels import number_text
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.fleet_reader import panel_texts, thinned
+from psfleet_launch.observability.job_timeline import JobEvent, Timeline
 from psfleet_launch.supervision.job_events import (
     Action,
     Event,
@@ -63,46 +63,8 @@ _MOST_EVENTS = 4000
 _MOST_BYTES = 16 << 20
 _READABLE = 2 * _MOST_BYTES
 
-
-_MARKS = {
-    "ended": "death",
-    "hung": "death",
-    "started": "restart",
-    "takeover": "takeover",
-    "ready": "takeover",
-    "stop": "death",
-    "said": "death",
-}
-_MOST_MARKS = 400
-
-
-@dataclass(frozen=True)
-class JobEvent:
-    """Something that has happened.
-
-    Attributes:
-        at: Seconds since the epoch.
-        kind: `started`, `ready`, `ended`, `hung`, `takeover`, `moved`, `stop`, `said` or `finished`.
-        member: Whom it is about; empty: the job.
-        code: With which a process or the job has ended, as in subprocess.
-        text: Machine of a start; previous primary of a takeover; else a cause or a sentence for people.
-    """
-
-    at: float
-    kind: str
-    member: str = ""
-    code: int | None = None
-    text: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return the event in the form in which it is written."""
-        return {
-            "at": self.at,
-            "kind": self.kind,
-            "member": self.member,
-            "code": self.code,
-            "text": self.text,
-        }
+Figures = Mapping[str, float | None]
+"""Values of a panel by series. None is NaN or infinity."""
 
 
 def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence[Member]]) -> Any:
@@ -130,38 +92,45 @@ def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence
 
 @dataclass
 class PastJob:
-    """The history of a job, as far as it is written.
+    """The history of a job so far. Events are added with `add`.
 
     Attributes:
-        frames: Answers to the panels' questions, oldest first.
-        dropped: Events that the history was too small for.
+        events: Events, oldest first.
+        timeline: State of the job after these events.
+        frames: Time and figures of each look at the job, oldest first: for each panel a value by series.
+        dropped: Number of events that the history had no room for.
     """
 
     heading: dict[str, Any]
-    events: list[JobEvent] = field(default_factory=list)
+    events: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=_MOST_EVENTS))
+    timeline: Timeline = field(default_factory=Timeline)
     frames: list[dict[str, Any]] = field(default_factory=list)
     dropped: int = 0
 
+    def add(self, event: JobEvent) -> None:
+        """Take the next event."""
+        self.events.append(event)
+        self.timeline.add(event)
+
     @property
     def code(self) -> int | None:
-        """The job's exit code; None: no end is recorded."""
-        return next((one.code for one in reversed(self.events) if one.kind == "finished"), None)
+        """Exit code of the job, or None if no end is recorded."""
+        return self.timeline.code
 
     @property
     def servers(self) -> int:
-        """Number of servers that the job has now; those that are being added do not count."""
-        moves = [int(one.text.split()[0]) for one in self.events if one.kind == "moved"]
-        return moves[-1] if moves else int(self.heading["settings"]["servers"])
+        """Number of servers of the job now, without those that are being added."""
+        return self.timeline.servers or int(self.heading["settings"]["servers"])
 
-    def last(self, title: str) -> dict[str, float | None]:
-        """The last known values of a panel by series; empty: there are none, or no such panel."""
+    def last(self, title: str) -> Figures:
+        """Return the last known value of each series of a panel, or {} without any."""
         figures: dict[str, float | None] = {}
         for series in self.panel(title):
             figures |= series
         return figures
 
-    def usual(self, title: str) -> dict[str, float]:
-        """The medians of a panel's values while there was something to measure, by series."""
+    def usual(self, title: str) -> Figures:
+        """Return the median of each series of a panel, of the values that are not 0."""
         values: dict[str, list[float]] = {}
         for series in self.panel(title):
             for name, value in series.items():
@@ -169,12 +138,12 @@ class PastJob:
                     values.setdefault(name, []).append(value)
         return {name: statistics.median(each) for name, each in values.items()}
 
-    def newest(self, title: str) -> dict[str, float | None]:
-        """The values of a panel in the last frame."""
+    def newest(self, title: str) -> Figures:
+        """Return the values of a panel in the last frame."""
         return (self.panel(title) or [{}])[-1]
 
     def panel(self, title: str) -> list[dict[str, float | None]]:
-        """The answers to a panel's question in each frame."""
+        """Return the values of a panel in each frame."""
         for n, one in enumerate(self.heading["panels"]):
             if one["title"] == title:
                 return [frame["panels"][n] for frame in self.frames]
@@ -182,7 +151,7 @@ class PastJob:
 
 
 class JobHistory:
-    """Writes the history of one job. Any thread may call.
+    """Keeps the history of a running job, and writes it to its file. Any thread may call.
 
     A disk that is full ends the history, not the job.
 
@@ -203,9 +172,8 @@ class JobHistory:
         self._lock = threading.Lock()
         self._frames = self._events = self._bytes = self._dropped = 0
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
-        self._heading = dict(fields)
         self._host = host
-        self._recent: deque[JobEvent] = deque(maxlen=_MOST_EVENTS)
+        self._job = PastJob(dict(fields))
         self._file: int | None = None
         with contextlib.suppress(OSError):
             self._replace([_line(_FORMAT.document(**fields))])
@@ -214,18 +182,24 @@ class JobHistory:
         """Something has happened or is done, at this time of the monotonic clock."""
         for event in self._events_of(item, self._epoch + now):
             with self._lock:
-                self._recent.append(event)
+                self._job.add(event)
             self._append("event", event.document())
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
         """Keep the answers to all panels' questions, as the recorder has them."""
         self._append("frame", {"at": frame["at"], "panels": list(map(_short, frame["panels"]))})
 
-    def so_far(self, frames: Sequence[dict[str, Any]]) -> PastJob:
-        """The job until now, with these frames, whatever the disk has of it."""
+    def timeline(self) -> Timeline:
+        """Return the state of the job now, which later events do not change."""
         with self._lock:
-            events = list(self._recent)
-        return PastJob(self._heading, events, list(frames))
+            return copy(self._job.timeline)
+
+    def so_far(self, frames: Sequence[dict[str, Any]]) -> PastJob:
+        """Return the job so far with these frames, also if the disk is full."""
+        with self._lock:
+            job = self._job
+            timeline = copy(job.timeline)
+            return replace(job, events=copy(job.events), timeline=timeline, frames=list(frames))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -341,7 +315,7 @@ def _add(job: PastJob, document: Any) -> None:
         next(iter(document.items())) if isinstance(document, dict) and document else ("", None)
     )
     if kind == "event":
-        job.events.append(JobEvent(*exact(content, kind, **_EVENT)))
+        job.add(JobEvent(*exact(content, kind, **_EVENT)))
     elif kind == "frame":
         at, panels = exact(content, kind, **_FRAME)
         if len(panels) != len(job.heading["panels"]):
@@ -351,94 +325,3 @@ def _add(job: PastJob, document: Any) -> None:
         [job.dropped] = exact(content, kind, **_DROPPED)
     else:
         raise Misfit(f"has the line {document!r:.60}, which is none of its kinds")
-
-
-def state(job: PastJob, is_running: bool) -> str:
-    """Return in a sentence whether the job is over, how, and when it ran."""
-    seconds, began = lasted(job), job.heading["began"]
-    span, (day, since), (last_day, until) = (
-        number_text(seconds, "s"),
-        moment(began).split(" ", 1),
-        moment(began + seconds).split(" ", 1),
-    )
-    if is_running and job.code is None:
-        return f"Running for {span} (since {since if day == last_day else f'{day} {since}'})"
-    until = until if day == last_day else f"{last_day} {until}"
-    when = f"{day}, {since.rpartition(' ')[0]} to {until}"
-    if job.code is None:
-        return f"No end is recorded: its launcher was killed after {span} ({when})"
-    return f"Ended with exit code {job.code} after {span} ({when})"
-
-
-def lasted(job: PastJob) -> float:
-    """Seconds from its begin until the last that is known of it."""
-    began = job.heading["began"]
-    times = [*(one.at for one in job.events), *(one["at"] for one in job.frames[-1:])]
-    return float(max([began, *times]) - began)
-
-
-def incidents(job: PastJob) -> Iterator[tuple[JobEvent, str]]:
-    """Deaths, silences, takeovers, restarts and the first NaN, in order, each with a description."""
-    ends: dict[str, float] = {}
-    heirs: dict[str, tuple[str, float]] = {}  # by standby whose place it takes, and since when
-    for one in job.events:
-        match one.kind:
-            case "ended":
-                ends[one.member] = one.at
-                if one.code:
-                    yield one, f"ended with {exit_words(one.code, one.text)}"
-            case "hung":
-                yield one, one.text
-            case "takeover":
-                heirs[one.member] = one.text, ends.get(one.text, one.at)
-                yield one, f"takes over from {one.text}"
-            case "ready" if one.member in heirs:
-                before, since = heirs.pop(one.member)
-                yield (
-                    one,
-                    f"has the place of {before} {number_text(one.at - since, 's')} after its end",
-                )
-            case "started" if one.member in ends:
-                yield one, "is started again"
-            case "said" if one.text.startswith(FIRST_NONFINITE):
-                who, _, what = one.text.removeprefix(FIRST_NONFINITE).partition(", ")
-                yield replace(one, member=who), f"{FIRST_NONFINITE}{what}"
-            case "stop":
-                yield one, f"the job is asked to end by {one.text}"
-
-
-def exit_words(code: int, cause: str = "") -> str:
-    """`signal 9` or `exit code 1`, with the cause if it is known."""
-    words = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{words}: {cause}" if cause else words
-
-
-def moment(at: float) -> str:
-    """Date and time of day, here, and the name of the time zone."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-
-
-def zone(at: float) -> tuple[float, str]:
-    """Seconds by which the clock here is ahead of UTC, and the name of the time zone."""
-    here = datetime.fromtimestamp(at).astimezone()
-    return (here.utcoffset() or timedelta()).total_seconds(), here.strftime("%Z")
-
-
-def clock(at: float) -> str:
-    """The time of day, here."""
-    return datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-5]
-
-
-def marks(job: PastJob) -> list[tuple[float, str, str]]:
-    """Time, kind and text of each line in the charts: deaths, restarts, takeovers, moves and snapshots."""
-    found = [
-        (one.at, _MARKS[one.kind], f"{one.member or 'job'}: {text}") for one, text in incidents(job)
-    ]
-    found += [(one.at, "move", one.text) for one in job.events if one.kind == "moved"]
-    last = -1.0
-    for frame, series in zip(job.frames, job.panel("Age of the last snapshot"), strict=False):
-        age = series.get("")
-        if age is not None and (at := frame["at"] - age) > last + 0.01:  # a clock is no exact one
-            last = at
-            found.append((round(at, 3), "snapshot", "snapshot"))
-    return sorted(found)[-_MOST_MARKS:]

@@ -23,8 +23,9 @@ from psfleet.core.base.observability.exposition import encode
 from psfleet.core.net.http2.header_blocks import repeated
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
-from psfleet_launch.observability.job_history import JobHistory, read_history, zone
-from psfleet_launch.observability.job_report import dashboard_page, job_report, overview
+from psfleet_launch.observability.job_history import JobHistory, read_history
+from psfleet_launch.observability.job_view import view_of, zone
+from psfleet_launch.observability.page_and_report import dashboard_page, job_report, overview
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BROWSER_TIMEOUT = 2.0  # seconds for a browser to take what is left
@@ -201,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Server-sent events: what the panels are, then the overview and frames as they come."""
         self._head(200, "text/event-stream")
         self.server.streams.add(current_thread())
-        recorder, history = self.server.port.recorder, self.server.port.history
+        recorder = self.server.port.recorder
         heading = {
             "job": self.server.port.job.name,
             "zone": zone(time.time()),
@@ -210,13 +211,15 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):  # it has hung up
             self._event("panels", heading)
             for frames in recorder.follow():
-                now = history.so_far(recorder.frames())
-                self._event("overview", overview(now, True, _FAULTS))
+                self._overview(is_running=True)
                 self._event("frames", frames)
-            now = history.so_far(recorder.frames())
-            self._event("overview", overview(now, False, _FAULTS))
+            self._overview(is_running=False)
             self._event("end", {})
         self.server.streams.discard(current_thread())
+
+    def _overview(self, is_running: bool) -> None:
+        job = self.server.port.history.so_far(self.server.port.recorder.frames())
+        self._event("overview", overview(view_of(job, is_running), _FAULTS))
 
     def _event(self, name: str, content: Any) -> None:
         self.wfile.write(f"event: {name}\ndata: {json.dumps(content)}\n\n".encode())

@@ -1,0 +1,484 @@
+"""State, figures, processes and alerts of a job at one moment, for the page, the report and the terminal.
+
+`view_of` turns the history of a job into a `JobView`. `page_and_report.py` draws it in a browser,
+`console/top.py` in a terminal, and the launcher shows `progress_line` below the output of the script. Open
+this file when a figure, a state or an alert is wrong everywhere. Pure.
+"""
+
+import operator
+import re
+import signal
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from psfleet.core.base.observability.panels import number_text, rate_text
+from psfleet_launch.observability.fleet_reader import panel_texts
+from psfleet_launch.observability.job_history import Figures, PastJob
+from psfleet_launch.observability.job_timeline import Fault, Process, exit_words
+
+_LATEST_REPLY = 10.0  # seconds after its start in which a server need not answer
+_MOST_MARKS = 400
+_MINUTE = 60.0
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
+_RECENT = 30  # frames in which a worker of a running job is slow: a minute
+
+SLOW = 1.5
+"""A worker is called slow if its steps take this many times the median of the others."""
+
+Ask = Callable[[str], Figures]
+"""Returns the figures of a panel by its title."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the overview, with a note. `mood` is `bad` or empty."""
+
+    label: str
+    value: str
+    note: str = ""
+    mood: str = ""
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """A process of the job, with its figures as texts.
+
+    Attributes:
+        series: Name of the process in the figures.
+        words: What it does, such as `runs, restarted once`.
+        mood: `good`, `warn` or `bad`, or empty for a process that has ended well.
+        speed: Steps per second of a worker, pushes per second of a server.
+    """
+
+    name: str
+    series: str
+    words: str
+    mood: str
+    machine: str = ""
+    speed: str = ""
+    memory: str = ""
+    cores: str = ""
+
+
+@dataclass(frozen=True)
+class FiredAlert:
+    """An alert that is or was in force.
+
+    Attributes:
+        name: Name, as in docs/alerts.yml.
+        severity: `warning` or `critical`.
+        title: Title of its panel.
+        when: Its condition, as in `> 0.9`.
+        series: Series of the panel, or "" if it has one.
+        until: When the alert ended, or None while it is in force.
+    """
+
+    name: str
+    severity: str
+    title: str
+    when: str
+    series: str
+    since: float
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job at one moment.
+
+    Attributes:
+        job: History that the view shows.
+        state: Whether the job is over, how, and when it ran, in a sentence.
+        badge: The same in a word or a few, and its mood.
+        processes: Processes, servers first.
+        alerts: Alerts in force. Of a job that is over, all that there were.
+        faults: Faults, oldest first.
+        marks: Time, kind and text of each line in the charts.
+    """
+
+    job: PastJob
+    is_running: bool
+    state: str
+    badge: tuple[str, str]
+    figures: Sequence[Figure]
+    processes: Sequence[ProcessView]
+    alerts: Sequence[FiredAlert]
+    faults: Sequence[Fault]
+    marks: Sequence[tuple[float, str, str]]
+
+    @property
+    def ask(self) -> Ask:
+        """The figures that count: of a running job those of now, otherwise the last ones, or usual rates."""
+        return _ask(self.job, self.is_running)
+
+
+def view_of(job: PastJob, is_running: bool) -> JobView:
+    """Return the view of a job whose launcher runs or does not run. A recorded end counts in any case."""
+    is_running = is_running and job.code is None  # the launcher writes the report at its end
+    processes = list(_processes(job, is_running))
+    alerts = [alert for alert in fired_alerts(job) if alert.until is None or not is_running]
+    return JobView(
+        job,
+        is_running,
+        state(job, is_running),
+        _badge(job, is_running, processes, alerts),
+        list(_figures(job, is_running)),
+        processes,
+        alerts,
+        list(job.timeline.faults),
+        _marks(job),
+    )
+
+
+def _ask(job: PastJob, is_running: bool) -> Ask:
+    if is_running:
+        return job.newest
+    units = {panel["title"]: panel["unit"] for panel in job.heading["panels"]}
+
+    def at_end(title: str) -> Figures:
+        if title == "Time left":
+            return {}
+        # At the end no rate is left, so the usual one is shown.
+        is_rate = units.get(title) in ("cps", "Bps") or title == "CPU cores in use"
+        return job.usual(title) if is_rate else job.last(title)
+
+    return at_end
+
+
+# State
+
+
+def state(job: PastJob, is_running: bool) -> str:
+    """Return in a sentence whether the job is over, how, and when it ran."""
+    seconds, began = _seconds(job), job.heading["began"]
+    span, (day, since), (last_day, until) = (
+        number_text(seconds, "s"),
+        moment(began).split(" ", 1),
+        moment(began + seconds).split(" ", 1),
+    )
+    if is_running and job.code is None:
+        return f"Running for {span} (since {since if day == last_day else f'{day} {since}'})"
+    until = until if day == last_day else f"{last_day} {until}"
+    when = f"{day}, {since.rpartition(' ')[0]} to {until}"
+    if job.code is None:
+        return f"No end is recorded: its launcher was killed after {span} ({when})"
+    return f"Ended with exit code {job.code} after {span} ({when})"
+
+
+def _seconds(job: PastJob) -> float:
+    """Seconds from the start of the job to the last event or frame."""
+    began = job.heading["began"]
+    last = job.frames[-1]["at"] if job.frames else began
+    return float(max(began, job.timeline.last, last) - began)
+
+
+def moment(at: float) -> str:
+    """Return date, time of day and name of the time zone of this machine."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def zone(at: float) -> tuple[float, str]:
+    """Return how many seconds the clock of this machine is ahead of UTC, and the name of its time zone."""
+    here = datetime.fromtimestamp(at).astimezone()
+    return (here.utcoffset() or timedelta()).total_seconds(), here.strftime("%Z")
+
+
+def clock(at: float) -> str:
+    """Return the time of day on this machine."""
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-5]
+
+
+def _badge(
+    job: PastJob, is_running: bool, processes: Sequence[ProcessView], alerts: Sequence[FiredAlert]
+) -> tuple[str, str]:
+    if job.code is not None:
+        return ("finished", "good") if job.code == 0 else ("failed", "bad")
+    if not is_running:
+        return "killed", "bad"
+    if dead := [process.name for process in processes if process.mood == "bad"]:
+        return f"runs without {', '.join(dead)}", "bad"
+    if not alerts:
+        slow = [process.name for process in processes if process.mood == "warn"]
+        return (f"runs, {', '.join(slow)} slow", "warn") if slow else ("runs", "good")
+    is_critical = any(alert.severity == "critical" for alert in alerts)
+    return f"runs, {_counted(len(alerts), 'alert')}", "bad" if is_critical else "warn"
+
+
+# Processes
+
+
+def _processes(job: PastJob, is_running: bool) -> Iterator[ProcessView]:
+    machines = {
+        member: machine
+        for machine, members in job.heading["machines"].items()
+        for member in members
+    }
+    only = next(iter(job.heading["machines"]), "") if len(job.heading["machines"]) == 1 else ""
+    ask = _ask(job, is_running)
+    steps, pushes = ask("Steps per second"), ask("Pushes per second by server")
+    memory, cores = ask("Resident memory"), ask("CPU cores in use")
+    ratios = _slow_workers(job, is_running)
+    for process in _in_order(job):
+        words, mood = _state_of(job, process, is_running)
+        if process.series in ratios and (mood == "good" or words == "finished"):
+            words += f", {ratios[process.series]:.1f} times slower"
+            mood = "warn" if mood == "good" else mood
+        yield ProcessView(
+            process.name,
+            process.series,
+            words,
+            mood,
+            process.machine or machines.get(process.name, only),
+            _text(steps, process.series, lambda value: rate_text(value, "steps"))
+            or _text(pushes, process.series, lambda value: rate_text(value, "pushes")),
+            _text(memory, process.series, lambda value: number_text(value, "bytes")),
+            _text(cores, process.series, lambda value: number_text(value, "short")),
+        )
+
+
+def _in_order(job: PastJob) -> Iterator[Process]:
+    """Yield the processes, servers first. Each process of a pipeline has a seat, which names its figures."""
+
+    def order(process: Process) -> tuple[str, list[int]]:
+        numbers = [int(number) for number in re.findall(r"\d+", process.name)]
+        return process.name.partition(" ")[0], numbers
+
+    seat = 0
+    for process in sorted(job.timeline.processes.values(), key=order):
+        is_worker = process.name.startswith("worker")
+        yield replace(process, series=f"worker {seat}") if is_worker else process
+        seat += is_worker
+
+
+def _state_of(job: PastJob, process: Process, is_running: bool) -> tuple[str, str]:
+    """Return what a process does, and its mood."""
+    if process.code is not None:
+        if process.code == 0:
+            return "finished", ""
+        if process.code == -signal.SIGTERM and job.code is not None:
+            return "stopped", ""  # by the launcher, after another process had failed
+        return f"dead: {exit_words(process.code, process.cause)}", "bad"
+    if not is_running and job.code is None:
+        return "its end is not recorded", ""
+    if is_running and process.series.startswith("server"):
+        if int(process.series.split()[1]) >= job.servers:
+            return "waits for its rows", "good"
+        is_due = bool(job.frames) and job.frames[-1]["at"] - process.started > _LATEST_REPLY
+        if is_due and process.series not in job.newest("Resident memory"):
+            return "does not answer", "bad"
+    if process.replaces:
+        return f"in place of {process.replaces}", "good"
+    if process.starts > 1:
+        times = "once" if process.starts == 2 else f"{process.starts - 1} times"
+        return f"runs, restarted {times}", "good"
+    if process.series.startswith("standby"):
+        return f"standby of {process.name.partition(' copy')[0]}", "good"
+    return "runs", "good"
+
+
+def _slow_workers(job: PastJob, is_running: bool) -> dict[str, float]:
+    """Step time of each slow worker, as a multiple of that of other workers: now, or of the whole job."""
+    recent = replace(job, frames=job.frames[-_RECENT:]) if is_running else job
+    return {worker: ratio for worker, _, _, ratio in step_times(recent) if ratio >= SLOW}
+
+
+def step_times(job: PastJob) -> Iterator[tuple[str, float, float, float]]:
+    """Yield each worker, its step time with and without waiting, and its speed against other workers.
+
+    In sync mode all workers have the step time of the slowest, and the slowest is the worker that spends the
+    least time in pulls and waits. So speeds are compared without this time. The slowest worker comes first.
+    """
+    steps = _means(job.panel("Step time by worker"))
+    pulls, waits = _means(job.panel("Time in pulls")), _means(job.panel("Time waiting"))
+    without_waiting = {
+        worker: time * max(1 - pulls.get(worker, 0.0) - waits.get(worker, 0.0), 0.0)
+        for worker, time in steps.items()
+    }
+    for worker, seconds in sorted(without_waiting.items(), key=lambda item: -item[1]):
+        other_times = [time for name, time in without_waiting.items() if name != worker]
+        usual = statistics.median(other_times) if other_times else 0.0
+        yield worker, steps[worker], seconds, seconds / usual if usual else 1.0
+
+
+def _means(frames: Iterable[Figures]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for frame in frames:
+        for name, value in frame.items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {name: statistics.fmean(known) for name, known in values.items()}
+
+
+# Alerts and marks
+
+
+def fired_alerts(job: PastJob) -> Iterator[FiredAlert]:
+    """Yield, for each series of each panel with an alert, the times in which the alert was in force."""
+    for panel in job.heading["panels"]:
+        if alert := panel.get("alert"):
+            yield from _of_panel(job, panel["title"], alert)
+
+
+def _of_panel(job: PastJob, title: str, alert: Mapping[str, Any]) -> Iterator[FiredAlert]:
+    sign, bound = alert["when"].split()
+    lasts = float(alert["lasts"].removesuffix("m")) * _MINUTE
+
+    def fired(series: str, since: float, until: float | None = None) -> FiredAlert:
+        return FiredAlert(
+            alert["name"], alert["severity"], title, alert["when"], series, since, until
+        )
+
+    starts: dict[str, float] = {}
+    at = 0.0
+    for frame, series in zip(job.frames, job.panel(title), strict=True):
+        at = frame["at"]
+        true = {
+            name
+            for name, value in series.items()
+            if value is not None and _OPERATORS[sign](value, float(bound))
+        }
+        for name in [*starts]:
+            if name not in true and (since := starts.pop(name) + lasts) <= at:
+                yield fired(name, since, at)
+        for name in true:
+            starts.setdefault(name, at)
+    for name, since in starts.items():
+        if since + lasts <= at:
+            yield fired(name, since + lasts)
+
+
+def _marks(job: PastJob) -> list[tuple[float, str, str]]:
+    """Deaths, restarts, takeovers, moves and snapshots, for the charts."""
+    marks = [
+        (fault.at, fault.mark, f"{fault.member or 'job'}: {fault.text}")
+        for fault in job.timeline.faults
+    ]
+    marks += [(at, "move", text) for at, text in job.timeline.moves]
+    last = -1.0
+    for frame, series in zip(job.frames, job.panel("Age of the last snapshot"), strict=False):
+        age = series.get("")
+        # Two looks place the same snapshot a little apart, because clocks are not exact.
+        if age is not None and (at := frame["at"] - age) > last + 0.01:
+            last = at
+            marks.append((round(at, 3), "snapshot", "snapshot"))
+    return sorted(marks)[-_MOST_MARKS:]
+
+
+# Figures
+
+
+def progress_line(ask: Ask) -> str:
+    """Return `1,204 steps · 151 steps/s · 77.4 k samples/s · loss 0.4713 · 41,207 rows · 3.1 MiB/s`.
+
+    Figures that a job does not have are left out. The launcher and `psfleet top` show the same line.
+    """
+    traffic = {
+        f"{title} {series}": rate
+        for title in ("Received by servers", "Sent by servers")
+        for series, rate in ask(title).items()
+    }
+    forms: Sequence[tuple[Figures, Callable[[Iterable[float]], float], Callable[[float], str]]] = (
+        (ask("Steps"), sum, "{:,.0f} steps".format),
+        (ask("Steps per second"), max, lambda rate: rate_text(rate, "steps")),
+        (_nonzero(ask("Samples per second")), sum, lambda rate: rate_text(rate, "samples")),
+        (_nonzero(ask("Time left")), sum, lambda left: f"{number_text(left, 's')} left"),
+        (ask("Loss"), statistics.fmean, lambda loss: f"loss {number_text(loss, 'none')}"),
+        (ask("Staleness, 99th percentile"), max, "staleness p99 {:.0f}".format),
+        (_nonzero(ask("Torn steps")), sum, lambda count: _counted(int(count), "torn step")),
+        (ask("Rows"), sum, "{:,.0f} rows".format),
+        (traffic, sum, lambda rate: number_text(rate, "Bps")),
+        (
+            ask("Age of the last snapshot"),
+            max,
+            lambda age: f"last snapshot {number_text(age, 's')} old",
+        ),
+    )
+    parts = [words(total(known)) for series, total, words in forms if (known := _known(series))]
+    return " · ".join([*parts, *map(" ".join, logged(ask("Logged values")))])
+
+
+def frame_progress(frame: Mapping[str, Any]) -> str:
+    """Return the progress line of one look at a running job, or "" before its first step."""
+    ask = PastJob({"panels": panel_texts()}, frames=[dict(frame)]).newest
+    return progress_line(ask) if any(_known(ask("Steps"))) else ""
+
+
+def logged(series: Figures) -> Iterator[tuple[str, str]]:
+    """Yield each name that scripts have logged, and the mean over the workers as text.
+
+    Args:
+        series: Figures of the panel "Logged values", by name and worker.
+    """
+    values: dict[str, list[float]] = {}
+    for key, value in series.items():
+        if value is not None:
+            values.setdefault(key.rpartition(" worker ")[0], []).append(value)
+    for name, by_worker in values.items():
+        yield name, number_text(statistics.fmean(by_worker), "none")
+
+
+def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
+    """Yield the numbers of the overview."""
+    ask, timeline = job.newest if is_running else job.last, job.timeline
+
+    def rate(title: str, total: Callable[[Iterable[float]], float]) -> str:
+        values = _known(ask(title))
+        return number_text(total(values), "cps") if values and is_running else ""
+
+    if steps := ask("Steps"):
+        yield Figure("Steps", f"{sum(_known(steps)):,.0f}", rate("Steps per second", max))
+    if samples := sum(_known(ask("Samples"))):
+        yield Figure("Samples", f"{samples:,.0f}", rate("Samples per second", sum))
+    if losses := ask("Loss"):
+        yield _loss(losses, is_running)
+    for name, text in logged(ask("Logged values")):
+        yield Figure(name, text)
+    left = sum(_known(ask("Time left"))) if is_running else 0.0
+    yield Figure(
+        "Time", number_text(_seconds(job), "s"), f"{number_text(left, 's')} left" if left else ""
+    )
+    stopped = sum(process.code == -signal.SIGTERM for process in timeline.processes.values())
+    deaths = timeline.deaths.total() - (stopped if job.code is not None else 0)
+    recoveries = [
+        _counted(count, noun)
+        for count, noun in (
+            (timeline.restarts.total(), "restart"),
+            (timeline.promotions, "takeover"),
+        )
+        if count
+    ]
+    yield Figure("Deaths", f"{deaths}", ", ".join(recoveries), "bad" if deaths else "")
+    steps_with_nan = sum(_known(ask("Steps with NaN or infinity")))
+    first = timeline.first_nonfinite
+    mood = "bad" if steps_with_nan or first else ""
+    yield Figure("Steps with NaN", f"{steps_with_nan:,.0f}", first, mood)
+
+
+def _loss(losses: Figures, is_running: bool) -> Figure:
+    """The mean of the workers' losses, or the names of those whose loss is not finite."""
+    label, finite = "Loss" if is_running else "Final loss", _known(losses)
+    if len(finite) < len(losses):
+        nonfinite = ", ".join(name for name, value in losses.items() if value is None)
+        return Figure(label, "NaN", nonfinite, "bad")
+    note = f"mean of {len(finite)} workers" if len(finite) > 1 else ""
+    return Figure(label, number_text(statistics.fmean(finite), "none"), note)
+
+
+def _known(figures: Figures) -> list[float]:
+    return [value for value in figures.values() if value is not None]
+
+
+def _nonzero(figures: Figures) -> Figures:
+    return figures if any(_known(figures)) else {}
+
+
+def _text(figures: Figures, series: str, words: Callable[[float], str]) -> str:
+    value = figures.get(series)
+    return "" if value is None else words(value)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"
