@@ -92,7 +92,7 @@ psfleet-launch --trace http://127.0.0.1:4318 --durability log+fsync train.py
 In every mode but sync a push travels with the next pull (`Shard/Exchange`); the server's span then includes
 the values, unless they wait for other workers. A call that is made again has one span in the worker and one
 for each arrival in a server. A process sends its spans every 5 s and at its end; spans of a process that is
-killed are lost. If the collector does not answer, the training goes on, and each process ends up to 10 s
+killed are lost. If the collector does not answer, the training goes on, and each process ends up to 2 s
 later. The variables of OpenTelemetry say the rest. For example, one push in a hundred is enough for most
 jobs:
 ```

@@ -181,17 +181,3 @@ class StalenessHistogram:
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self._applied += 1
         self._own[worker] = own + 1
-
-
-def quantile(histograms: Iterable[Mapping[int, int]], share: float) -> int | None:
-    """The staleness that so great a share of all pushes did not exceed; None: there were none."""
-    total: dict[int, int] = {}
-    for histogram in histograms:
-        for age, count in histogram.items():
-            total[age] = total.get(age, 0) + count
-    rest = share * sum(total.values())
-    for age in sorted(total):
-        rest -= total[age]
-        if rest <= 0:
-            return age
-    return None
