@@ -1,4 +1,8 @@
-"""psfleet ckpt and psfleet log: what lies on the disk, is it whole, and in another form."""
+"""The commands `psfleet ckpt` and `psfleet log`: list, check, compare and convert snapshots and logs.
+
+Logs belong to the server program, which is started for them. Everything else is in `psfleet.checkpoint`, and
+these commands only print its results.
+"""
 
 import json
 import os
@@ -60,7 +64,7 @@ def _line(folder: Path, manifest: Any) -> str:
 
 
 def _object(folder: Path, manifest: Any) -> str:
-    """What `_line` says, for programs."""
+    """Return the same as `_line` as JSON."""
     cut = manifest.cut
     return json.dumps(
         {
@@ -118,9 +122,9 @@ def diff(first: str, second: str) -> int:
 @ckpt.command()
 @click.argument("path")
 @click.argument("target")
-@click.option("--servers", type=click.IntRange(1), required=True, help="As how many servers.")
+@click.option("--servers", type=click.IntRange(1), required=True, help="Number of servers.")
 def reshard(path: str, target: str, servers: int) -> int:
-    """Write the snapshot at PATH anew to TARGET, whole by itself. Not needed for loading it."""
+    """Write the snapshot at PATH to TARGET, in full, for other servers. Loading does not need this."""
     from psfleet import checkpoint
 
     manifest = checkpoint.reshard(path, target, servers)
@@ -137,13 +141,17 @@ def reshard(path: str, target: str, servers: int) -> int:
     type=click.Choice(["safetensors", "npz", "parquet"]),
     default="safetensors",
     show_default=True,
-    help="Of the files.",
+    help="Format of the files.",
 )
 @click.option("--ids", is_flag=True, help="Write the ids of sparse tables as CSV too.")
 @click.option(
-    "--table", "tables", multiple=True, metavar="TABLE", help="Only this one; repeatable."
+    "--table", "tables", multiple=True, metavar="TABLE", help="Export only this table; repeatable."
 )
-@click.option("--rows", metavar="FILE", help="Only rows of the ids in FILE, one a line.")
+@click.option(
+    "--rows",
+    metavar="FILE",
+    help="Export only rows of the ids in FILE, which has one on each line.",
+)
 def export(
     path: str,
     target: str,
@@ -180,13 +188,20 @@ def _read_ids(file: Path) -> Any:
 @ckpt.command("import")
 @click.argument("path")
 @click.argument("source")
-@click.option("--table", required=True, metavar="TABLE", help="Whose rows they become.")
-@click.option("--to", "target", required=True, metavar="FOLDER", help="Of the new snapshot.")
+@click.option("--table", required=True, metavar="TABLE", help="Table that gets the rows.")
+@click.option("--to", "target", required=True, metavar="FOLDER", help="Folder of the new snapshot.")
 @click.option(
-    "--name", default="", help="Of the weights in SOURCE; of its table, if it is a snapshot."
+    "--name",
+    default="",
+    help="Name of the weights in SOURCE, or of its table if SOURCE is a snapshot.",
 )
-@click.option("--buckets", type=click.IntRange(0), default=0, help="Of words' hashes; 0: any id.")
-@click.option("--salt", default="", help="Of words' hashes.")
+@click.option(
+    "--buckets",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of buckets for the hashes of words; 0 means any id.",
+)
+@click.option("--salt", default="", help="Salt for the hashes of words.")
 def import_source(
     path: str, source: str, table: str, target: str, name: str, buckets: int, salt: str
 ) -> int:
@@ -213,15 +228,25 @@ def import_source(
     metavar="FILE|MODULE:NAME",
     help="What the model is to have: a TOML file, or a FeatureSet of a module.",
 )
-@click.option("--to", "target", required=True, metavar="FOLDER", help="Of the new snapshot.")
-@click.option("--keep", multiple=True, metavar="TABLE", help="Sparse, and of no feature.")
-@click.option("--drop", multiple=True, metavar="TABLE", help="Dense, or of a feature: starts anew.")
+@click.option("--to", "target", required=True, metavar="FOLDER", help="Folder of the new snapshot.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="TABLE",
+    help="Keep this sparse table, which belongs to no feature.",
+)
+@click.option(
+    "--drop",
+    multiple=True,
+    metavar="TABLE",
+    help="Drop this table, dense or of a feature, so that it starts from its first values.",
+)
 @click.option(
     "--shape",
     "shapes",
     multiple=True,
     metavar="TABLE=SHAPE",
-    help="Dense, with longer axes: fc_0.w_0=129x64.",
+    help="Give a dense table longer axes: fc_0.w_0=129x64.",
 )
 @click.option("--yes", is_flag=True, help="Apply the plan without asking.")
 def migrate(
@@ -233,7 +258,7 @@ def migrate(
     shapes: tuple[str, ...],
     yes: bool,
 ) -> int:
-    """Rewrite the snapshot at PATH for other features, by a plan that is shown before."""
+    """Rewrite the snapshot at PATH for other features, after showing a plan."""
     from psfleet.checkpoint import plan_migration
     from psfleet.features import find_features
 
@@ -272,9 +297,11 @@ def verify_log(path: str) -> int:
 @log.command()
 @click.argument("path")
 @click.option("--snapshots", default="", help="The job's snapshots; by default beside the log.")
-@click.option("--save", default="", metavar="FOLDER", help="Write what it gives as a checkpoint.")
+@click.option(
+    "--save", default="", metavar="FOLDER", help="Write the resulting tables as a checkpoint."
+)
 def replay(path: str, snapshots: str, save: str) -> int:
-    """Take the records of a log again and say what the server then is. The log stays as it is."""
+    """Apply the records of a log and print the resulting state of the server. The log is not changed."""
     return _server_program("replay", path, snapshots, save)
 
 

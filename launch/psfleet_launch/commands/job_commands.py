@@ -1,4 +1,8 @@
-"""The commands about a job that was launched before: jobs, stop, logs, report, top, mode and scale."""
+"""The commands about a launched job: jobs, stop, logs, report, top, mode and scale.
+
+They find a job by the folder of its logs. What they ask of a running job is a file in that folder, which the
+launcher or server 0 answers with another file; nothing connects to the servers.
+"""
 
 import contextlib
 import json
@@ -27,8 +31,8 @@ from psfleet_launch.observability.page_and_report import write_report
 T = TypeVar("T")
 
 
-_EVERY = 1.0  # seconds between two looks at the history
-_LOOK = 0.1  # seconds between two looks whether the workers have been told
+_EVERY = 1.0  # seconds between two readings of the history
+_LOOK = 0.1  # seconds between two readings of a reply
 
 
 def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +48,7 @@ def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def job_folder(log_dir: Path, job: str) -> Path:
-    """The folder of a job's logs.
+    """Return the folder of a job's logs.
 
     Raises:
         ConfigError: There is no such job.
@@ -55,7 +59,7 @@ def job_folder(log_dir: Path, job: str) -> Path:
 
 
 def recorded_job(log_dir: Path, job: str) -> Path:
-    """The same, of a job that has a history.
+    """Return the folder of the logs of a job that has a history.
 
     Raises:
         ConfigError: There is no such job, or an older psfleet has launched it.
@@ -162,7 +166,8 @@ def top(log_dir: Path, job: str, once: bool, as_json: bool) -> int:
 
 
 def _view(folder: Path) -> JobView:
-    is_running = is_claimed(folder)  # before its last lines are read
+    # In this order, a job that ends meanwhile still has its last lines in what is read.
+    is_running = is_claimed(folder)
     return view_of(read_history(folder), is_running)
 
 
@@ -254,7 +259,7 @@ def _part(form: str) -> dict[str, str | int]:
 
 
 def _number(folder: Path) -> int:
-    """Return the number of the last request; 0: there was none, or the file holds none."""
+    """Return the number of the last request, or 0 if there was none or its file is damaged."""
     try:
         return read_request(folder)[0]
     except (FileNotFoundError, FrameError):
@@ -269,7 +274,7 @@ def _check_running(folder: Path) -> None:
 def _awaited(
     read: Callable[[], T], is_it: Callable[[T], bool], folder: Path, wait: float
 ) -> T | None:
-    """What is read once it is the right one; None: it was not within so many seconds."""
+    """Read until the reply is the right one, and return it. Returns None after `wait` seconds."""
     deadline = time.monotonic() + wait
     while not is_it(reply := read()):
         if time.monotonic() > deadline:

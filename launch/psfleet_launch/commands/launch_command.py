@@ -1,4 +1,8 @@
-"""psfleet-launch: the command line."""
+"""The command `psfleet-launch`: from flags and a job file to a running job, its screen and its exit code.
+
+`launch` reads the settings and hands them to an engine. `_place` gives the job its folders, and `_run` puts
+supervisor, screen, history and recorder together. The rest of the work is in `job_runner.py`.
+"""
 
 import contextlib
 import importlib.metadata
@@ -341,7 +345,7 @@ def _run(
 def _observed(
     launch: Launch, engine: Engine, runner: JobRunner, screen: Screen
 ) -> Iterator[JobHistory]:
-    """Within, the job's history is written, and it can be watched; then its report is written.
+    """Context in which a job has a history and can be watched. Writes the report at its end.
 
     Figures are recorded only if needed: for the progress, a watch port, TensorBoard or a range of servers.
     """
@@ -373,7 +377,8 @@ def _observed(
             screen.say(f"watch     {port.url}")
         closing.callback(recorder.stop)
         yield history
-    with contextlib.suppress(OSError, FrameError):  # the job is over, whatever error the disk has
+    # The job is over, and an error of the disk does not change its outcome.
+    with contextlib.suppress(OSError, FrameError):
         write_report(job.logs)
 
 

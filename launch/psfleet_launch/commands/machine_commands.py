@@ -1,4 +1,8 @@
-"""The commands about machines: agent, certs and doctor."""
+"""The commands for machines of a job: agent, certs and doctor.
+
+`agent` runs processes of a job on this machine, `certs` makes credentials for processes that are started by
+hand, and `doctor` checks a machine before a job needs it.
+"""
 
 import dataclasses
 import datetime
@@ -99,7 +103,7 @@ def _read(credentials: str) -> bytes:
 
 
 def usable(folder: Path, days: float) -> bool:
-    """Return whether there are credentials that are good for so many days more."""
+    """Return whether a folder has credentials that are good for this number of days."""
     from psfleet.core.net.connections.certificates import ends
 
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
@@ -116,17 +120,17 @@ def usable(folder: Path, days: float) -> bool:
     type=float,
     default=CERTIFICATE_DAYS,
     show_default=True,
-    help="How long they are good for.",
+    help="Days for which the certificates are good.",
 )
 @click.option(
-    "--keep", is_flag=True, help="Do nothing while there are some that last half as long."
+    "--keep", is_flag=True, help="Do nothing if FOLDER has certificates that last half as long."
 )
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def certs(days: float, keep: bool, folder: Path) -> int:
     """Make certificates and a token for one job in FOLDER, for processes started by hand.
 
-    FOLDER/server goes to the hosts of servers, FOLDER/worker to those of workers, FOLDER/reader to whoever
-    may only follow the job or ask for predictions; PSFLEET_TLS or --tls names it there. The key that signs
+    FOLDER/server goes to the hosts of servers, FOLDER/worker to those of workers, FOLDER/reader to programs
+    that only follow the job or ask for predictions; PSFLEET_TLS or --tls names it there. The key that signs
     them is thrown away: for another job, or later, make new ones.
     """
     from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
@@ -162,7 +166,7 @@ def doctor(engine: str, peers: str, port: int, wait: float, as_json: bool) -> in
     """Check this machine and say what to change; exit code 1 if a job would fail.
 
     Run it on every machine of a job, under Slurm for instance with srun --ntasks-per-node=1 psfleet doctor.
-    With --peers run it on all of them at the same time.
+    With --peers run it on all machines at the same time.
     """
     from psfleet_launch.engines.launch_engine import load_engine
 

@@ -1,4 +1,8 @@
-"""The commands about a trained model: export, predict, serve and models."""
+"""The commands for a trained model: export, predict, serve and models.
+
+Each command checks its options and calls `psfleet.serving`. `predict` starts processes that share the work
+through the folder of the predictions.
+"""
 
 import json
 import os
@@ -84,7 +88,7 @@ def export(
 @click.command()
 @click.argument("model")
 @click.argument("data", nargs=-1, required=True)
-@click.option("--to", "target", required=True, metavar="FOLDER", help="Of the predictions.")
+@click.option("--to", "target", required=True, metavar="FOLDER", help="Folder of the predictions.")
 @click.option(
     "--features",
     default="",
@@ -96,18 +100,20 @@ def export(
     "--column",
     "columns",
     multiple=True,
-    help="Of the data, to come with the predictions; repeatable.",
+    help="Column of the data to copy to the predictions; repeatable.",
 )
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=1024, show_default=True, help="In rows."
+    "--processes", type=click.IntRange(1), default=1, show_default=True, help="Number of processes."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=1024, show_default=True, help="Rows of a batch."
 )
 @click.option(
     "--part-rows",
     type=click.IntRange(1),
     default=1 << 20,
     show_default=True,
-    help="A file of predictions ends with the row group that gives it so many rows.",
+    help="Rows after which a file of predictions ends, at the end of a row group.",
 )
 @click.option(
     "--bad-rows",
@@ -144,29 +150,29 @@ def predict(processes: int, **options: Any) -> int:
 
 
 def _run(job: str, count: int) -> None:
-    """Let processes do it. Each computes with one thread, so that bits do not depend on their number."""
+    """Predict in `count` processes. Each has one thread, so that bits do not depend on the number."""
     command = [sys.executable, "-m", "psfleet_launch.prediction_job", job]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    own = [subprocess.Popen(command, env=environment) for _ in range(count)]
+    processes = [subprocess.Popen(command, env=environment) for _ in range(count)]
     try:
         with handled([signal.SIGTERM], lambda *_: sys.exit(128 + signal.SIGTERM)):
-            _wait(own)
+            _wait(processes)
     finally:
-        for process in own:
+        for process in processes:
             process.terminate()
-        for process in own:
+        for process in processes:
             process.wait()
 
 
 def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Return when all have ended well.
+    """Wait until all processes have ended with 0.
 
     Raises:
-        PsfleetError: One has not.
+        PsfleetError: A process has failed.
     """
     waiting = list(processes)
     while waiting:
-        for process in [each for each in waiting if each.poll() is not None]:
+        for process in [process for process in waiting if process.poll() is not None]:
             waiting.remove(process)
             if code := process.returncode:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -200,9 +206,11 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 @click.option("--part", default="1/1", metavar="K/N", help="Follow the K-th of N parts of the ids.")
 @click.option("--rows", type=_ROWS, help="Form in memory; else float32, or that of the export.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0), default=8500, show_default=True, help="Of gRPC.")
 @click.option(
-    "--http-port", type=click.IntRange(0), default=8501, show_default=True, help="Of HTTP."
+    "--port", type=click.IntRange(0), default=8500, show_default=True, help="Port of gRPC."
+)
+@click.option(
+    "--http-port", type=click.IntRange(0), default=8501, show_default=True, help="Port of HTTP."
 )
 @click.option(
     "--tls", default="", metavar="FOLDER", help="A server's credentials, made by psfleet certs."
@@ -284,13 +292,13 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
             )
             end.wait()
     finally:
-        for each in followers.values():
-            each.rows.close()
+        for follower in followers.values():
+            follower.rows.close()
     return 0
 
 
 def _followed(by_name: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The model by its name, with the weights of a job."""
+    """Return the model by its name, with the weights of a running job."""
     from psfleet.serving.model import follow
 
     if len(by_name) > 1:
@@ -325,9 +333,14 @@ def _named(text: str) -> tuple[str, str]:
 
 @click.command()
 @click.argument("address")
-@click.option("--model", default="", help="Which one, if there are several.")
+@click.option("--model", default="", help="Name of the model, if there are several.")
 @click.option("--activate", type=click.IntRange(1), help="The version that gets all requests.")
-@click.option("--split", default="", metavar="VERSION=PERCENT", help="It gets a part of them.")
+@click.option(
+    "--split",
+    default="",
+    metavar="VERSION=PERCENT",
+    help="Version that gets a part of the requests.",
+)
 @click.option(
     "--tls", default="", metavar="FOLDER", help="A worker's credentials, for a service with TLS."
 )

@@ -1,4 +1,8 @@
-"""Flags and job files, made from the declarations of settings, and the help of a command that has many."""
+"""Makes flags and job files from the declarations of settings, and the help of a command with many options.
+
+A setting is declared once (`psfleet/core/base/settings/`). Here it becomes an option of click, a key of a
+job file, and a line of the help under the heading of its table.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,12 +73,12 @@ def _read(one: Setting, context: click.Context, option: click.Parameter, text: s
 
 
 def _parameter(one: Setting) -> str:
-    """The name of a flag as a parameter of its command."""
+    """Return the name of a flag as a parameter of its command."""
     return one.flag.removeprefix("--").replace("-", "_")
 
 
 def given(context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]:
-    """The settings whose flags were given, by name."""
+    """Return the settings whose flags were given, by name."""
     return {
         one.name: not one.default
         if isinstance(one.default, bool)
@@ -101,7 +105,7 @@ def strategy_options(*parts: str) -> Callable[[Command], Command]:
 
 
 def requested(context: click.Context, mode: str | None = None) -> dict[str, dict[str, Any]]:
-    """The strategy that a command's flags say; `mode`: what they say in other words."""
+    """Return the strategy that the flags of a command ask for, with `mode` as its consistency mode."""
     flags = {name: given(context, settings_of(part)) for name, part in PARTS.items()}
     if mode:
         flags["consistency"]["mode"] = mode
@@ -110,10 +114,10 @@ def requested(context: click.Context, mode: str | None = None) -> dict[str, dict
 
 
 def mode_of(context: click.Context) -> str | None:
-    """The mode that --sync, --async and --mode name; None: none.
+    """Return the mode that --sync, --async and --mode name, or None.
 
     Raises:
-        ConfigError: They name several.
+        ConfigError: They name different modes.
     """
     mode = context.params["mode"]
     modes = {flag: flag[2:] for flag in ("--sync", "--async") if context.params[flag[2:]]}
@@ -126,10 +130,10 @@ def mode_of(context: click.Context) -> str | None:
 def merged(
     *sources: Mapping[str, Mapping[str, Any]], file: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The strategy of a job file, over it that of a strategy file, over it that of the flags.
+    """Return the strategy of a job file, overridden by a strategy file, and both by the flags.
 
     Raises:
-        ConfigError: The parts contradict each other, or there are settings of a mode that none of them names.
+        ConfigError: The parts contradict each other, or have settings of a mode that no source names.
     """
     *first, flags = sources
     parts: dict[str, dict[str, Any]] = {}
@@ -186,7 +190,7 @@ def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type
 def _explained(
     error: click.NoSuchOption, context: click.Context, words: Sequence[str]
 ) -> click.UsageError:
-    """The error; of a command line that goes on with a script, with the place of the script's options."""
+    """Return the error. If the line goes on with a script, it says where options of the script belong."""
     script = next((word for word in words if word.endswith(".py")), None)
     if script is None:
         return error
@@ -208,9 +212,9 @@ class GroupedCommand(click.Command):
     `--help-all` shows all options.
 
     Args:
-        settings: Those of its options, whose keys in job files say where they belong.
-        more: Returns further settings, which become options where a command line may mean one of them.
-        usual: Flags that `--help` shows, besides those that only show something.
+        settings: Settings of its options. Their keys in job files choose the heading.
+        more: Returns further settings, which become options if a command line has an unknown option.
+        usual: Flags that `--help` shows, besides --help, --help-all and --version.
     """
 
     def __init__(
@@ -234,7 +238,7 @@ class GroupedCommand(click.Command):
         self._examples = list(examples)
 
     def complete(self) -> "GroupedCommand":
-        """Have all options from now on; return the command."""
+        """Add the options of `more`, and return the command."""
         if self._more is not None:
             settings, self._more = list(self._more()), None
             self.settings += settings
@@ -242,7 +246,7 @@ class GroupedCommand(click.Command):
         return self
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line, with all options if it has one that is not known yet."""
+        """Parse a command line. If it has an unknown option, parse it again with all options."""
         if ctx.resilient_parsing:  # a shell completes a line, and no option is refused
             self.complete()
         try:
@@ -279,7 +283,7 @@ class GroupedCommand(click.Command):
 class CommandGroup(click.Group):
     """A group whose help has the whole first sentence of each command.
 
-    `headings` are the names of commands by heading; the other ones are under "Commands".
+    `headings` are the names of commands by heading. Commands without one are under "Commands".
     """
 
     def __init__(
@@ -305,13 +309,13 @@ def run_command(
     words: Sequence[str] | None,
     errors: tuple[type[Exception], ...],
 ) -> int:
-    """Run a command; its exit code. What a user has done wrong is said in a line.
+    """Run a command and return its exit code. Mistakes of the user are one line on standard error.
 
     Args:
-        words: Its arguments, which it finds in its context; None: those of this process.
+        words: Arguments, which the command also finds in its context. None stands for those of this process.
 
     Raises:
-        EOFError: It is no end of a prompt, for which click takes each: no command asks anything.
+        EOFError: Raised by the command itself. Click would take it for the end of input at a prompt.
     """
     try:
         return command.main(words, prog_name=name, standalone_mode=False, obj=words) or 0

@@ -1,4 +1,8 @@
-"""Report of a failed job: the first cause, its log; tracebacks of workers in a line each."""
+"""Says why a job has failed, and shortens tracebacks of workers on the screen to a line each.
+
+The report names the process that failed first, the exception that ended it, the line of the script, and its
+log. It reads the ends of log files and never fails: without a log it says so.
+"""
 
 import json
 import re
@@ -31,7 +35,7 @@ class FailureCause:
     """Cause of a process's end, as its log shows it.
 
     Attributes:
-        headline: The exception's line, or the last line.
+        headline: Line of the exception, or the last line of the log.
         place: `train.py:31 in <module>`, or empty.
     """
 
@@ -40,7 +44,7 @@ class FailureCause:
 
 
 def tail(path: Path) -> list[str]:
-    """The last lines of a log, without colours; empty if there is none."""
+    """Return the last lines of a log without colours, or [] if there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -52,7 +56,7 @@ def tail(path: Path) -> list[str]:
 
 
 def _plain(line: str) -> list[str]:
-    """The text and the traceback of a line of JSON (PSFLEET_LOG_FORMAT); any other line as it is."""
+    """Return text and traceback of a line of JSON (PSFLEET_LOG_FORMAT), or any other line as it is."""
     if not line.startswith('{"time": '):
         return [line]
     try:
@@ -63,7 +67,7 @@ def _plain(line: str) -> list[str]:
 
 
 def find_cause(lines: list[str], script: str) -> FailureCause:
-    """The exception that ended the process, and the line of `script` from which it came."""
+    """Return the exception that ended the process, and the last line of `script` in its traceback."""
     starts = [
         number
         for number, line in enumerate(lines)
@@ -94,7 +98,12 @@ def _place(block: list[str], script: str) -> str:
 def report(
     job: Job, state: Supervisor, ended_at: dict[Member, datetime], host: Callable[[Member], str]
 ) -> str:
-    """The last thing on the screen after a job that was not a success; `host`: of a member."""
+    """Return the last thing on the screen after a job that failed or was stopped.
+
+    Args:
+        ended_at: When each process ended.
+        host: Returns the machine of a process.
+    """
     if state.failure is None:
         name = signal.Signals(state.asked or 0).name
         return f"stopped by {name}: {_stopped(state)}. Job exit code {128 + (state.asked or 0)}."
@@ -156,10 +165,10 @@ def _stopped(state: Supervisor) -> str:
 
 
 class Tracebacks:
-    """Takes the standard error of a script as it comes, and gives what the screen is to show of it.
+    """Filters the standard error of a script: the screen shows one line for each traceback.
 
-    The last traceback is held until something follows it: the one that ends the process is shown by the
-    report of the job.
+    The last traceback is held back until other output follows it, because the report of the job shows the
+    traceback that ends the process.
     """
 
     def __init__(self, script: str) -> None:
@@ -170,7 +179,7 @@ class Tracebacks:
         self._told = False  # the block has its exception
 
     def feed(self, data: bytes) -> bytes:
-        """Take more output; return the part that can be shown now."""
+        """Take more output, and return the part to show now."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         out = b"".join(self._take(line + b"\n") for line in lines)
         if self._partial and (self._shown or not self._may_belong(self._partial)):
@@ -179,7 +188,7 @@ class Tracebacks:
         return out
 
     def rest(self) -> bytes:
-        """Return what is still held."""
+        """Return the line for the traceback that is held back, or b""."""
         block, self._block, self._told = self._block, [], False
         if not block:
             return b""

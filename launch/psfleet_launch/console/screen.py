@@ -1,4 +1,4 @@
-"""What the launcher shows of a running job: the output of worker 0, its own lines, and a line of progress.
+"""Shows a running job in the terminal of the launcher: output of worker 0, its own lines, a line of progress.
 
 The script's output goes to standard output, as if it ran by itself; everything else goes to standard error.
 The text of the progress line comes from `observability/job_view.py`.
@@ -23,8 +23,7 @@ _PLAIN_EVERY = 5.0  # seconds between two lines of progress without a terminal
 
 
 class StandbyNotice:
-    """Reports that every server has a ready standby, at first and again after one was lost, or that a server
-    has to wait for its next one."""
+    """Reports when all servers have ready standbys, also after a loss, or when the next standby starts."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # a server has none
@@ -32,7 +31,7 @@ class StandbyNotice:
         self._delayed: dict[int, float] = {}
 
     def look(self, standbys: Standbys, at: float) -> str:
-        """The line to be shown at time `at`; empty: there is nothing to say."""
+        """Return the line to show at time `at`, or ""."""
         delayed = standbys.delayed.items() - self._delayed.items()
         self._delayed = {**standbys.delayed}
         if reasons := standbys.unprotected():
@@ -66,7 +65,7 @@ class Screen:
         self._tracebacks = Tracebacks("")
 
     def begin(self, job: Job, engine: str, version: str) -> None:
-        """The heading."""
+        """Show the heading, with the parts of the job that were asked for."""
         self._job = job
         self._tracebacks = Tracebacks(job.request.script)
         request = job.request
@@ -85,7 +84,7 @@ class Screen:
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
     def say(self, text: str) -> None:
-        """Print a text of the launcher's own."""
+        """Print a text of the launcher."""
         self._show(self._tracebacks.rest(), is_error=True)
         with _as_long_as_somebody_looks():
             self._console.print(Text(text))
@@ -149,7 +148,7 @@ class Screen:
                 self._console.print(Text.from_ansi(visible))
 
     def end(self, code: int) -> None:
-        """Take the progress away; after a success say how long it took.
+        """Remove the line of progress. After a success say how long the job took.
 
         After a failure the report shows the last traceback.
         """
@@ -171,7 +170,7 @@ def _as_long_as_somebody_looks() -> contextlib.suppress:
 
 
 def _part(name: str, request: JobRequest) -> str:
-    """`recompute`; of a pipeline its stages too."""
+    """Return `recompute`, or `pipeline of 2 stages`."""
     return f"pipeline of {_count(len(request.copies), 'stage')}" if name == "pipeline" else name
 
 

@@ -1,4 +1,9 @@
-"""What a launcher reads of its fleet: metrics of all processes, and what servers use."""
+"""Reads the metrics of all processes of a job, and turns them into frames of figures.
+
+The `Recorder` looks every 2 s in a thread of its own. Its frames answer the question of each panel, and go
+to the history, the progress line, TensorBoard and the page. A server that does not answer within 2 s is left
+out of a look.
+"""
 
 import contextlib
 import math
@@ -21,14 +26,14 @@ from psfleet_launch.supervision.scaling_requests import EVERY, ServerUsage, want
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; one that is silent is left out
-_LONGEST = 86_400.0  # seconds after which a server is asked again for the figures of its end
+_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; a silent server is left out
+_LONGEST = 86_400.0  # seconds after which the call for the figures of the end is made again
 _LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
 _EVERY = 2.0  # seconds between two looks
 _MOST = 600  # frames; of more, half are kept
 _NEWEST = 150  # frames that are never thinned out: 5 minutes
 _KEPT = 60  # figures that matter
-_PAUSE = 60.0  # seconds after a request, in which what it changes can be seen
+_PAUSE = 60.0  # seconds until the next request, so that the effect of the last one can be seen
 
 
 def process_metrics(timeline: Timeline) -> "list[Metric]":
@@ -65,8 +70,8 @@ def process_metrics(timeline: Timeline) -> "list[Metric]":
 class FleetReader:
     """Reads the metrics of a job. Any thread may read.
 
-    Looks come every few seconds, and training ends between two of them. So each server is also asked for the
-    figures of its end: it answers that call when it ends, with what workers sent when they left.
+    Training ends between two looks, which are 2 s apart. So each server also gets a call that it answers
+    when it ends, with the last figures of the workers.
 
     Args:
         endpoints: Endpoints of its servers; the runner of the job changes them when servers start.
@@ -91,11 +96,11 @@ class FleetReader:
         self._lasts: dict[str, bytes] = {}  # by endpoint such an answer
 
     def read(self) -> "list[Metric]":
-        """All families, each sample with the labels job, role and rank."""
+        """Return all families now, each sample with the labels job, role and rank."""
         return self._families(self._of_processes())
 
     def read_last(self) -> "list[Metric]":
-        """The same at the end of the servers, which have all ended by now."""
+        """Return all families as they were when the servers ended. All of them have to be over."""
         return self._families(self._of_ends())
 
     def _families(self, of_processes: "Iterable[Metric]") -> "list[Metric]":
@@ -155,7 +160,7 @@ class FleetReader:
             yield from self._decoded(last)
 
     def _take_last(self, endpoint: str, timeout: float = 0.0) -> bool:
-        """Keep what a server has answered at its end; return whether its call is over."""
+        """Keep what a server answered at its end, and return whether the call is over."""
         import grpc
 
         try:
@@ -174,15 +179,16 @@ class FleetReader:
         read_at = GaugeMetricFamily(
             READ_AT, "When a server had these figures", labels=["job", "role", "rank"]
         )
-        for one in CollectReply.FromString(reply).processes:
-            yield from decode(one.text, job=self._job, role=one.role, rank=str(one.rank))
-            if one.at:
-                read_at.add_metric([self._job, one.role, str(one.rank)], one.at)
+        for process in CollectReply.FromString(reply).processes:
+            rank = str(process.rank)
+            yield from decode(process.text, job=self._job, role=process.role, rank=rank)
+            if process.at:
+                read_at.add_metric([self._job, process.role, rank], process.at)
         yield read_at
 
 
 def look_at(families: "Sequence[Metric]") -> Look:
-    """The samples by name."""
+    """Return the samples by name, as panels ask for them."""
     look = Look(time.time())
     for family in families:
         for one in family.samples:
@@ -193,12 +199,12 @@ def look_at(families: "Sequence[Metric]") -> Look:
 
 
 class Recorder:
-    """A thread that asks all questions again and again.
+    """A thread that looks at the job every 2 s and keeps the answers to the panels' questions as frames.
 
     Args:
-        listeners: Get each frame, in the thread.
-        on_look: Gets each look, in the thread.
-        read_last: Reads the figures of the end, in place of `read`; None: the last look is the end.
+        listeners: Called with each frame, in the thread.
+        on_look: Called with each look, in the thread.
+        read_last: Reads the figures of the end, in place of `read`. Without it the last look is the end.
     """
 
     def __init__(
@@ -221,7 +227,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look; one that has begun looks at once, as there are other servers."""
+        """Start the thread. If it runs already it looks at once, because the servers have changed."""
         if self._thread.ident is None:
             self._thread.start()
             return
@@ -230,7 +236,7 @@ class Recorder:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread, with a last look, and all streams that follow the recorder."""
+        """End the thread after a last look, and then all streams of `follow`."""
         with self._changed:
             self._stops = True
             self._changed.notify_all()
@@ -241,7 +247,7 @@ class Recorder:
             self._changed.notify_all()
 
     def follow(self) -> Iterator[list[dict[str, Any]]]:
-        """The frames that are kept, then the new ones about as often as there are any, until `stop`."""
+        """Yield the kept frames, then new frames as they come, until `stop`."""
         with self._changed:
             frames, count = list(self._frames), self._count
         yield frames
@@ -255,7 +261,7 @@ class Recorder:
             yield frames
 
     def frames(self) -> list[dict[str, Any]]:
-        """Those that are kept: the newest all, the others evenly over the job's time."""
+        """Return the kept frames: all of the last 5 minutes, and older ones evenly over the job's time."""
         with self._changed:
             return list(self._frames)
 
@@ -318,7 +324,7 @@ def panel_texts() -> list[dict[str, Any]]:
 
 
 def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
-    """Select the moments that stay, at most so many: the newest all, the others evenly over time."""
+    """Select the moments to keep, at most `most`: all of the `newest`, and older ones evenly over time."""
     old, rest = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
     bins = most - len(rest)
     if len(old) <= bins:
@@ -360,7 +366,7 @@ class ServerUsageWatch:
             Level("psfleet_memory_used_bytes", ("rank",)),
             Level("psfleet_memory_limit_bytes", ("rank",)),
         )
-        # With rows on disk, rows take whatever memory there is, so it says nothing.
+        # With rows on disk, rows fill all memory, so that its use says nothing.
         shares = {} if self._job.request.disk else memory.evaluate(look, look)
         most, cpu = max(shares.values(), default=0.0), sum(seconds for _, seconds in used)
         self._usages.append(ServerUsage(look.at, self._servers, most, cpu))

@@ -1,6 +1,7 @@
-"""The one port of a launcher: /metrics, /sd, /events, the page and the report.
+"""The port of `--watch`: the page of a job, its report, its events as a stream, and metrics for Prometheus.
 
-On loopback whoever may use this machine may look. Elsewhere a look needs the token, over TLS.
+On a loopback address every user of this machine may read it. On any other address a request needs the token
+of the job, over TLS. Each connection has a daemon thread, and silent connections cannot keep a browser out.
 """
 
 import contextlib
@@ -37,10 +38,10 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass
 class WatchPort:
-    """Serves what can be seen of a job, from `open` to `close`.
+    """Serves the page, the report and the metrics of a job, from `open` to `close`.
 
     Args:
-        address: `PORT` of loopback, or `HOST:PORT`; port 0 takes a free one.
+        address: `PORT` on the loopback address, or `HOST:PORT`. Port 0 stands for any free port.
 
     Attributes:
         url: URL of the page, with the token if one is needed.
@@ -57,7 +58,7 @@ class WatchPort:
         """Listen.
 
         Raises:
-            ConfigError: The address cannot be had.
+            ConfigError: The port is taken, or the address is not of this machine.
         """
         host, _, port = self.address.rpartition(":")
         host = host.strip("[]") or _LOOPBACK[0]
@@ -84,7 +85,7 @@ class WatchPort:
         self._thread.start()
 
     def close(self) -> None:
-        """Release the port and its connections; the recorder has been stopped."""
+        """Release the port and its connections. The recorder must have been stopped."""
         self._server.shutdown()
         self._thread.join()
         for stream in [*self._server.streams]:
@@ -92,7 +93,7 @@ class WatchPort:
         self._server.server_close()
 
     def _certificate(self) -> ssl.SSLContext:
-        """A certificate of its own; who looks can check it with `watch-ca.pem` beside the logs."""
+        """Return the TLS context. Browsers can check its certificate with `watch-ca.pem` beside the logs."""
         from psfleet.core.net.connections.certificates import make_credentials
 
         own = make_credentials(self.job.folder / "watch")["server"]
@@ -103,13 +104,13 @@ class WatchPort:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Each connection has a thread. Browsers open some that say nothing; the end waits for none of those.
+    """Gives each connection a thread. Browsers open silent ones too, and `close` waits for none of them.
 
-    When too many have not made a request that may be answered, the oldest of them is closed: strangers
-    take neither all threads of the launcher nor the place of a browser that comes now.
+    If more than 128 connections have made no admitted request, the oldest is closed. So strangers can
+    neither take all threads of the launcher nor keep a browser out.
 
     Attributes:
-        streams: Threads that follow the job; they end with the recorder.
+        streams: Threads of the streams of events, which end with the recorder.
     """
 
     daemon_threads = True
@@ -134,7 +135,7 @@ class _HttpServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def admit(self, request: Any) -> None:
-        """Note that a connection is no stranger's, or that it ends."""
+        """Stop counting a connection as silent: it has made an admitted request, or it ends."""
         with self._lock:
             self._strangers.pop(request, None)
 
@@ -148,10 +149,10 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One look."""
+    """Answers one request."""
 
     server: _HttpServer
-    timeout = 10  # seconds that whoever looks may take for a request
+    timeout = 10  # seconds for a client to send its request
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer."""
@@ -187,8 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _may_look(self, token: str) -> bool:
         expected = self.server.port.token
         if not expected:
-            # A page of somewhere else could otherwise read this one through a name of its own.
-            with contextlib.suppress(ValueError):  # it is no host
+            # Otherwise another site could read the page, through a name that it points to loopback.
+            with contextlib.suppress(ValueError):  # the header is malformed
                 return urlsplit("//" + self.headers.get("Host", "")).hostname in _LOOPBACK
             return False
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -199,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         return [{"targets": [self.server.port.host], "labels": {"job": self.server.port.job.name}}]
 
     def _stream(self) -> None:
-        """Server-sent events: what the panels are, then the overview and frames as they come."""
+        """Send server-sent events: the panels, then overviews and frames as they come."""
         self._head(200, "text/event-stream")
         self.server.streams.add(current_thread())
         recorder = self.server.port.recorder
@@ -208,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
             "zone": zone(time.time()),
             "panels": panel_texts(),
         }
-        with contextlib.suppress(OSError):  # it has hung up
+        with contextlib.suppress(OSError):  # the browser has gone
             self._event("panels", heading)
             for frames in recorder.follow():
                 self._overview(is_running=True)
