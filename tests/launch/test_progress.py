@@ -1,16 +1,20 @@
 """The line of progress, which the launcher and `psfleet top` show, and how servers are asked for it."""
 
+import io
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from rich.console import Console
 
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet.core.client import Client
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
+from psfleet_launch.console.screen import Screen
 from psfleet_launch.observability.fleet_reader import FleetReader, look_at, replies
 from psfleet_launch.observability.job_view import frame_progress
 from tests.programs import ended
@@ -76,6 +80,17 @@ def test_steps_are_those_of_one_worker() -> None:
         reader.close()
         for runtime in runtimes:
             runtime.close()
+
+
+def test_a_line_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal each new line is printed, and nothing when the figures have gone at the end."""
+    monkeypatch.setattr("psfleet_launch.console.screen._PLAIN_EVERY", 0.0)
+    output = io.StringIO()
+    screen = Screen(console=Console(file=output, soft_wrap=True))
+    for text in ("", "1 steps", "1 steps", "2 steps", ""):
+        screen.set_progress(text)
+        screen.refresh()
+    assert output.getvalue() == "  1 steps\n  2 steps\n"
 
 
 FORKS = """

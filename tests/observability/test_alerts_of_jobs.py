@@ -22,7 +22,7 @@ from psfleet.core.runtime.chaos.audit import ChaosSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
+from psfleet_launch.observability.fleet_reader import FleetReader
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort
 from tests.launch.conftest import ROOT
@@ -62,7 +62,7 @@ def crowded(folder: Path) -> Iterator[str]:
         reader = FleetReader("crowded", fleet.endpoints, fleet.environment(0))
         history = JobHistory(folder, heading(job, "local", "0.1", {}))
         history.close()
-        port = WatchPort("0", job, reader, Recorder(reader.read), history)
+        port = WatchPort("0", job, reader, history)
         port.open()
         found: list[Runtime] = []
         threads = [

@@ -49,11 +49,9 @@ def job(folder: Path, *items: Event | Shown | Action, frames: Any = ()) -> PastJ
     for now, item in enumerate(items):
         history.take(item, float(now))
     history.close()
-    filled = [
-        {"at": 2.0 * n, "panels": [one.get(title, {}) for title in TITLES]}
-        for n, one in enumerate(frames)
-    ]
-    return history.so_far(filled)
+    for n, one in enumerate(frames):
+        history.add_frame({"at": 2.0 * n, "panels": [one.get(title, {}) for title in TITLES]})
+    return history.so_far()
 
 
 def overview(past: PastJob, is_running: bool) -> dict[str, Any]:

@@ -13,8 +13,14 @@ from psfleet_launch.console.top import top_screen
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import panel_texts, thinned
-from psfleet_launch.observability.job_history import JobHistory, PastJob, heading, read_history
+from psfleet_launch.observability.fleet_reader import panel_texts
+from psfleet_launch.observability.job_history import (
+    JobHistory,
+    PastJob,
+    heading,
+    read_history,
+    thinned,
+)
 from psfleet_launch.observability.job_timeline import JobEvent
 from psfleet_launch.observability.job_view import state, view_of
 from psfleet_launch.observability.page_and_report import (

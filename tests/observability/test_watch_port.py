@@ -18,7 +18,7 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.net.connections.credentials import SERVER_NAME
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
+from psfleet_launch.observability.fleet_reader import FleetReader
 from psfleet_launch.observability.job_history import JobHistory, heading
 from psfleet_launch.observability.watch_port import WatchPort, _Handler
 from psfleet_launch.supervision.job_events import ProcessExited, ServerReady, StartProcesses
@@ -44,7 +44,7 @@ def made(address: str, folder: Path, **request: bool) -> WatchPort:
     history.take(StartProcesses((SECOND,)), 13.0)
     history.close()
     reader = FleetReader("alone", [], Environment(), history.timeline)
-    return WatchPort(address, job, reader, Recorder(reader.read), history)
+    return WatchPort(address, job, reader, history)
 
 
 @pytest.fixture
@@ -132,7 +132,6 @@ def test_whoever_follows_is_told_of_the_end(tmp_path: Path) -> None:
     port.open()
     with urllib.request.urlopen(f"{port.url}events", timeout=60) as stream:
         assert stream.readline() == b"event: panels\n"
-        port.recorder.stop()
         port.close()
         assert stream.read().endswith(b"event: end\ndata: {}\n\n")
 

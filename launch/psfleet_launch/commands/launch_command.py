@@ -371,7 +371,7 @@ def _observed(
         if launch.watch:
             from psfleet_launch.observability.watch_port import WatchPort  # loads a web server
 
-            port = WatchPort(launch.watch, job, reader, recorder, history)
+            port = WatchPort(launch.watch, job, reader, history)
             port.open()
             closing.callback(port.close)
             screen.say(f"watch     {port.url}")

@@ -30,8 +30,6 @@ _REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; a silent server is l
 _LONGEST = 86_400.0  # seconds after which the call for the figures of the end is made again
 _LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
 _EVERY = 2.0  # seconds between two looks
-_MOST = 600  # frames; of more, half are kept
-_NEWEST = 150  # frames that are never thinned out: 5 minutes
 _KEPT = 60  # figures that matter
 _PAUSE = 60.0  # seconds until the next request, so that the effect of the last one can be seen
 
@@ -199,7 +197,7 @@ def look_at(families: "Sequence[Metric]") -> Look:
 
 
 class Recorder:
-    """A thread that looks at the job every 2 s and keeps the answers to the panels' questions as frames.
+    """A thread that looks at the job every 2 s, and hands on the answers to the panels' questions as frames.
 
     Args:
         listeners: Called with each frame, in the thread.
@@ -221,9 +219,7 @@ class Recorder:
         self._listeners = listeners
         self._every = every
         self._changed = threading.Condition()
-        self._frames: list[dict[str, Any]] = []
-        self._count = 0
-        self._hurries = self._stops = self._over = False
+        self._hurries = self._stops = False
         self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
 
     def start(self) -> None:
@@ -236,34 +232,12 @@ class Recorder:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread after a last look, and then all streams of `follow`."""
+        """End the thread after a last look."""
         with self._changed:
             self._stops = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
-
-    def follow(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the kept frames, then new frames as they come, until `stop`."""
-        with self._changed:
-            frames, count = list(self._frames), self._count
-        yield frames
-        over = False
-        while not over:
-            with self._changed:
-                if self._count == count and not self._over:
-                    self._changed.wait(self._every)
-                frames = self._frames[-more:] if (more := self._count - count) else []
-                count, over = self._count, self._over
-            yield frames
-
-    def frames(self) -> list[dict[str, Any]]:
-        """Return the kept frames: all of the last 5 minutes, and older ones evenly over the job's time."""
-        with self._changed:
-            return list(self._frames)
 
     def _run(self) -> None:
         before = last = None
@@ -284,13 +258,6 @@ class Recorder:
     def _add(self, frame: dict[str, Any]) -> None:
         for listener in self._listeners:
             listener(frame)
-        with self._changed:
-            self._frames.append(frame)
-            self._count += 1
-            if len(self._frames) > _MOST:
-                times = [one["at"] for one in self._frames]
-                self._frames = [self._frames[n] for n in thinned(times, _MOST // 2, _NEWEST)]
-            self._changed.notify_all()
 
 
 def replies(now: Look, before: Look) -> dict[str, Any]:
@@ -321,17 +288,6 @@ def panel_texts() -> list[dict[str, Any]]:
         }
         for panel in PANELS
     ]
-
-
-def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
-    """Select the moments to keep, at most `most`: all of the `newest`, and older ones evenly over time."""
-    old, rest = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
-    bins = most - len(rest)
-    if len(old) <= bins:
-        return [*old, *rest]
-    span = times[old[-1]] - times[0] or 1.0
-    last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
-    return [*sorted(last.values()), *rest]
 
 
 class ServerUsageWatch:

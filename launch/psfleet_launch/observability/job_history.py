@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from psfleet.core.base.files import let_appear, read_small
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
-from psfleet_launch.observability.fleet_reader import panel_texts, thinned
+from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_timeline import JobEvent, Timeline
 from psfleet_launch.supervision.job_events import (
     Action,
@@ -57,6 +57,7 @@ _EVENT = {"at": float, "kind": str, "member": str, "code": int | None, "text": s
 _FRAME = {"at": float, "panels": list}
 _DROPPED = {"events": int}
 
+_EVERY = 2.0  # seconds without a frame after which a stream asks again
 _MOST_FRAMES = 600
 _NEWEST = 150  # frames that are never thinned out: 5 minutes
 _MOST_EVENTS = 4000
@@ -102,7 +103,7 @@ class PastJob:
     """
 
     heading: dict[str, Any]
-    events: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=_MOST_EVENTS))
+    events: deque[JobEvent] = field(default_factory=deque)
     timeline: Timeline = field(default_factory=Timeline)
     frames: list[dict[str, Any]] = field(default_factory=list)
     dropped: int = 0
@@ -153,7 +154,8 @@ class PastJob:
 class JobHistory:
     """Keeps the history of a running job, and writes it to its file. Any thread may call.
 
-    A disk that is full ends the history, not the job.
+    The file has what memory has, so it is written again from there when the history is shortened. A full disk
+    ends the file, not the job.
 
     Args:
         fields: Fields of the first line, see `heading`.
@@ -169,41 +171,68 @@ class JobHistory:
         host: Callable[[Member], str] = lambda member: "",
     ) -> None:
         self._path = folder / HISTORY
-        self._lock = threading.Lock()
-        self._frames = self._events = self._bytes = self._dropped = 0
+        self._changed = threading.Condition()
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
         self._host = host
         self._job = PastJob(dict(fields))
+        self._frames = 0  # that were added
+        self._is_over = False
+        self._bytes = 0
         self._file: int | None = None
         with contextlib.suppress(OSError):
-            self._replace([_line(_FORMAT.document(**fields))])
+            self._rewrite()
 
     def take(self, item: Event | Shown | Action, now: float) -> None:
-        """Something has happened or is done, at this time of the monotonic clock."""
+        """Record an event or an action of the job at this time of the monotonic clock."""
         for event in self._events_of(item, self._epoch + now):
-            with self._lock:
+            with self._changed:
                 self._job.add(event)
-            self._append("event", event.document())
+                self._write({"event": event.document()})
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
-        """Keep the answers to all panels' questions, as the recorder has them."""
-        self._append("frame", {"at": frame["at"], "panels": list(map(_short, frame["panels"]))})
+        """Record a frame of figures: its time, and for each panel a value by series."""
+        with self._changed:
+            self._job.frames.append(dict(frame))
+            self._frames += 1
+            self._write({"frame": _rounded(frame)})
+            self._changed.notify_all()
 
     def timeline(self) -> Timeline:
         """Return the state of the job now, which later events do not change."""
-        with self._lock:
+        with self._changed:
             return copy(self._job.timeline)
 
-    def so_far(self, frames: Sequence[dict[str, Any]]) -> PastJob:
-        """Return the job so far with these frames, also if the disk is full."""
-        with self._lock:
+    def so_far(self) -> PastJob:
+        """Return the job so far, also if the disk is full."""
+        with self._changed:
             job = self._job
-            timeline = copy(job.timeline)
-            return replace(job, events=copy(job.events), timeline=timeline, frames=list(frames))
+            return replace(
+                job, events=copy(job.events), timeline=copy(job.timeline), frames=copy(job.frames)
+            )
+
+    def follow(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the kept frames, then new frames about every 2 s, until `end_streams`."""
+        with self._changed:
+            frames, count = copy(self._job.frames), self._frames
+        yield frames
+        is_over = False
+        while not is_over:
+            with self._changed:
+                if self._frames == count and not self._is_over:
+                    self._changed.wait(_EVERY)
+                frames = self._job.frames[-new:] if (new := self._frames - count) else []
+                count, is_over = self._frames, self._is_over
+            yield frames
+
+    def end_streams(self) -> None:
+        """End every `follow`, after the frames so far."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of the file."""
-        with self._lock:
+        """Close the file."""
+        with self._changed:
             self._end()
 
     def _events_of(self, item: Event | Shown | Action, at: float) -> Iterable[JobEvent]:
@@ -230,62 +259,73 @@ class JobHistory:
             case FinishJob(code):
                 yield JobEvent(at, "finished", code=code)
 
-    def _append(self, kind: str, content: Mapping[str, Any]) -> None:
-        line = _line({kind: content})
-        with self._lock:
-            if self._file is None:
-                return
-            try:
-                if os.write(self._file, line) < len(line):
-                    self._end()  # nothing may follow half a line
-                    return
-                self._bytes += len(line)
-                self._frames += kind == "frame"
-                self._events += kind == "event"
-                self._bound()
-            except OSError:
-                self._end()
+    def _write(self, content: Mapping[str, Any]) -> None:
+        """Append a line, or write the whole file again if the history had to be shortened."""
+        line = _line(content)
+        self._bytes += len(line)
+        is_shortened = self._shorten()
+        if self._file is None:
+            return
+        try:
+            if is_shortened:
+                self._rewrite()
+            elif os.write(self._file, line) < len(line):
+                self._end()  # nothing may follow half a line
+        except OSError:
+            self._end()
 
     def _end(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
-    def _bound(self) -> None:
-        """Make the file smaller if it is large."""
-        if (
-            self._frames <= _MOST_FRAMES
-            and self._events <= _MOST_EVENTS
-            and self._bytes <= _MOST_BYTES
-        ):
-            return
-        first, *lines = self._path.read_bytes().splitlines(keepends=True)
-        documents = [json.loads(line) for line in lines]
-        frames = [n for n, one in enumerate(documents) if "frame" in one]
-        events = [n for n, one in enumerate(documents) if "event" in one]
-        most = min(len(frames), _MOST_FRAMES) // 2
-        times = [documents[n]["frame"]["at"] for n in frames]
-        lasting = {frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))}
-        lasting.update(events[-_MOST_EVENTS // 2 :])
-        self._dropped += max(len(events) - _MOST_EVENTS // 2, 0)
-        tally = [_line({"dropped": {"events": self._dropped}})] if self._dropped else []
-        self._replace([first, *tally, *(line for n, line in enumerate(lines) if n in lasting)])
-        self._frames, self._events = most, min(len(events), _MOST_EVENTS // 2)
+    def _shorten(self) -> bool:
+        """Drop half of the frames and the oldest events if the history is long. Returns whether it was."""
+        job = self._job
+        is_short = len(job.frames) <= _MOST_FRAMES and len(job.events) <= _MOST_EVENTS
+        if is_short and self._bytes <= _MOST_BYTES:
+            return False
+        most = min(len(job.frames), _MOST_FRAMES) // 2
+        times = [frame["at"] for frame in job.frames]
+        job.frames[:] = [job.frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))]
+        while len(job.events) > _MOST_EVENTS // 2:
+            job.events.popleft()
+            job.dropped += 1
+        self._bytes = 0
+        return True
 
-    def _replace(self, lines: Sequence[bytes]) -> None:
-        """Let a file of these lines take the place of the present one."""
-        let_appear(self._path, lambda draft: draft.write_bytes(b"".join(lines)))
-        if self._file is not None:
-            os.close(self._file)
+    def _rewrite(self) -> None:
+        job = self._job
+        lines = [_FORMAT.document(**job.heading)]
+        if job.dropped:
+            lines.append({"dropped": {"events": job.dropped}})
+        lines += [{"event": event.document()} for event in job.events]
+        lines += [{"frame": _rounded(frame)} for frame in job.frames]
+        content = b"".join(map(_line, lines))
+        let_appear(self._path, lambda draft: draft.write_bytes(content))
+        self._end()
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._bytes = sum(map(len, lines))
+        self._bytes = len(content)
 
 
-def _short(series: Mapping[str, float | None]) -> dict[str, float | None]:
+def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
+    """Select the moments to keep, at most `most`: all of the `newest`, and older ones evenly over time."""
+    old, kept = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
+    bins = most - len(kept)
+    if len(old) <= bins:
+        return [*old, *kept]
+    span = times[old[-1]] - times[0] or 1.0
+    last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
+    return [*sorted(last.values()), *kept]
+
+
+def _rounded(frame: Mapping[str, Any]) -> dict[str, Any]:
     """Nine digits are enough for a curve."""
-    return {
-        name: None if value is None else float(f"{value:.9g}") for name, value in series.items()
-    }
+    panels = [
+        {name: None if value is None else float(f"{value:.9g}") for name, value in series.items()}
+        for series in frame["panels"]
+    ]
+    return {"at": frame["at"], "panels": panels}
 
 
 def _line(content: Any) -> bytes:

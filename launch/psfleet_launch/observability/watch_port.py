@@ -23,7 +23,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.observability.exposition import encode
 from psfleet.core.net.http2.header_blocks import repeated
 from psfleet_launch.job.job_plan import Job
-from psfleet_launch.observability.fleet_reader import FleetReader, Recorder, panel_texts
+from psfleet_launch.observability.fleet_reader import FleetReader, panel_texts
 from psfleet_launch.observability.job_history import JobHistory, read_history
 from psfleet_launch.observability.job_view import view_of, zone
 from psfleet_launch.observability.page_and_report import dashboard_page, job_report, overview
@@ -50,7 +50,6 @@ class WatchPort:
     address: str
     job: Job
     reader: FleetReader
-    recorder: Recorder
     history: JobHistory
     url: str = ""
 
@@ -85,7 +84,8 @@ class WatchPort:
         self._thread.start()
 
     def close(self) -> None:
-        """Release the port and its connections. The recorder must have been stopped."""
+        """End the streams, and release the port and its connections."""
+        self.history.end_streams()
         self._server.shutdown()
         self._thread.join()
         for stream in [*self._server.streams]:
@@ -110,7 +110,7 @@ class _HttpServer(ThreadingHTTPServer):
     neither take all threads of the launcher nor keep a browser out.
 
     Attributes:
-        streams: Threads of the streams of events, which end with the recorder.
+        streams: Threads of the streams of events, which end with the port.
     """
 
     daemon_threads = True
@@ -203,7 +203,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Send server-sent events: the panels, then overviews and frames as they come."""
         self._head(200, "text/event-stream")
         self.server.streams.add(current_thread())
-        recorder = self.server.port.recorder
         heading = {
             "job": self.server.port.job.name,
             "zone": zone(time.time()),
@@ -211,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         }
         with contextlib.suppress(OSError):  # the browser has gone
             self._event("panels", heading)
-            for frames in recorder.follow():
+            for frames in self.server.port.history.follow():
                 self._overview(is_running=True)
                 self._event("frames", frames)
             self._overview(is_running=False)
@@ -219,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.streams.discard(current_thread())
 
     def _overview(self, is_running: bool) -> None:
-        job = self.server.port.history.so_far(self.server.port.recorder.frames())
+        job = self.server.port.history.so_far()
         self._event("overview", overview(view_of(job, is_running), _FAULTS))
 
     def _event(self, name: str, content: Any) -> None:
