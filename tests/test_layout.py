@@ -41,7 +41,8 @@ LAYERS = {
     "psfleet_launch": [
         "job prediction_job",
         "supervision",
-        "console observability",
+        "observability",
+        "console",
         "chaos",
         "engines",
         "agent job_runner",

@@ -121,7 +121,7 @@ def _filled(template: str, name: str, role: str = "", **values: Any) -> Manifest
     Args:
         name, role: Name of the job and role of a pod, which are parts of texts.
     """
-    text = files(__package__).joinpath("manifests", template).read_text("utf-8")
+    text = files("psfleet_launch.engines.manifests").joinpath(template).read_text("utf-8")
     inserted = {key: json.dumps(value) for key, value in values.items()}
     manifest: Manifest = _without_none(
         json.loads(Template(text).substitute(inserted, name=name, role=role))

@@ -1,0 +1,1 @@
+"""Templates of the objects of a job on Kubernetes, which `engines/kubernetes.py` fills in."""
