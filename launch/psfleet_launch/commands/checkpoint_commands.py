@@ -32,9 +32,9 @@ def list_snapshots(path: str, as_json: bool) -> int:
     from psfleet.checkpoint import MANIFEST, Snapshot
     from psfleet.core.base.errors import CheckpointError
 
-    own = Path(path)
-    inside = [own, *own.glob("*/"), *own.glob("snapshots/*/")]
-    snapshots = sorted(folder for folder in inside if os.path.lexists(folder / MANIFEST))
+    parent = Path(path)
+    candidates = [parent, *parent.glob("*/"), *parent.glob("snapshots/*/")]
+    snapshots = sorted(folder for folder in candidates if os.path.lexists(folder / MANIFEST))
     if not snapshots:
         raise CheckpointError(f"{path!r} is no snapshot and holds none")
     errors = 0

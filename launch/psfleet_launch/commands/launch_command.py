@@ -72,7 +72,7 @@ _PARTS = ("consistency", "pipeline", "wire")
 """The parts of a strategy that have flags."""
 _STRATEGY = (
     *("--sync", "--async", "--recompute", "--strategy"),
-    *(one.flag for part in _PARTS for one in settings_of(PARTS[part]) if one.flag),
+    *(setting.flag for part in _PARTS for setting in settings_of(PARTS[part]) if setting.flag),
 )
 _EXAMPLES = (
     ("psfleet-launch train.py", "One server and one worker."),
@@ -200,18 +200,20 @@ def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str
 
 def _of(group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group that were given."""
-    return {one.name: values[one.name] for one in fields(group) if one.name in values}
+    return {field.name: values[field.name] for field in fields(group) if field.name in values}
 
 
 def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
     """Refuse what only other engines understand: the job would run elsewhere than it was meant to."""
-    own = {one.name for group in (JobRequest, Launch, engine.settings) for one in fields(group)}
-    for name in sorted(set(names) - own):
-        one = next(setting for setting in EngineSettings.settings() if setting.name == name)
+    known = {
+        field.name for group in (JobRequest, Launch, engine.settings) for field in fields(group)
+    }
+    for name in sorted(set(names) - known):
+        unknown = next(setting for setting in EngineSettings.settings() if setting.name == name)
         names = " or ".join(f"--engine {other}" for other in EngineSettings.engines_with(name))
         raise ConfigError(
-            f"{one.flag} is of {names}, and this job is for --engine {engine.name}; use {names}, "
-            f"or leave {one.flag} out"
+            f"{unknown.flag} is of {names}, and this job is for --engine {engine.name}; use {names}, "
+            f"or leave {unknown.flag} out"
         )
     if "listen" in names and not engine.spans_machines:
         raise ConfigError(
@@ -288,8 +290,8 @@ def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> i
             )
             for kind in ("chaos", "calm")
         )
-        for one in (chaos, calm):
-            one.folder.mkdir()
+        for schedule in (chaos, calm):
+            schedule.folder.mkdir()
         run = _place(request, name, launch, chaos)
         plain = None
         modes = [MODES.get(state["mode"], NO_MODE) for state in run.held.values()]

@@ -109,7 +109,7 @@ def usable(folder: Path, days: float) -> bool:
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     try:
         credentials = [Credentials.read(folder / role) for role in ("server", "worker")]
-        return all(ends(one.certificate) >= until for one in credentials)
+        return all(ends(issued.certificate) >= until for issued in credentials)
     except ConfigError:
         return False
 
@@ -138,8 +138,8 @@ def certs(days: float, keep: bool, folder: Path) -> int:
     if keep and usable(folder, days / 2):
         click.echo(f"credentials in {folder} are still good")
         return 0
-    for role, place in make_credentials(folder, days).items():
-        click.echo(f"for {role}s: PSFLEET_TLS={place}")
+    for role, role_folder in make_credentials(folder, days).items():
+        click.echo(f"for {role}s: PSFLEET_TLS={role_folder}")
     click.echo(f"good for {days:g} days")
     return 0
 
@@ -172,14 +172,14 @@ def doctor(engine: str, peers: str, port: int, wait: float, as_json: bool) -> in
 
     kind = load_engine(engine)
     fatal = False
-    for one in _findings(kind, [host for host in peers.split(",") if host], port, wait):
-        fatal |= one.is_fatal
+    for finding in _findings(kind, [host for host in peers.split(",") if host], port, wait):
+        fatal |= finding.is_fatal
         if as_json:
-            click.echo(json.dumps(dataclasses.asdict(one)))
+            click.echo(json.dumps(dataclasses.asdict(finding)))
             continue
-        click.echo(f"{one.name:<14}{one.value}")
-        if one.advice:
-            click.echo(f"{'':<14}{'! ' if one.is_fatal else '- '}{one.advice}")
+        click.echo(f"{finding.name:<14}{finding.value}")
+        if finding.advice:
+            click.echo(f"{'':<14}{'! ' if finding.is_fatal else '- '}{finding.advice}")
     return int(fatal)
 
 

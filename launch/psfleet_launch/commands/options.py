@@ -43,8 +43,8 @@ def options(
 ) -> Callable[[Command], Command]:
     """Give a command the flags of these settings, in their order."""
     by_flag: dict[str, Setting] = {}
-    for one in settings:
-        by_flag.setdefault(one.flag, one)
+    for setting in settings:
+        by_flag.setdefault(setting.flag, setting)
 
     def decorate(command: Command) -> Command:
         for flag in filter(None, reversed(by_flag)):
@@ -54,43 +54,45 @@ def options(
     return decorate
 
 
-def _option(one: Setting, shows_default: bool) -> Callable[[Command], Command]:
-    options: dict[str, Any] = {"help": f"{one.help}."}
-    if isinstance(one.default, bool):
-        return click.option(one.flag, _parameter(one), is_flag=True, **options)
-    if one.default and shows_default:
-        options |= {"default": one.kind.text(one.default), "show_default": True}
-    if one.kind.choices:
-        options["type"] = click.Choice(one.kind.choices)
+def _option(setting: Setting, shows_default: bool) -> Callable[[Command], Command]:
+    options: dict[str, Any] = {"help": f"{setting.help}."}
+    if isinstance(setting.default, bool):
+        return click.option(setting.flag, _parameter(setting), is_flag=True, **options)
+    if setting.default and shows_default:
+        options |= {"default": setting.kind.text(setting.default), "show_default": True}
+    if setting.kind.choices:
+        options["type"] = click.Choice(setting.kind.choices)
     else:
-        metavar = one.metavar or ("N" if one.kind.is_number else "TEXT")
-        options |= {"callback": partial(_read, one), "metavar": metavar}
-    return click.option(one.flag, _parameter(one), **options)
+        metavar = setting.metavar or ("N" if setting.kind.is_number else "TEXT")
+        options |= {"callback": partial(_read, setting), "metavar": metavar}
+    return click.option(setting.flag, _parameter(setting), **options)
 
 
-def _read(one: Setting, context: click.Context, option: click.Parameter, text: str | None) -> Any:
-    return text if text in (None, one.default) else one.parse(text, one.flag)
+def _read(
+    setting: Setting, context: click.Context, option: click.Parameter, text: str | None
+) -> Any:
+    return text if text in (None, setting.default) else setting.parse(text, setting.flag)
 
 
-def _parameter(one: Setting) -> str:
+def _parameter(setting: Setting) -> str:
     """Return the name of a flag as a parameter of its command."""
-    return one.flag.removeprefix("--").replace("-", "_")
+    return setting.flag.removeprefix("--").replace("-", "_")
 
 
 def given(context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]:
     """Return the settings whose flags were given, by name."""
     return {
-        one.name: not one.default
-        if isinstance(one.default, bool)
-        else context.params[_parameter(one)]
-        for one in settings
-        if context.get_parameter_source(_parameter(one)) is ParameterSource.COMMANDLINE
+        setting.name: not setting.default
+        if isinstance(setting.default, bool)
+        else context.params[_parameter(setting)]
+        for setting in settings
+        if context.get_parameter_source(_parameter(setting)) is ParameterSource.COMMANDLINE
     }
 
 
 def strategy_options(*parts: str) -> Callable[[Command], Command]:
     """Give a command the flags of these parts of a strategy, and `--strategy`."""
-    settings = [one for part in parts for one in settings_of(PARTS[part])]
+    settings = [setting for part in parts for setting in settings_of(PARTS[part])]
     recompute = click.option(
         "--recompute",
         is_flag=True,
@@ -142,7 +144,9 @@ def merged(
     consistency = parts.get("consistency", {})
     if consistency and "mode" not in consistency:
         name = next(iter(consistency))
-        flag = next(one.flag for one in ConsistencySettings.settings() if one.name == name)
+        flag = next(
+            setting.flag for setting in ConsistencySettings.settings() if setting.name == name
+        )
         modes = modes_with(name)
         raise ConfigError(
             f"{flag or name} is {consistency[name]!r}, a setting of the consistency mode "
@@ -172,8 +176,8 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
 
 def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type]) -> None:
     keys: dict[str, list[str]] = {}
-    for one in (one for group in groups for one in settings_of(group) if one.key):
-        table, _, key = one.key.rpartition(".")
+    for setting in (setting for group in groups for setting in settings_of(group) if setting.key):
+        table, _, key = setting.key.rpartition(".")
         keys.setdefault(table, []).append(key)
     for table, values in tables.items():
         if table not in keys or not isinstance(values, dict):
@@ -266,7 +270,9 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by heading, then the examples."""
         self.complete()
-        tables = {one.flag: one.key.partition(".")[0] for one in self.settings} | {**self._tables}
+        tables = {setting.flag: setting.key.partition(".")[0] for setting in self.settings} | {
+            **self._tables
+        }
         groups: dict[str, list[tuple[str, str]]] = {table: [] for table in _HEADINGS}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx) if isinstance(option, click.Option) else None

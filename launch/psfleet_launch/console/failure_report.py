@@ -87,10 +87,10 @@ def _is_aside(line: str) -> bool:
 
 def _place(block: list[str], script: str) -> str:
     frames = [match.groupdict() for line in block if (match := _FRAME.fullmatch(line))]
-    own = [frame for frame in frames if Path(frame["file"]).name == Path(script).name]
+    script_frames = [frame for frame in frames if Path(frame["file"]).name == Path(script).name]
     if not frames:
         return ""
-    frame = (own or frames)[-1]
+    frame = (script_frames or frames)[-1]
     function = f" in {frame['function']}" if frame["function"] else ""
     return f"{Path(frame['file']).name}:{frame['line']}{function}"
 
@@ -111,9 +111,9 @@ def report(
     lines = tail(job.log(failure.member))
     cause = find_cause(lines, job.request.script)
     seat = [f"host {host(failure.member)} · rank {failure.member.rank}", _end(failure)]
-    when = ended_at.get(failure.member)
-    if when:
-        seat.append(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}")
+    end = ended_at.get(failure.member)
+    if end:
+        seat.append(f"{end:%H:%M:%S}.{end.microsecond // 1000:03d}")
     seat.append(failure.usage)
     log = job.log(failure.member)
     details = [f"  whole traceback: {log}"]

@@ -98,16 +98,17 @@ class FleetReader:
         return self._families(self._of_processes())
 
     def read_last(self) -> "list[Metric]":
-        """Return all families as they were when the servers ended. All of them have to be over."""
+        """Return all families as they were when the servers ended. Every server must have ended."""
         return self._families(self._of_ends())
 
     def _families(self, of_processes: "Iterable[Metric]") -> "list[Metric]":
-        own = process_metrics(self._timeline())
-        for family in own:
+        launcher_metrics = process_metrics(self._timeline())
+        for family in launcher_metrics:
             family.samples = [
-                one._replace(labels={"job": self._job, **one.labels}) for one in family.samples
+                sample._replace(labels={"job": self._job, **sample.labels})
+                for sample in family.samples
             ]
-        return merge([*own, *of_processes])
+        return merge([*launcher_metrics, *of_processes])
 
     def close(self) -> None:
         """Close the connections."""
@@ -153,7 +154,7 @@ class FleetReader:
             for endpoint in self._endpoints:
                 if endpoint in self._ends:
                     self._take_last(endpoint, max(deadline - time.monotonic(), 0.0))
-            lasts = [self._lasts[one] for one in self._endpoints if one in self._lasts]
+            lasts = [self._lasts[server] for server in self._endpoints if server in self._lasts]
         for last in lasts:
             yield from self._decoded(last)
 
@@ -189,8 +190,8 @@ def look_at(families: "Sequence[Metric]") -> Look:
     """Return the samples by name, as panels ask for them."""
     look = Look(time.time())
     for family in families:
-        for one in family.samples:
-            look.samples.setdefault(one.name, []).append((one.labels, one.value))
+        for sample in family.samples:
+            look.samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     for labels, at in look.samples.get(READ_AT, ()):
         look.times[labels["role"], labels["rank"]] = at
     return look
@@ -324,8 +325,8 @@ class ServerUsageWatch:
         )
         # With rows on disk, rows fill all memory, so that its use says nothing.
         shares = {} if self._job.request.disk else memory.evaluate(look, look)
-        most, cpu = max(shares.values(), default=0.0), sum(seconds for _, seconds in used)
-        self._usages.append(ServerUsage(look.at, self._servers, most, cpu))
+        fullest, cpu = max(shares.values(), default=0.0), sum(seconds for _, seconds in used)
+        self._usages.append(ServerUsage(look.at, self._servers, fullest, cpu))
 
     def ask(self) -> str:
         """Ask for another number of servers if one is wanted, and return a line that says why, or "".

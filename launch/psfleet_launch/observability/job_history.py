@@ -137,7 +137,7 @@ class PastJob:
             for name, value in series.items():
                 if value:
                     values.setdefault(name, []).append(value)
-        return {name: statistics.median(each) for name, each in values.items()}
+        return {name: statistics.median(known) for name, known in values.items()}
 
     def newest(self, title: str) -> Figures:
         """Return the values of a panel in the last frame."""
@@ -145,8 +145,8 @@ class PastJob:
 
     def panel(self, title: str) -> list[dict[str, float | None]]:
         """Return the values of a panel in each frame."""
-        for n, one in enumerate(self.heading["panels"]):
-            if one["title"] == title:
+        for n, panel in enumerate(self.heading["panels"]):
+            if panel["title"] == title:
                 return [frame["panels"][n] for frame in self.frames]
         return []
 

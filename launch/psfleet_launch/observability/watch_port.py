@@ -96,15 +96,15 @@ class WatchPort:
         """Return the TLS context. Browsers can check its certificate with `watch-ca.pem` beside the logs."""
         from psfleet.core.net.connections.certificates import make_credentials
 
-        own = make_credentials(self.job.folder / "watch")["server"]
-        (self.job.logs / "watch-ca.pem").write_bytes((own / "ca.pem").read_bytes())
+        credentials = make_credentials(self.job.folder / "watch")["server"]
+        (self.job.logs / "watch-ca.pem").write_bytes((credentials / "ca.pem").read_bytes())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(own / "cert.pem", own / "key.pem")
+        context.load_cert_chain(credentials / "cert.pem", credentials / "key.pem")
         return context
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Gives each connection a thread. Browsers open silent ones too, and `close` waits for none of them.
+    """Gives each connection a thread. Browsers open silent ones too, which `close` does not wait for.
 
     If more than 128 connections have made no admitted request, the oldest is closed. So strangers can
     neither take all threads of the launcher nor keep a browser out.
@@ -182,8 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
             page = job_report(read_history(self.server.port.job.logs), is_running=True)
             self._reply(200, _HTML, page.encode())
         else:
-            there = b"404: there are /, /metrics, /sd, /events and /report\n"
-            self._reply(404, _PLAIN, there)
+            paths = b"404: there are /, /metrics, /sd, /events and /report\n"
+            self._reply(404, _PLAIN, paths)
 
     def _may_look(self, token: str) -> bool:
         expected = self.server.port.token
@@ -193,7 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return urlsplit("//" + self.headers.get("Host", "")).hostname in _LOOPBACK
             return False
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        return any(hmac.compare_digest(one.encode(), expected.encode()) for one in (token, bearer))
+        return any(
+            hmac.compare_digest(given.encode(), expected.encode()) for given in (token, bearer)
+        )
 
     def _targets(self) -> list[dict[str, Any]]:
         """Return the targets in the form of Prometheus' http_sd_config."""
