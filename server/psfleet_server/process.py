@@ -48,7 +48,8 @@ from psfleet_server.server_metrics import MetricsService, ServerMetrics, standby
 from psfleet_server.services.method_handlers import handlers, tensor_methods
 from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
-from psfleet_server.snapshots.snapshot_runner import RestoredStates, SnapshotFolder, SnapshotRunner
+from psfleet_server.snapshots.job_snapshots import RestoredStates, SnapshotFolder
+from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 from psfleet_server.standby import Standby, TakeoverCommands
 

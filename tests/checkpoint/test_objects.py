@@ -32,7 +32,7 @@ from psfleet_launch.commands.model_commands import _named
 from psfleet_launch.job import job_folder
 from psfleet_launch.job.job_folder import check_snapshot
 from psfleet_server.durability.log import files_of
-from psfleet_server.snapshots.snapshot_runner import SnapshotFolder
+from psfleet_server.snapshots.job_snapshots import SnapshotFolder
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.programs import ended
 from tests.recovery.test_chained_logs import Server

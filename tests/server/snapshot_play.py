@@ -5,101 +5,103 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from psfleet.checkpoint import CutPosition
+from psfleet.checkpoint import Part
+from psfleet.checkpoint.manifest import ShardFile
 from psfleet.core.base.errors import ServerUnavailable
 from psfleet.core.engine.shard.events import SendError
-from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshots.snapshot_events import (
+from psfleet_server.snapshots.snapshot_coordinator import (
     AwaitParts,
     BeginCuts,
     CompleteSnapshot,
-    CutLost,
-    CutMade,
-    DraftOpened,
-    MembersChanged,
+    Instructions,
     OpenDraft,
     PublishSnapshot,
     ReleaseWorker,
-    ServersReplied,
     SettleCuts,
+    SnapshotCoordinator,
     SnapshotEvent,
-    SnapshotFailed,
     SnapshotInstruction,
-    SnapshotPart,
-    SnapshotPublished,
     SnapshotRequest,
-    SnapshotRequested,
+    SnapshotTimeouts,
     Standing,
-    TimePassed,
-    WorkerIntroduced,
-    WorkerLearned,
-    WorkerStateArrived,
 )
 
 INCARNATIONS = {0: 11, 1: 12}
-OPENED = DraftOpened("/job/snapshot-000001", "/job/.partial")
+PATH, DRAFT = "/job/snapshot-000001", "/job/.partial"
 ASYNC = Standing("async", 0, INCARNATIONS)
-PLACED = ServersReplied((ASYNC, ASYNC))
 
 
 class Play:
-    """A coordinator with its time; every event is followed by a look at its invariants."""
+    """A coordinator with its time. Every call is followed by a check of the coordinator's invariants."""
 
     def __init__(self) -> None:
-        self.coordinator = SnapshotCoordinator()
         self.now = 100.0
+        self._machine = SnapshotCoordinator(SnapshotTimeouts(), lambda: self.now)
 
-    def __call__(self, *events: SnapshotEvent, seconds: float = 0.0) -> list[SnapshotInstruction]:
-        """The instructions that the last event leads to, `seconds` later."""
+    @property
+    def coordinator(self) -> SnapshotCoordinator:
+        """The coordinator, for the next call; its invariants hold."""
+        self._machine.validate()
+        return self._machine
+
+    def wait(self, seconds: float = 0.0) -> Instructions:
+        """That much time passes, and the coordinator hears of it."""
         self.now += seconds
-        instructions: list[SnapshotInstruction] = []
-        for event in events:
-            instructions = self.coordinator.handle(event, self.now)
-            self.coordinator.validate()
-        return instructions
+        return self.coordinator.time_passed()
 
-    def request(self, call: str = "a", seen: int = 0, **expected: Any) -> list[SnapshotInstruction]:
+    def request(self, call: str = "a", seen: int = 0, **expected: Any) -> Instructions:
         """Somebody asks for a snapshot."""
-        return self(SnapshotRequested(call, SnapshotRequest(**expected), seen))
+        return self.coordinator.request(call, SnapshotRequest(**expected), seen)
 
-    def begin(self, *standings: Standing, **expected: Any) -> list[SnapshotInstruction]:
+    def begin(self, *standings: Standing, **expected: Any) -> Instructions:
         """Up to where all servers have been asked where they stand."""
         self.request(**expected)
-        return self(OPENED, ServersReplied(standings))
+        self.coordinator.draft_opened(PATH, DRAFT)
+        return self.coordinator.servers_replied(standings)
 
-    def mark(self, **expected: Any) -> list[SnapshotInstruction]:
+    def mark(self, **expected: Any) -> Instructions:
         """An asynchronous snapshot up to where workers are waited for."""
         self.begin(ASYNC, ASYNC, **expected)
-        return self(PLACED)
+        return self.coordinator.servers_replied([ASYNC, ASYNC])
 
-    def write(self, **expected: Any) -> list[SnapshotInstruction]:
+    def learn(
+        self, number: int = 1, incarnations: Mapping[int, int] = INCARNATIONS
+    ) -> Instructions:
+        """All workers learn of a snapshot."""
+        instructions: Instructions = []
+        for seat, incarnation in incarnations.items():
+            instructions = self.coordinator.worker_learned(f"w{seat}", number, seat, incarnation)
+        return instructions
+
+    def write(self, **expected: Any) -> Instructions:
         """An asynchronous snapshot up to where its files are on the disk."""
         self.mark(**expected)
-        self(*learned())
-        return self(ServersReplied(), ServersReplied(parts({0: (11, 5), 1: (12, 7)})))
+        self.learn()
+        self.coordinator.servers_replied()
+        return self.coordinator.servers_replied(parts({0: (11, 5), 1: (12, 7)}))
 
-    def complete(self, **expected: Any) -> list[SnapshotInstruction]:
+    def complete(self, **expected: Any) -> Instructions:
         """A whole snapshot, of workers without states."""
         self.write(**expected)
-        self(SnapshotPublished())
-        return self(ServersReplied())
+        return self.publish()
+
+    def publish(self) -> Instructions:
+        """The last two steps of a snapshot whose files are on the disk."""
+        self.coordinator.published()
+        return self.coordinator.servers_replied()
 
 
-def learned(number: int = 1, incarnations: Mapping[int, int] = INCARNATIONS) -> list[WorkerLearned]:
-    """All workers have learned of a snapshot."""
-    return [
-        WorkerLearned(f"w{seat}", number, seat, incarnation)
-        for seat, incarnation in incarnations.items()
-    ]
+def parts(
+    pushes: dict[int, tuple[int, int]], mode: str = "async", round_: int = 0
+) -> tuple[Part, ...]:
+    """Files of two servers that are cut at the same pushes."""
+    return tuple(
+        Part(ShardFile(f"file {index}", "", 0, {}, {}), (), mode, round_, pushes)
+        for index in range(2)
+    )
 
 
-def parts(pushes: dict[int, tuple[int, int]], number: int = 1) -> tuple[SnapshotPart, ...]:
-    """Of two servers that are cut at the same pushes."""
-    cut = CutPosition(number, "async", 0, pushes)
-    return SnapshotPart(cut, "file 0"), SnapshotPart(cut, "file 1")
-
-
-def failed(instructions: list[SnapshotInstruction]) -> Exception:
+def failed(instructions: Instructions) -> Exception:
     """Why the one request that is refused is refused."""
     [refused] = [one for one in instructions if isinstance(one, SendError)]
     return refused.error
@@ -125,8 +127,10 @@ class Chaos:
 
     def hand(self, event: SnapshotEvent) -> None:
         """This event, and what it leads to."""
-        for instruction in self.play(event, seconds=self.dice.choice([0, 0, 0.1, 5])):
+        self.play.now += self.dice.choice([0, 0, 0.1, 5])
+        for instruction in event(self.play.coordinator):
             self._take(instruction)
+        self.play.coordinator.validate()
 
     def _event(self) -> SnapshotEvent:
         dice, seats = self.dice, range(3)
@@ -141,21 +145,30 @@ class Chaos:
                     dice.random() < 0.3,
                     dice.choice([0, 3]),
                 )
-                return SnapshotRequested(f"r{self.requests}", expected, dice.randrange(3))
+                call, seen = f"r{self.requests}", dice.randrange(3)
+                return lambda machine: machine.request(call, expected, seen)
             case 1 | 2 | 3:
                 self.learned += 1
-                return WorkerLearned(f"w{self.learned}", number, seat, incarnation)
+                call = f"w{self.learned}"
+                return lambda machine: machine.worker_learned(call, number, seat, incarnation)
             case 4:
-                return WorkerStateArrived(number, seat, incarnation, {}, dice.randrange(3))
+                last = dice.randrange(3)
+                if number:
+                    return lambda machine: machine.state_delivered(
+                        number, seat, incarnation, last, {}
+                    )
+                return lambda machine: machine.farewell_delivered(seat, incarnation, [[last, {}]])
             case 5:
-                return WorkerIntroduced(seat, incarnation, dice.random() < 0.5)
+                keeps = dice.random() < 0.5
+                return lambda machine: machine.worker_introduced(seat, incarnation, keeps=keeps)
             case 6:
                 left = frozenset(s for s in seats if dice.random() < 0.3)
-                return MembersChanged(left, frozenset(seats))
+                return lambda machine: machine.members_changed(left, frozenset(seats))
             case 7:
-                return CutMade(number) if dice.random() < 0.5 else CutLost(number)
+                is_made = dice.random() < 0.5
+                return lambda machine: machine.cut_ended(number, is_made=is_made)
             case _:
-                return TimePassed()
+                return SnapshotCoordinator.time_passed
 
     def _take(self, instruction: SnapshotInstruction) -> None:
         match instruction:
@@ -163,19 +176,21 @@ class Chaos:
                 assert not self.due
                 assert number > self.number
                 self.number = number
-                self._reply(OPENED)
+                self._reply(lambda machine: machine.draft_opened(PATH, DRAFT))
             case BeginCuts(_, cutting):
                 self.begun.append(cutting.number)
-                self._reply(ServersReplied((self._standing(), self._standing())))
-            case AwaitParts(number, cut):
-                self._reply(ServersReplied(() if cut else parts({}, number)))
-            case PublishSnapshot(cut):
-                self.published.append(cut.number)
-                self._reply(SnapshotPublished())
+                standings = [self._standing(), self._standing()]
+                self._reply(lambda machine: machine.servers_replied(standings))
+            case AwaitParts(_, cut):
+                written = () if cut else parts({})
+                self._reply(lambda machine: machine.servers_replied(written))
+            case PublishSnapshot(number):
+                self.published.append(number)
+                self._reply(SnapshotCoordinator.published)
             case SettleCuts(number, complete):
                 assert not complete or number in self.published
                 self.settled.append(number)
-                self.due = [ServersReplied()]
+                self.due = [SnapshotCoordinator.servers_replied]
             case ReleaseWorker(call):
                 self.replies[f"{call}"] += 1
             case SendError(call):
@@ -185,8 +200,11 @@ class Chaos:
                 self.replies[f"{call}"] += 1
 
     def _reply(self, event: SnapshotEvent) -> None:
-        fails = self.dice.random() < 0.1
-        self.due = [SnapshotFailed(ServerUnavailable("it is away")) if fails else event]
+        if self.dice.random() < 0.1:
+            error = ServerUnavailable("it is away")
+            self.due = [lambda machine: machine.step_failed(error)]
+        else:
+            self.due = [event]
 
     def _standing(self) -> Standing:
         incarnations = self.dice.choice([INCARNATIONS, INCARNATIONS, INCARNATIONS, {0: 11}, {}])

@@ -8,7 +8,7 @@ import pytest
 from psfleet.core.base.errors import CheckpointError, Later, PsfleetError, rows_move
 from psfleet.core.base.settings.kinds import SnapshotInterval
 from psfleet_server.snapshots import snapshot_schedule
-from psfleet_server.snapshots.snapshot_events import SnapshotRequest
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule
 from tests.waiting import until

@@ -14,12 +14,7 @@ from psfleet.core.net.membership_messages import write_mode
 from psfleet.core.net.v1 import snapshot_pb2
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import DeferredReply, encoded, immediate, parkable, parsed
-from psfleet_server.snapshots.snapshot_events import (
-    SnapshotRequest,
-    WorkerIntroduced,
-    WorkerLearned,
-    WorkerStateArrived,
-)
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
 
@@ -144,24 +139,34 @@ class _SnapshotCoordination:
 
     def ready(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(snapshot_pb2.ReadyRequest, request)
-        self._runner.post(WorkerLearned(reply, message.number, message.worker, message.incarnation))
-        self._host.park(reply, f"not all workers have heard of snapshot {message.number} in time")
+        number, worker, incarnation = message.number, message.worker, message.incarnation
+        self._runner.post(
+            lambda machine: machine.worker_learned(reply, number, worker, incarnation)
+        )
+        self._host.park(reply, f"not all workers have heard of snapshot {number} in time")
 
     def keep(self, request: bytes) -> bytes:
         message = parsed(snapshot_pb2.KeepRequest, request)
-        state = _state(message)
-        self._runner.post(
-            WorkerStateArrived(
-                message.number, message.worker, message.incarnation, state, message.last
+        state, number, worker = _state(message), message.number, message.worker
+        incarnation, last = message.incarnation, message.last
+        if number:
+            self._runner.post(
+                lambda machine: machine.state_delivered(number, worker, incarnation, last, state)
             )
-        )
+        else:
+            self._runner.post(
+                lambda machine: machine.farewell_delivered(worker, incarnation, state)
+            )
         return encoded(snapshot_pb2.KeepReply())
 
     def kept(self, request: bytes) -> bytes:
         message = parsed(snapshot_pb2.KeptRequest, request)
         self._runner.learn(message.servers)
-        self._runner.post(WorkerIntroduced(message.worker, message.incarnation, message.keeps))
-        return encoded(snapshot_pb2.KeptReply(state=self._runner.restored.of(message.worker)))
+        worker, incarnation, keeps = message.worker, message.incarnation, message.keeps
+        self._runner.post(
+            lambda machine: machine.worker_introduced(worker, incarnation, keeps=keeps)
+        )
+        return encoded(snapshot_pb2.KeptReply(state=self._runner.restored.of(worker)))
 
     def take(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(snapshot_pb2.TakeRequest, request)

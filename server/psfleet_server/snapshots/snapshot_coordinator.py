@@ -11,113 +11,343 @@ IDLE -> NUMBERING -> OPENING -> HOLDING <-> DISAGREEING
                                                                   SETTLING -> IDLE <-'
 
 Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11 to R13
-of the protocol). Requests that come meanwhile wait in a queue. Pure like the shard: events in, instructions
-out; `SnapshotRunner` performs the instructions. Times are seconds of the caller's clock.
+of the protocol). Requests that come meanwhile wait in a queue.
+
+Pure like the shard: every event is a call of one method, which returns the instructions to perform, in order.
+`SnapshotRunner` makes these calls and performs the instructions. A `call` names a request that waits for an
+answer; the coordinator only hands it back.
 """
 
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from psfleet.core.base.errors import CheckpointError, DeadlineExceeded
+from psfleet.checkpoint import Part
+from psfleet.core.base.errors import CheckpointError, DeadlineExceeded, PsfleetError
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.shard.events import SendError
-from psfleet_server.snapshots.snapshot_events import (
-    AnnounceSnapshot,
-    AwaitParts,
-    BeginCuts,
-    CloseDraft,
-    CompleteSnapshot,
-    CutLost,
-    CutMade,
-    DraftOpened,
-    MembersChanged,
-    OpenDraft,
-    PruneSnapshots,
-    PublishSnapshot,
-    ServersReplied,
-    SettleCuts,
-    SnapshotEvent,
-    SnapshotFailed,
-    SnapshotInstruction,
-    SnapshotPostponed,
-    SnapshotPublished,
-    SnapshotRequested,
-    SnapshotTimeouts,
-    Standing,
-    StopSnapshots,
-    TimePassed,
-    WarnOperator,
-    WatchCut,
-    WorkerIntroduced,
-    WorkerLearned,
-    WorkerStateArrived,
-)
-from psfleet_server.snapshots.snapshot_under_way import (
-    ANNOUNCED,
-    NEVER,
-    SnapshotUnderWay,
-    Stage,
-    WorkerStates,
-)
+from psfleet.core.engine.shard.events import Call, SendError
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet_server.snapshots.worker_states import WorkerStates
 
+NEVER = float("inf")
 _RETRY = 0.05  # seconds until servers that disagree are asked again
 
+
+class Stage(Enum):
+    """Stages of the snapshot under way, each named by what it waits for."""
+
+    IDLE = "there is none"
+    NUMBERING = (
+        "a heartbeat of each worker, which may know of a snapshot that a server 0 before had begun"
+    )
+    OPENING = "its folder"
+    HOLDING = "where every server stands"
+    DISAGREEING = "servers that do not agree on who is in the fleet"
+    PLACING = "every server to know where to cut"
+    AWAITING_ROUND = "the round to cut after"
+    AWAITING_WORKERS = "workers to learn of it"
+    CUTTING = "every server's cut"
+    WRITING = "every server's file"
+    AWAITING_STATES = "the states of workers"
+    PUBLISHING = "its manifest"
+    SETTLING = "every server to know how it ended"
+
+
+_ANNOUNCED = (
+    Stage.AWAITING_WORKERS,
+    Stage.CUTTING,
+    Stage.WRITING,
+    Stage.AWAITING_STATES,
+    Stage.PUBLISHING,
+)
+"""Stages in which workers may ask what to do for the snapshot. In any other stage it is over for them."""
+
+
+@dataclass(frozen=True)
+class SnapshotTimeouts:
+    """Time limits of a snapshot, in seconds.
+
+    Attributes:
+        cut: Until every server is cut. Pushes behind a mark wait as long.
+        file: Until every file is on the disk.
+        worker: Until every worker has delivered its state.
+    """
+
+    cut: float = 10.0
+    file: float = 600.0
+    worker: float = 10.0
+
+
+@dataclass(frozen=True)
+class SnapshotRequest:
+    """A request for a snapshot.
+
+    Attributes:
+        path: Folder of the snapshot, or empty for a folder of the job that is named after its number.
+        delta: True to save only what has changed since the last base or delta. The snapshot holds everything
+            if a server no longer remembers that one, because the server was started again.
+        base: True if the next delta is to hold the changes since this snapshot.
+        every: In sync mode, cut after the next round that is a multiple of this. 0 cuts after any round.
+        script_waits: True if the script of a worker waits for the snapshot.
+    """
+
+    path: str = ""
+    delta: bool = False
+    base: bool = False
+    every: int = 0
+    script_waits: bool = False
+
+
+class SnapshotPostponed(CheckpointError):
+    """No snapshot is taken now, though nothing is wrong: the fleet changes, or another one was requested."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """State of a server when a cut begins.
+
+    Attributes:
+        mode: Mode of the fleet, or empty if no worker has joined.
+        closed: Last closed round.
+        incarnations: Incarnations of the workers that have not left, by seat.
+        delta_bases: Numbers of the snapshots since which the server knows its changes.
+    """
+
+    mode: str
+    closed: int
+    incarnations: Mapping[int, int]
+    delta_bases: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenDraft:
+    """Make the folder for a snapshot's files. Answered with `draft_opened` or `step_failed`."""
+
+    number: int
+    path: str
+
+
+@dataclass(frozen=True)
+class BeginCuts:
+    """Tell every server where to cut. Answered with `servers_replied`, a Standing each, or `step_failed`.
+
+    A cut with neither a round nor members holds the rounds until the next message says where to cut.
+    """
+
+    folder: str
+    cutting: PendingCut
+
+
+@dataclass(frozen=True)
+class WatchCut:
+    """Call `cut_ended` once server 0 has made its cut or has given it up."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class AwaitParts:
+    """Wait until every server is cut, or with `cut` False until it has written its file, its Part.
+
+    Answered with `servers_replied` or `step_failed`.
+    """
+
+    number: int
+    cut: bool
+
+
+@dataclass(frozen=True)
+class SettleCuts:
+    """Send the outcome to every server. Answered with `servers_replied` even if servers are away.
+
+    Attributes:
+        number: Number of the snapshot.
+        complete: True if logs and standbys may start from it.
+        base: Oldest snapshot that deltas may still refer to. 0 drops all delta bases.
+    """
+
+    number: int
+    complete: bool
+    base: int
+
+
+@dataclass(frozen=True)
+class AnnounceSnapshot:
+    """Tell all workers of this snapshot, at once and with their heartbeats. None stops telling them."""
+
+    number: int | None
+
+
+@dataclass(frozen=True)
+class ReleaseWorker:
+    """Answer `worker_learned`: the worker marks its stream if `mark`, else `round` is the last in the cut."""
+
+    call: Call
+    mark: bool
+    round: int
+    script_waits: bool = False
+
+
+@dataclass(frozen=True)
+class PublishSnapshot:
+    """Write the manifest and give the folder its name. Answered with `published` or `step_failed`.
+
+    Attributes:
+        number: Number of the snapshot.
+        parts: File of each server, and the cut at which it was written.
+        states: States of workers, by seat.
+        base: Path of the snapshot that this delta builds on, or empty if it is no delta.
+    """
+
+    number: int
+    parts: tuple[Part, ...]
+    states: Mapping[int, Any]
+    base: str
+
+
+@dataclass(frozen=True)
+class CloseDraft:
+    """Remove what is left of the draft folder, and close the connections to the servers.
+
+    With `prune`, also remove the oldest of the job's own snapshots.
+    """
+
+    prune: bool = False
+
+
+@dataclass(frozen=True)
+class CompleteSnapshot:
+    """Answer a request: the snapshot is complete."""
+
+    call: Call
+    number: int
+    path: str
+
+
+@dataclass(frozen=True)
+class WarnOperator:
+    """Write a line to the console of the job."""
+
+    line: str
+
+
+ServerCalls = BeginCuts | AwaitParts | SettleCuts
+SnapshotInstruction = (
+    OpenDraft
+    | ServerCalls
+    | WatchCut
+    | AnnounceSnapshot
+    | ReleaseWorker
+    | SendError
+    | PublishSnapshot
+    | CloseDraft
+    | CompleteSnapshot
+    | WarnOperator
+)
 Instructions = list[SnapshotInstruction]
+SnapshotEvent = Callable[["SnapshotCoordinator"], Instructions]
+"""Call of a method of the coordinator, for the thread that makes these calls."""
+
+
+@dataclass
+class SnapshotUnderWay:
+    """Snapshot that was requested or is being taken, until its end.
+
+    Attributes:
+        call: Call of whoever requested it.
+        request: The request.
+        seen: Highest number of a snapshot on server 0's disk or in its shard when it was requested.
+        number: Number of the snapshot, or 0 until it gets one. Numbers only rise.
+        path: Folder or URL where the snapshot will be.
+        folder: Folder of its files until it is complete.
+        agree_by: Time until which the servers must agree on who is in the fleet.
+        members: Incarnations of the workers in it, by seat.
+        round: In sync mode the last round in it, else None.
+        base: Number and path of the snapshot that this delta builds on, or None if it is no delta.
+        learned: Calls of workers that know of the snapshot and wait until all workers do, by seat.
+        states: States that members have delivered, by seat and the last push or round in them.
+        parts: Files of all servers, in order; empty until all are written.
+        failure: Error for the caller if the snapshot is given up, else None.
+    """
+
+    call: Call
+    request: SnapshotRequest
+    seen: int
+    number: int = 0
+    path: str = ""
+    folder: str = ""
+    agree_by: float = NEVER
+    members: dict[int, int] = field(default_factory=dict)
+    round: int | None = None
+    base: tuple[int, str] | None = None
+    learned: dict[int, Call] = field(default_factory=dict)
+    states: dict[tuple[int, int], Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    failure: PsfleetError | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """True if the snapshot goes to the job's own folder, so that logs may start from it."""
+        return not self.request.path
+
+    def cutting(self) -> PendingCut:
+        """Return the order to cut for this snapshot. The caller adds the round or the members to cut at."""
+        since = self.base[0] if self.base else 0
+        remembers = self.request.base or self.request.delta
+        return PendingCut(self.number, since=since, remember=remembers)
+
+    def last(self, seat: int) -> int:
+        """Return a seat's last push or round in the snapshot. Valid once `parts` is set."""
+        part = self.parts[0]
+        return part.round if self.round is not None else part.pushes.get(seat, (0, 0))[1]
+
+    def states_at_cut(self) -> dict[int, Any]:
+        """Return by seat the states that belong to this cut.
+
+        Other states are of an earlier attempt: a server 0 that has died may have begun a snapshot of the same
+        number, which ended at another push.
+        """
+        return {seat: state for (seat, at), state in self.states.items() if at == self.last(seat)}
+
+    def release(self, call: Call) -> ReleaseWorker:
+        """Return the reply that tells a worker to mark its stream, or to save its state after a round."""
+        return ReleaseWorker(call, self.round is None, self.round or 0, self.request.script_waits)
+
+    def explained(self, error: Exception) -> PsfleetError:
+        """Return the error for the caller that requested the snapshot."""
+        if isinstance(error, PsfleetError):
+            return type(error)(f"snapshot {self.number} was not taken: {error}")
+        why = str(error) if isinstance(error, OSError) else repr(error)
+        return CheckpointError(f"snapshot {self.number} was not taken: {why}")
 
 
 class SnapshotCoordinator:
-    """Takes snapshots one after the other, on server 0. Call `handle` with every event, from one thread.
+    """Takes snapshots one after the other, on server 0. Call its methods from one thread.
+
+    Args:
+        timeouts: Time limit of each step.
+        clock: Returns seconds that only rise.
 
     Attributes:
         stage: Stage of the snapshot under way.
-        deadline: Time at which the caller must send TimePassed; infinite if nothing waits for time.
+        deadline: Time at which the caller must call `time_passed`; infinite if nothing waits for time.
         is_stopping: True once the server ends: requests are refused, and no wait takes time.
     """
 
-    def __init__(self, timeouts: SnapshotTimeouts | None = None) -> None:
+    def __init__(self, timeouts: SnapshotTimeouts, clock: Callable[[], float]) -> None:
         self.stage = Stage.IDLE
         self.deadline = NEVER
         self.is_stopping = False
-        self._timeouts = timeouts or SnapshotTimeouts()
-        self._queue: deque[SnapshotRequested] = deque()
+        self._timeouts = timeouts
+        self._clock = clock
+        self._queue: deque[SnapshotUnderWay] = deque()
         self._snapshot: SnapshotUnderWay | None = None
         self._number = 0  # of the last snapshot that was begun
-        self._last_round = 0  # in the last complete snapshot
+        self._last_multiple = 0  # round of the last complete snapshot that waited for a multiple
         self._last_base: tuple[int, str] | None = None
         self._workers = WorkerStates()
-        self._at = 0.0  # time of the event that is handled
-
-    def handle(self, event: SnapshotEvent, at: float) -> Instructions:
-        """Take an event that happens at time `at` and return the instructions to perform, in order."""
-        self._at = at
-        match event:
-            case SnapshotRequested():
-                return self._requested(event)
-            case DraftOpened(path, folder):
-                return self._opened(path, folder, at)
-            case ServersReplied(replies):
-                return self._replied(replies, at)
-            case SnapshotFailed(error):
-                return self._fail(error)
-            case SnapshotPublished():
-                return self._published()
-            case CutMade(number):
-                return self._cut_made(number, at)
-            case CutLost(number):
-                return self._cut_lost(number)
-            case WorkerLearned():
-                return self._learned(event)
-            case WorkerIntroduced():
-                self._workers.introduce(event)
-            case WorkerStateArrived():
-                self._state_arrived(event)
-            case MembersChanged():
-                self._workers.change(event)
-            case TimePassed():
-                return self._overdue(at)
-            case StopSnapshots():
-                return self._stop(at)
-        return self._advance()
 
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
@@ -135,21 +365,191 @@ class SnapshotCoordinator:
             assert bool(now.failure) <= (stage is Stage.SETTLING)
             assert not self._last_base or self._last_base[0] <= self._number
 
-    def _requested(self, event: SnapshotRequested) -> Instructions:
+    def request(self, call: Call, request: SnapshotRequest, seen: int) -> Instructions:
+        """Take a request for a snapshot, which is answered with CompleteSnapshot or SendError.
+
+        Args:
+            call: The call to answer.
+            request: The wanted snapshot.
+            seen: Highest number of a snapshot on this server's disk or in its shard.
+        """
         if self.is_stopping:
-            return [SendError(event.call, CheckpointError("the server is ending"))]
-        self._queue.append(event)
+            return [SendError(call, _server_ends())]
+        self._queue.append(SnapshotUnderWay(call, request, seen))
         if self.stage is Stage.AWAITING_ROUND:
             # That round may be far away: the request under way fails as postponed, so that this one can
             # begin.
             return self._postpone()
         return self._begin_next() if self.stage is Stage.IDLE else []
 
+    def stop(self) -> Instructions:
+        """Refuse new snapshots, and give up one that waits for time, workers or rounds.
+
+        One that waits for servers continues, since it needs no more than their replies.
+        """
+        self.is_stopping = True
+        refusals: Instructions = [SendError(each.call, _server_ends()) for each in self._queue]
+        self._queue.clear()
+        if self.stage is Stage.AWAITING_ROUND:
+            return [*refusals, *self._postpone()]
+        return [*refusals, *self.time_passed()]
+
+    def time_passed(self) -> Instructions:
+        """End a wait whose deadline has passed, or any wait if the server ends."""
+        if self._clock() < self.deadline and not self.is_stopping:
+            return []
+        match self.stage:
+            case Stage.NUMBERING:
+                return self._open()  # a worker that is silent for so long is most likely dead
+            case Stage.DISAGREEING:
+                if not self.is_stopping and self._clock() <= self._now.agree_by:
+                    return self._hold()
+                return self._late("the servers do not agree on who is in the fleet")
+            case Stage.AWAITING_WORKERS:
+                return self._late(f"workers {self._unaware()} have not heard of it in time")
+            case Stage.AWAITING_STATES:
+                return self._late(f"it waits for what workers {self._stateless()} keep")
+        return []
+
+    def draft_opened(self, path: str, folder: str) -> Instructions:
+        """Continue: the snapshot will be at `path`, and until it is complete its files go to `folder`."""
+        now = self._now
+        now.path, now.folder = path, folder
+        now.agree_by = self._clock() + self._timeouts.cut
+        return self._hold()
+
+    def servers_replied(self, replies: Sequence[Any] = ()) -> Instructions:
+        """Continue: all servers have answered, in order."""
+        match self.stage:
+            case Stage.HOLDING:
+                return self._place(replies)
+            case Stage.PLACING:
+                return self._placed(replies)
+            case Stage.CUTTING:
+                self._enter(Stage.WRITING)
+                return [AwaitParts(self._number, cut=False)]
+            case Stage.WRITING:
+                self._now.parts = tuple(replies)
+                self._enter(Stage.AWAITING_STATES, self._timeouts.worker)
+                return self._advance()
+            case Stage.SETTLING:
+                return self._end()
+        raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
+
+    def cut_ended(self, number: int, *, is_made: bool) -> Instructions:
+        """Continue or give up: server 0 has made its cut, or has lost it because the fleet has changed."""
+        if number != self._number:
+            return []
+        if self.stage is Stage.AWAITING_ROUND:
+            return self._announce() if is_made else self._fail(_changed())
+        if self.stage is Stage.AWAITING_WORKERS and not is_made:
+            return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
+        return []
+
+    def published(self) -> Instructions:
+        """Tell the servers that the snapshot is complete: its manifest is on the disk."""
+        now = self._now
+        # Only snapshots of the schedule wait for a multiple. One that somebody else has requested must not
+        # make the schedule skip the next multiple.
+        if now.request.every:
+            self._last_multiple = now.round or 0
+        if now.request.base or now.request.delta:
+            self._last_base = (now.number, now.path)
+        return self._settle()
+
+    def step_failed(self, error: Exception) -> Instructions:
+        """Give the snapshot up: its last instruction could not be performed."""
+        return self._fail(error)
+
+    def members_changed(
+        self,
+        left: frozenset[int],
+        alive: frozenset[int],
+        unheard: frozenset[int] = frozenset(),
+        last_snapshot: int = 0,
+    ) -> Instructions:
+        """Note that a worker has left or was heard for the first time; see WorkerStates for the arguments."""
+        workers = self._workers
+        workers.left, workers.alive, workers.unheard = left, alive, unheard
+        workers.last_snapshot = last_snapshot
+        return self._advance()
+
+    def worker_introduced(self, worker: int, incarnation: int, *, keeps: bool) -> Instructions:
+        """Note that a worker has started, and whether it has state that belongs into snapshots."""
+        self._workers.introduce(worker, incarnation, keeps)
+        return self._advance()
+
+    def worker_learned(
+        self, call: Call, number: int, worker: int, incarnation: int
+    ) -> Instructions:
+        """Answer a worker that has learned of a snapshot, with ReleaseWorker once all workers have."""
+        now = self._snapshot
+        is_member = now is not None and now.members.get(worker) == incarnation
+        if number != self._number or self.stage not in _ANNOUNCED or not is_member:
+            return [SendError(call, CheckpointError(f"snapshot {number} is over"))]
+        if self.stage is not Stage.AWAITING_WORKERS:
+            return [self._now.release(call)]
+        self._now.learned[worker] = call
+        return self._advance()
+
+    def state_delivered(
+        self, number: int, worker: int, incarnation: int, last: int, state: Any
+    ) -> Instructions:
+        """Keep the state of a worker for a snapshot.
+
+        Args:
+            number: Number of the snapshot.
+            worker, incarnation: The worker.
+            last: Its last push or round in the state.
+            state: JSON, or None if it has no state.
+        """
+        now = self._snapshot
+        if now is not None and number == now.number and incarnation == now.members.get(worker):
+            now.states[worker, last] = state
+        return self._advance()
+
+    def farewell_delivered(self, worker: int, incarnation: int, steps: Any) -> Instructions:
+        """Keep the states of the last steps of a worker that leaves, a list of [push or round, state]."""
+        self._workers.keep_farewell(worker, incarnation, steps)
+        return self._advance()
+
+    @property
+    def _now(self) -> SnapshotUnderWay:
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def _enter(self, stage: Stage, seconds: float = NEVER) -> None:
+        """Enter a stage, which may take that many seconds. A server that is ending does not wait."""
+        self.stage = stage
+        self.deadline = NEVER
+        if seconds < NEVER:
+            self.deadline = self._clock() + (0.0 if self.is_stopping else seconds)
+
+    def _advance(self) -> Instructions:
+        """Leave a stage that waits for workers, if there are none left to wait for."""
+        if self.stage is Stage.NUMBERING and not self._workers.unheard:
+            return self._open()
+        if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
+            calls, self._now.learned = self._now.learned, {}
+            releases = [self._now.release(call) for call in calls.values()]
+            return [*releases, *self._await_cuts()]
+        if self.stage is Stage.AWAITING_STATES and not self._stateless():
+            return self._publish()
+        return []
+
+    def _unaware(self) -> list[int]:
+        """Return the seats of members that do not know of the snapshot."""
+        return sorted(self._workers.present(self._now.members) - self._now.learned.keys())
+
+    def _stateless(self) -> list[int]:
+        """Return the seats of members whose states are missing."""
+        return sorted(self._workers.awaited(self._now.members) - self._now.states_at_cut().keys())
+
     def _begin_next(self) -> Instructions:
         if not self._queue:
             return []
-        self._snapshot = SnapshotUnderWay(self._queue.popleft())
-        self._enter(Stage.NUMBERING, self._until(self._at, self._timeouts.worker))
+        self._snapshot = self._queue.popleft()
+        self._enter(Stage.NUMBERING, self._timeouts.worker)
         return self._advance()
 
     def _open(self) -> Instructions:
@@ -159,35 +559,10 @@ class SnapshotCoordinator:
         workers would ignore a second snapshot of that number.
         """
         now = self._now
-        self._number = max(self._number, now.asked.seen, self._workers.last) + 1
+        self._number = max(self._number, now.seen, self._workers.last_snapshot) + 1
         now.number = self._number
         self._enter(Stage.OPENING)
-        return [OpenDraft(self._number, now.asked.request.path)]
-
-    def _stop(self, at: float) -> Instructions:
-        """Refuse new snapshots, and give up one that waits for time, workers or rounds.
-
-        One that waits for servers continues, since it needs no more than their replies.
-        """
-        self.is_stopping = True
-        refusals: Instructions = [
-            SendError(event.call, CheckpointError("the server is ending")) for event in self._queue
-        ]
-        self._queue.clear()
-        if self.stage is Stage.AWAITING_ROUND:
-            return [*refusals, *self._postpone()]
-        return [*refusals, *self._overdue(at)]
-
-    @property
-    def _now(self) -> SnapshotUnderWay:
-        assert self._snapshot is not None
-        return self._snapshot
-
-    def _opened(self, path: str, folder: str, at: float) -> Instructions:
-        now = self._now
-        now.path, now.folder = path, folder
-        now.agree_by = at + self._timeouts.cut
-        return self._hold()
+        return [OpenDraft(self._number, now.request.path)]
 
     def _hold(self) -> Instructions:
         """Ask every server which rounds it has closed and which workers it knows.
@@ -198,23 +573,7 @@ class SnapshotCoordinator:
         self._enter(Stage.HOLDING)
         return [BeginCuts(self._now.folder, self._now.cutting())]
 
-    def _replied(self, replies: tuple[Any, ...], at: float) -> Instructions:
-        match self.stage:
-            case Stage.HOLDING:
-                return self._place(replies, at)
-            case Stage.PLACING:
-                return self._placed(replies, at)
-            case Stage.CUTTING:
-                self._enter(Stage.WRITING)
-                return [AwaitParts(self._number, cut=False)]
-            case Stage.WRITING:
-                self._now.parts = replies
-                return self._await_states(at)
-            case Stage.SETTLING:
-                return self._end()
-        raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
-
-    def _place(self, standings: tuple[Standing, ...], at: float) -> Instructions:
+    def _place(self, standings: Sequence[Standing]) -> Instructions:
         """Tell all servers where to cut: after the same round, or at the marks of the same incarnations.
 
         A worker joins one server after the other, so servers may know different workers for a moment. Then
@@ -224,10 +583,10 @@ class SnapshotCoordinator:
         # Without a mode no worker has joined. No push is under way, so any round will do.
         has_rounds = not first.mode or find_mode(first.mode).has_rounds
         if not has_rounds and any(other.incarnations != first.incarnations for other in standings):
-            self._enter(Stage.DISAGREEING, at + _RETRY)
-            return self._overdue(at) if self.is_stopping else []
-        warnings = self._choose_base(standings) if now.asked.request.delta else []
-        cutting = self._now.cutting()
+            self._enter(Stage.DISAGREEING, _RETRY)
+            return self.time_passed() if self.is_stopping else []
+        warnings = self._choose_base(standings) if now.request.delta else []
+        cutting = now.cutting()
         now.members = dict(first.incarnations)
         if has_rounds:
             now.round = cutting.round = self._round_after(max(each.closed for each in standings))
@@ -238,13 +597,13 @@ class SnapshotCoordinator:
 
     def _round_after(self, last: int) -> int:
         """Return the round to cut after: the last closed one, or the next multiple of the interval."""
-        every = self._now.asked.request.every
+        every = self._now.request.every
         if not every:
             return last
-        # Rounded up to a multiple, and behind the last snapshot, so that no multiple gets two.
-        return -(-max(last, self._last_round + 1) // every) * every
+        # Rounded up to a multiple, and behind the last such snapshot, so that no multiple gets two.
+        return -(-max(last, self._last_multiple + 1) // every) * every
 
-    def _choose_base(self, standings: tuple[Standing, ...]) -> Instructions:
+    def _choose_base(self, standings: Sequence[Standing]) -> Instructions:
         """Find the snapshot that a delta builds on.
 
         All servers must remember their changes since that snapshot. If one does not, the delta holds
@@ -267,7 +626,7 @@ class SnapshotCoordinator:
             )
         ]
 
-    def _placed(self, standings: tuple[Standing, ...], at: float) -> Instructions:
+    def _placed(self, standings: Sequence[Standing]) -> Instructions:
         """Continue once every server knows where to cut. A round that is still to come may take any time.
 
         A worker may have joined since the servers were asked first. In sync mode it takes part in the rounds
@@ -278,34 +637,16 @@ class SnapshotCoordinator:
         if now.round is None:
             if any(standing.incarnations.items() - now.members.items() for standing in standings):
                 return self._fail(_changed())
-            return self._announce(at)
+            return self._announce()
         now.members = dict(standings[0].incarnations)
-        if not now.asked.request.every:
-            return self._announce(at)
+        if not now.request.every:
+            return self._announce()
         self._enter(Stage.AWAITING_ROUND)
         if self._queue or self.is_stopping:
             return self._postpone()
         return [WatchCut(self._number)]
 
-    def _postpone(self) -> Instructions:
-        return self._fail(SnapshotPostponed(f"it waited for round {self._now.round}"))
-
-    def _cut_made(self, number: int, at: float) -> Instructions:
-        if self.stage is Stage.AWAITING_ROUND and number == self._number:
-            return self._announce(at)
-        return []
-
-    def _cut_lost(self, number: int) -> Instructions:
-        """Give up, because server 0 has lost its cut: a change of the fleet ends any snapshot not yet cut."""
-        if number != self._number:
-            return []
-        if self.stage is Stage.AWAITING_ROUND:
-            return self._fail(_changed())
-        if self.stage is Stage.AWAITING_WORKERS:
-            return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
-        return []
-
-    def _announce(self, at: float) -> Instructions:
+    def _announce(self) -> Instructions:
         """Announce the snapshot to the workers.
 
         Without rounds, workers mark their streams only once all workers know. The announcement reaches some
@@ -315,73 +656,25 @@ class SnapshotCoordinator:
         announcement = AnnounceSnapshot(self._number)
         if self._now.round is not None:
             return [announcement, *self._await_cuts()]
-        self._enter(Stage.AWAITING_WORKERS, self._until(at, self._timeouts.cut))
+        self._enter(Stage.AWAITING_WORKERS, self._timeouts.cut)
         return [announcement, WatchCut(self._number), *self._advance()]
 
     def _await_cuts(self) -> Instructions:
         self._enter(Stage.CUTTING)
         return [AwaitParts(self._number, cut=True)]
 
-    def _learned(self, event: WorkerLearned) -> Instructions:
-        now = self._snapshot
-        is_member = now is not None and now.members.get(event.worker) == event.incarnation
-        if event.number != self._number or self.stage not in ANNOUNCED or not is_member:
-            over = CheckpointError(f"snapshot {event.number} is over")
-            return [SendError(event.call, over)]
-        if self.stage is not Stage.AWAITING_WORKERS:
-            return [self._now.release(event.call)]
-        self._now.learned[event.worker] = event.call
-        return self._advance()
-
-    def _state_arrived(self, event: WorkerStateArrived) -> None:
-        now, worker = self._snapshot, event.worker
-        if event.number == 0:
-            self._workers.leave(event)
-        elif now is not None and (event.number, event.incarnation) == (
-            now.number,
-            now.members.get(worker),
-        ):
-            now.states[worker, event.last] = event.state
-
-    def _await_states(self, at: float) -> Instructions:
-        self._enter(Stage.AWAITING_STATES, self._until(at, self._timeouts.worker))
-        return self._advance()
-
-    def _advance(self) -> Instructions:
-        """Leave a stage that waits for workers, if there are none left to wait for."""
-        if self.stage is Stage.NUMBERING and not self._workers.unheard:
-            return self._open()
-        if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
-            calls, self._now.learned = self._now.learned, {}
-            releases = [self._now.release(call) for call in calls.values()]
-            return [*releases, *self._await_cuts()]
-        if self.stage is Stage.AWAITING_STATES and not self._stateless():
-            return self._publish()
-        return []
-
-    def _unaware(self) -> list[int]:
-        """Return the seats of members that do not know of the snapshot."""
-        return sorted(self._workers.present(self._now.members) - self._now.learned.keys())
-
-    def _stateless(self) -> list[int]:
-        """Return the seats of members whose states are missing."""
-        return sorted(self._workers.awaited(self._now.members) - self._now.states_at_cut().keys())
-
     def _publish(self) -> Instructions:
         self._enter(Stage.PUBLISHING)
         now = self._now
         states = self._workers.farewells(now.last)
         states |= {s: state for s, state in now.states_at_cut().items() if state is not None}
-        contents = tuple(part.content for part in now.parts)
-        base = now.base[1] if now.base else ""
-        return [PublishSnapshot(now.parts[0].cut, contents, states, base)]
+        return [PublishSnapshot(now.number, now.parts, states, now.base[1] if now.base else "")]
 
-    def _published(self) -> Instructions:
-        now = self._now
-        self._last_round = now.round or 0
-        if now.asked.request.base or now.asked.request.delta:
-            self._last_base = (now.number, now.path)
-        return self._settle()
+    def _postpone(self) -> Instructions:
+        return self._fail(SnapshotPostponed(f"it waited for round {self._now.round}"))
+
+    def _late(self, what: str) -> Instructions:
+        return self._fail(DeadlineExceeded(what))
 
     def _fail(self, error: Exception) -> Instructions:
         """Give the snapshot up. Before it has a folder no server knows of it, and only the caller is told."""
@@ -405,42 +698,18 @@ class SnapshotCoordinator:
         return [AnnounceSnapshot(None), SettleCuts(now.number, complete, base)]
 
     def _end(self) -> Instructions:
-        now, call = self._now, self._now.asked.call
+        now = self._now
         self._enter(Stage.IDLE)
         self._snapshot = None
         if now.failure is not None:
-            return [CloseDraft(), SendError(call, now.failure), *self._begin_next()]
-        prune: Instructions = [PruneSnapshots()] if now.is_own else []
-        complete = CompleteSnapshot(call, now.number, now.path)
-        return [CloseDraft(), *prune, complete, *self._begin_next()]
-
-    def _enter(self, stage: Stage, deadline: float = NEVER) -> None:
-        self.stage, self.deadline = stage, deadline
-
-    def _until(self, at: float, seconds: float) -> float:
-        """Return the deadline of a wait that begins now. A server that is ending does not wait."""
-        return at if self.is_stopping else at + seconds
-
-    def _overdue(self, at: float) -> Instructions:
-        """End a wait whose deadline has passed, or any wait if the server ends."""
-        if at < self.deadline and not self.is_stopping:
-            return []
-        match self.stage:
-            case Stage.NUMBERING:
-                return self._open()  # a worker that is silent for so long is most likely dead
-            case Stage.DISAGREEING:
-                if not self.is_stopping and at <= self._now.agree_by:
-                    return self._hold()
-                return self._late("the servers do not agree on who is in the fleet")
-            case Stage.AWAITING_WORKERS:
-                return self._late(f"workers {self._unaware()} have not heard of it in time")
-            case Stage.AWAITING_STATES:
-                return self._late(f"it waits for what workers {self._stateless()} keep")
-        return []
-
-    def _late(self, what: str) -> Instructions:
-        return self._fail(DeadlineExceeded(what))
+            return [CloseDraft(), SendError(now.call, now.failure), *self._begin_next()]
+        complete = CompleteSnapshot(now.call, now.number, now.path)
+        return [CloseDraft(prune=now.is_own), complete, *self._begin_next()]
 
 
 def _changed() -> SnapshotPostponed:
     return SnapshotPostponed("a worker or a server came or went")
+
+
+def _server_ends() -> CheckpointError:
+    return CheckpointError("the server is ending")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from psfleet.core.base.errors import Later, NotReady, PsfleetError, ServerUnavailable
 from psfleet.core.base.settings.kinds import SnapshotInterval
 from psfleet.core.base.threads import ServiceThread
-from psfleet_server.snapshots.snapshot_events import SnapshotPostponed, SnapshotRequest
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotPostponed, SnapshotRequest
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 
 _LOOK = 0.05  # seconds between looks how far the training is

@@ -14,7 +14,7 @@ from psfleet.serving import following
 from psfleet.serving.following import AskChanges, Filling, Following, WeightCopy
 from psfleet.serving.row_source import ServedRows
 from psfleet_server.engine.follower_requests import Followers
-from psfleet_server.snapshots.snapshot_under_way import SnapshotUnderWay
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotUnderWay
 from tests.protocol.fleet.calls import Response
 from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.follower import Changes

@@ -24,8 +24,7 @@ from psfleet_server.coordinator.coordinator_messages import Decision, Registrati
 from psfleet_server.coordinator.data_dispatch import DataDispatch, Leases
 from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log_shipping import LogShipping
-from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshots.snapshot_events import SnapshotRequested
+from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator, SnapshotRequest
 from psfleet_worker.session import worker_session
 from psfleet_worker.session.instructions import AwaitPushes, Program
 from psfleet_worker.session.worker_session import Session, Stream
@@ -290,15 +289,17 @@ def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
     "R12: no number is used twice, and a server begins no cut before its last", "async snapshots@39"
 )
 def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
-    requested = SnapshotCoordinator._requested
+    take = SnapshotCoordinator.request
 
-    def forgetful(coordinator: SnapshotCoordinator, event: SnapshotRequested) -> Any:
-        return requested(coordinator, replace(event, seen=0))
+    def forgetful(
+        coordinator: SnapshotCoordinator, call: Any, request: SnapshotRequest, seen: int
+    ) -> Any:
+        return take(coordinator, call, request, 0)
 
     def begin(cuts: CutState, cutting: PendingCut) -> None:
         cuts.under_way = cutting
 
-    patch.setattr(SnapshotCoordinator, "_requested", forgetful)
+    patch.setattr(SnapshotCoordinator, "request", forgetful)
     patch.setattr(CutState, "begin", begin)
 
 
@@ -336,9 +337,9 @@ def _hide_marks(patch: pytest.MonkeyPatch) -> None:
 def _overlook_who_comes(patch: pytest.MonkeyPatch) -> None:
     placed = SnapshotCoordinator._placed
 
-    def blind(coordinator: SnapshotCoordinator, standings: Any, at: float) -> Any:
+    def blind(coordinator: SnapshotCoordinator, standings: Any) -> Any:
         first = replace(standings[0], incarnations=coordinator._now.members)
-        return placed(coordinator, (first, *standings[1:]), at)
+        return placed(coordinator, (first, *standings[1:]))
 
     patch.setattr(SnapshotCoordinator, "_placed", blind)
 

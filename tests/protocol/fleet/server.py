@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.checkpoint import CutPosition
 from psfleet.core.base.errors import CheckpointError, PsfleetError
 from psfleet.core.engine.shard.events import (
     BeginCut,
@@ -35,7 +34,7 @@ from psfleet_server.coordinator.coordinator_messages import Decision, Heartbeat,
 from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
-from psfleet_server.snapshots.snapshot_events import SnapshotPart, Standing
+from psfleet_server.snapshots.snapshot_coordinator import Standing
 from psfleet_worker.session.instructions import ServerJoined
 from tests.protocol.fleet.calls import (
     AskServers,
@@ -272,9 +271,7 @@ class Server:
         """This server's part of a snapshot; None: not yet."""
         waits = self.its_shard.cuts.under_way
         if number in self.parts:
-            part = self.parts[number]
-            at = CutPosition(number, self.its_shard.mode or "", part.round, dict(part.pushes))
-            return True if cut else SnapshotPart(at, part)
+            return True if cut else self.parts[number]
         if any(frozen.number == number for frozen in self._frozen):
             return True if cut else None
         if waits is not None and waits.number == number:

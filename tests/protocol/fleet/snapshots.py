@@ -6,32 +6,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
 from psfleet.core.engine.shard.events import BeginCut, EndCut, SendError
-from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator
-from psfleet_server.snapshots.snapshot_events import (
+from psfleet_server.snapshots.snapshot_coordinator import (
     AnnounceSnapshot,
     AwaitParts,
     BeginCuts,
     CompleteSnapshot,
-    CutLost,
-    CutMade,
-    DraftOpened,
-    MembersChanged,
     OpenDraft,
     PublishSnapshot,
     ReleaseWorker,
-    ServersReplied,
+    ServerCalls,
     SettleCuts,
+    SnapshotCoordinator,
     SnapshotEvent,
-    SnapshotFailed,
     SnapshotInstruction,
-    SnapshotPublished,
     SnapshotRequest,
-    SnapshotRequested,
     SnapshotTimeouts,
-    TimePassed,
     WatchCut,
-    WorkerLearned,
-    WorkerStateArrived,
 )
 from tests.protocol.fleet.calls import (
     Announced,
@@ -42,6 +32,7 @@ from tests.protocol.fleet.calls import (
     Published,
     Request,
     Response,
+    Taken,
 )
 from tests.protocol.scheduler import Disk, Received, Send, Tick, WriteFile
 
@@ -64,19 +55,19 @@ class Snapshots:
     def __init__(self, server: "Server", disk: Disk) -> None:
         self._server, self._disk = server, disk
         patience = SnapshotTimeouts(_PATIENCE, _PATIENCE, _PATIENCE)
-        self._coordinator = SnapshotCoordinator(patience)
+        self._coordinator = SnapshotCoordinator(patience, lambda: self._ticks)
         self._events: deque[SnapshotEvent] = deque()
         self._dice = random.Random(server.boot)
         self._ticks = 0.0
         self._requests = 0  # that wait
         self._calls = server.boot << 20
-        self._ask: BeginCuts | AwaitParts | SettleCuts | None = None
+        self._ask: ServerCalls | None = None
         self._asked: dict[str, Request] = {}
         self._replies: dict[str, Any] = {}
         self._patience = 0
         self._announced: int | None = None
         self._watched = 0
-        self._members: MembersChanged | None = None
+        self._left: frozenset[int] | None = None  # seats, as the coordinator was told last
 
     def handle(self, event: Any) -> None:
         """Take what has happened to the server, after the server has."""
@@ -87,29 +78,35 @@ class Snapshots:
                 self._answered(number, content)
             case Received(source, Learned(number, worker, incarnation)):
                 call = (source, number, incarnation)
-                self._events.append(WorkerLearned(call, number, worker, incarnation))
+                self._events.append(
+                    lambda machine: machine.worker_learned(call, number, worker, incarnation)
+                )
             case Received(_, Delivered(number, worker, incarnation, state)):
-                self._events.append(WorkerStateArrived(number, worker, incarnation, state, state))
+                self._events.append(
+                    lambda machine: machine.state_delivered(
+                        number, worker, incarnation, state, state
+                    )
+                )
         self._look_at_members()
         while self._events or self._sees_cut():
-            for instruction in self._coordinator.handle(self._events.popleft(), self._ticks):
+            for instruction in self._events.popleft()(self._coordinator):
                 self._perform(instruction)
             self._coordinator.validate()
 
     def _look_at_members(self) -> None:
-        seats = range(self._server.job.workers)
+        seats = frozenset(range(self._server.job.workers))
         left = frozenset(self._server.its_shard.rounds.left)
-        members = MembersChanged(left, frozenset(seats))
-        if members != self._members:
-            self._members = members
-            self._events.append(members)
+        if left != self._left:
+            self._left = left
+            self._events.append(lambda machine: machine.members_changed(left, seats))
 
     def _sees_cut(self) -> bool:
         """Hand over what has become of this server's cut."""
         number, cuts = self._watched, self._server.its_shard.cuts
         if not number or not (cuts.last >= number or cuts.is_lost(number)):
             return False
-        self._events.append(CutMade(number) if cuts.last >= number else CutLost(number))
+        is_made = cuts.last >= number
+        self._events.append(lambda machine: machine.cut_ended(number, is_made=is_made))
         self._watched = 0
         return True
 
@@ -120,7 +117,7 @@ class Snapshots:
         if not self._requests or self._dice.random() < _MORE:
             self._request()
         if self._ticks >= self._coordinator.deadline:
-            self._events.append(TimePassed())
+            self._events.append(SnapshotCoordinator.time_passed)
         self._patience -= 1
         if self._ask is not None and self._patience < 0:
             self._give_up(DeadlineExceeded("a server does not answer"))
@@ -135,14 +132,15 @@ class Snapshots:
         self._requests += 1
         seen = max([self._server.its_shard.cuts.last, *published(self._disk)])
         request = SnapshotRequest(every=self._dice.choice(_EVERY))
-        self._events.append(SnapshotRequested("request", request, seen))
+        self._events.append(lambda machine: machine.request("request", request, seen))
 
     # -- instructions --------------------------------------------------------------------------
 
     def _perform(self, instruction: SnapshotInstruction) -> None:
         match instruction:
             case OpenDraft(number):
-                self._events.append(DraftOpened(f"snapshot {number}", f"draft {number}"))
+                path, folder = f"snapshot {number}", f"draft {number}"
+                self._events.append(lambda machine: machine.draft_opened(path, folder))
             case BeginCuts() | AwaitParts() | SettleCuts():
                 self._call(instruction)
             case AnnounceSnapshot(announced):
@@ -154,13 +152,13 @@ class Snapshots:
                 self._send(source, Mark(number, incarnation, None if marks else last))
             case PublishSnapshot():
                 file = Published(
-                    instruction.cut.number,
-                    instruction.parts,
+                    instruction.number,
+                    cast("tuple[Taken, ...]", instruction.parts),
                     dict(instruction.states),
                     frozenset(self._server.its_shard.rounds.left),
                 )
                 self._server.out.append(WriteFile(("manifest", file.number), file))
-                self._events.append(SnapshotPublished())
+                self._events.append(SnapshotCoordinator.published)
             case CompleteSnapshot() | SendError("request"):
                 self._requests -= 1
 
@@ -169,7 +167,7 @@ class Snapshots:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _call(self, ask: BeginCuts | AwaitParts | SettleCuts) -> None:
+    def _call(self, ask: ServerCalls) -> None:
         """Ask all servers; again with every tick, until they have answered."""
         content: Any
         match ask:
@@ -195,11 +193,14 @@ class Snapshots:
             return
         self._replies[name] = content
         if len(self._replies) == len(self._asked):
-            self._end_call(ServersReplied(tuple(self._replies[name] for name in self._asked)))
+            replies = [self._replies[name] for name in self._asked]
+            self._end_call(lambda machine: machine.servers_replied(replies))
 
     def _give_up(self, error: PsfleetError) -> None:
-        is_last = isinstance(self._ask, SettleCuts)  # whoever is away learns of it later
-        self._end_call(ServersReplied() if is_last else SnapshotFailed(error))
+        if isinstance(self._ask, SettleCuts):  # whoever is away learns of it later
+            self._end_call(SnapshotCoordinator.servers_replied)
+        else:
+            self._end_call(lambda machine: machine.step_failed(error))
 
     def _end_call(self, event: SnapshotEvent) -> None:
         self._ask, self._asked = None, {}
