@@ -110,12 +110,34 @@ MUTANTS = (
         "pass  # the snapshot does not know",
         SHARD + " tests/snapshots",
     ),
+    Mutant(
+        "if sum(bounds) <= max(budget.room(), 0):",
+        "if max(bounds, default=0) <= max(budget.room(), 0):",
+        ROWS,
+    ),
+    Mutant(
+        "totals = self._taken if plans is None else self._taken | plans",
+        "totals = self._taken",
+        ROWS,
+    ),
+    Mutant("        budget.held = before\n", "        pass\n", ROWS),
     Mutant("np.float32(1.0 / count)", "np.float32(1.0)", FLEET),
     Mutant("last = max(self.progress(), event.last)", "last = self.progress()", SHARD),
     Mutant(
         "return [seat for seat in live if self.at.get(seat, 0) < slowest]",
         "return []",
         "tests/consistency tests/shard",
+    ),
+    # -- snapshot coordinator ------------------------------------------------------------------------
+    Mutant(
+        "        if now.request.every:\n            self._last",
+        "        if now.round:\n            self._last",
+        "tests/server/test_snapshot_coordinator.py",
+    ),
+    Mutant(
+        "max(self._number, now.seen, self._workers.last_snapshot) + 1",
+        "max(self._number, now.seen) + 1",
+        "tests/server/test_snapshot_coordinator.py",
     ),
     # -- coordinator ---------------------------------------------------------------------------------
     Mutant(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.errors import Later, PsfleetError, UsageError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import Gradient
@@ -22,6 +22,7 @@ from psfleet.core.engine.shard.events import (
 )
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
+from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.server_state import ServerState, write_state
 from psfleet_server.durability.log_shipping import joined
 
@@ -61,6 +62,25 @@ def weight(frozen: FrozenShard | None) -> float:
     [page] = table.pages()
     frozen.close()
     return float(page["value"][0])
+
+
+def test_a_push_that_is_refused_marks_nothing() -> None:
+    """A push brings the mark of its worker, but has no room: neither it nor its mark counts. A push that
+    has to wait for the cut leaves its mark, which the worker need not send again."""
+    one = shard("async", workers=1)
+    full = TableSpec("full", "sparse", (2,), make_rule("sgd", {}))
+    one.create(full, np.zeros(0, np.float32))
+    one.tables[full.key] = SparseTable(full, max_rows=1)
+    take(one, BeginCut(PendingCut(1, members={0: 1})))
+    assert one.cuts.under_way is not None
+    gradient = Gradient(full.key, np.ones((2, 2), np.float32), np.arange(2), 1.0)
+    for number in (1, 2):
+        with pytest.raises(UsageError, match="'full' is full"):
+            take(one, Push(0, 1, 1, (gradient,), cut=(1, number)))
+    assert one.cuts.under_way.marks == {}
+    with pytest.raises(Later):
+        take(one, push(0, 1, cut=(1, 0)))
+    assert one.cuts.under_way.marks == {0: 0}
 
 
 def test_rounds_wait_until_it_is_known_where_to_cut() -> None:

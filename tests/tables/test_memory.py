@@ -22,7 +22,17 @@ from psfleet.core.engine.schema.entry import (
     EvictionStreamEntry,
 )
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.shard.events import Join, Pull, Push, SendOutcome
+from psfleet.core.engine.shard.events import (
+    Evict,
+    Join,
+    PartState,
+    Pull,
+    Push,
+    Record,
+    SendError,
+    SendOutcome,
+    WriteState,
+)
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.sparse import SparseTable
@@ -210,6 +220,124 @@ def test_a_refused_push_lets_no_rows_go() -> None:
     assert "'spills' was asked to add 100000 rows" in str(alone.error)
     assert len(shard.tables[spills.key]) == before  # type: ignore[arg-type]
     assert isinstance(reply(31, gradient(spills, 0, 4000)), SendOutcome)
+
+
+def grown(spec: TableSpec, start: int, count: int) -> Gradient:
+    """A gradient of 1 for `count` ids."""
+    return Gradient(
+        spec.key, np.ones((count, spec.dim), np.float32), np.arange(start, start + count), 0.1
+    )
+
+
+def filled(mode: Mode, *specs: TableSpec, workers: int = 1) -> tuple[Shard, list[Record]]:
+    """A shard with 24 MiB for these tables, which all workers have joined, and what its log gets."""
+    shard, records = Shard(workers=workers), list[Record]()
+    shard.tables.budget.limit = 24 * MIB
+    for worker in range(workers):
+        shard.handle(Join(worker, 1, find_mode(mode)), "join")
+    for spec in specs:
+        shard.create(spec, np.zeros(0, np.float32))
+    shard.journal = records.append
+    return shard, records
+
+
+def state_of(shard: Shard) -> object:
+    """What a refused push must leave as it was."""
+    tables = {key: (len(table), table.step) for key, table in shard.tables.sparse()}
+    sequences, held = dict(shard.workers.sequences), dict(shard.rounds.held)
+    return tables, sequences, held, shard.tables.budget.held, shard.tables.budget.room()
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_tables_have_room_for_a_push_together(fits: bool) -> None:
+    """A push is refused whole if each of its tables has room for it, but not both."""
+    one, other = spec_of(16, name="one"), spec_of(16, name="other")
+    shard, records = filled("async", one, other)
+    before, count = state_of(shard), 50_000 if fits else 60_000
+    [reply] = shard.handle(Push(0, 1, 1, (grown(one, 0, count), grown(other, 0, count))), "push")
+    assert isinstance(reply, SendOutcome) == fits == (state_of(shard) != before)
+    assert len(records) == fits
+    if isinstance(reply, SendError):
+        assert "'other' was asked to add 60000 rows" in str(reply.error)
+        [again] = shard.handle(Push(0, 1, 1, (grown(one, 0, 60_000),)), "push")
+        assert isinstance(again, SendOutcome)
+
+
+def test_tables_have_room_for_a_write_together() -> None:
+    """A write is refused whole if each of its tables has room for it, but not both."""
+    specs = [spec_of(16, name=name) for name in ("one", "other")]
+    shard, records = filled("async", *specs)
+    before, ids = state_of(shard), np.arange(60_000)
+    parts = [PartState(spec.key, 3, np.zeros((60_000, 48), np.float32), ids) for spec in specs]
+    [reply] = shard.handle(WriteState(tuple(parts), 0, 1, 1), "write")
+    assert isinstance(reply, SendError)
+    assert "'other' was asked to add 60000 rows" in str(reply.error)
+    assert state_of(shard) == before
+    assert not records
+    assert shard.handle(WriteState((parts[0],), 0, 1, 1), "write") == [SendOutcome("write")]
+
+
+def test_a_round_has_room_in_all_its_tables() -> None:
+    """A push is refused if the round could not close with it, as another worker's push needs the memory for
+    another table. The round then closes whole, with a smaller push."""
+    one, other = spec_of(16, name="one"), spec_of(16, name="other")
+    shard, records = filled("sync", one, other, workers=2)
+    shard.handle(Push(0, 1, 1, (grown(one, 0, 30_000),)), "push")
+    before = state_of(shard)
+    [refusal] = shard.handle(Push(1, 1, 1, (grown(other, 0, 60_000),)), "push")
+    assert isinstance(refusal, SendError)
+    assert "'other' was asked to add 60000 rows" in str(refusal.error)
+    assert state_of(shard) == before
+    assert len(records) == 1
+    shard.handle(Push(1, 1, 1, (grown(other, 0, 10_000),)), "push")
+    for worker in range(2):
+        shard.handle(Pull(worker, 1, (), 1), f"pull {worker}")
+    assert shard.rounds.closed == 1
+    assert [len(table) for _, table in shard.tables.sparse()] == [30_000, 10_000]
+
+
+def test_tables_that_evict_refuse_no_push() -> None:
+    """Eight tables share too little memory for all their ids, and each push names all of them. Rows go, and
+    no push is refused after some of the tables have changed."""
+    specs = [spec_of(16, CapacityEntry(), f"t{number}") for number in range(8)]
+    shard, _ = filled("async", *specs)
+    dice = np.random.default_rng(0)
+    for number in range(1, 120):
+        gradients = []
+        for spec in specs:
+            ids = np.unique(dice.integers(0, 100_000, 512))[:256]
+            gradients.append(Gradient(spec.key, np.ones((256, 16), np.float32), ids, 0.1))
+        [reply] = shard.handle(Push(0, 1, number, tuple(gradients)), "push")
+        assert isinstance(reply, SendOutcome), (number, reply)
+    assert {table.step for _, table in shard.tables.sparse()} == {119}
+    assert sum(len(table) for _, table in shard.tables.sparse()) < 119 * 8 * 200
+    assert shard.tables.budget.room() > -MIB
+
+
+def test_rows_stay_if_the_ids_that_wait_have_no_room() -> None:
+    """Rows would go for new ones, but the push also names ids that wait for a row, and there is no memory
+    for those: it is refused, and no row goes. With fewer ids the rows go."""
+    counted = spec_of(16, CapacityEntry() & CountFilterEntry(2), name="counted")
+    fills, number = spec_of(16, name="fills"), 0
+    shard, records = filled("async", counted, fills)
+
+    def reply(*gradients: Gradient) -> Any:
+        return shard.handle(Push(0, 1, number, gradients), "push")[0]
+
+    while shard.tables.budget.room() > 7 * MIB:
+        number += 1
+        assert isinstance(reply(grown(counted, number // 2 * 4000, 4000)), SendOutcome)
+    for gradient in (grown(counted, 10**6, 16_000), grown(fills, 0, 14_000)):
+        number += 1
+        assert isinstance(reply(gradient), SendOutcome)
+    number, before = number + 1, state_of(shard)
+    records.clear()
+    ids = np.append(np.arange(10**6, 10**6 + 16_000), np.arange(2 * 10**6, 2 * 10**6 + 20_000))
+    both = Gradient(counted.key, np.ones((len(ids), 16), np.float32), ids, 0.1)
+    assert "'counted' was asked to add 16000 rows" in str(reply(both).error)
+    assert (state_of(shard), records) == (before, [])
+    assert isinstance(reply(grown(counted, 10**6, 16_000)), SendOutcome)
+    assert [type(record) for record in records] == [Evict, Push]
 
 
 def peak(process: int) -> int:

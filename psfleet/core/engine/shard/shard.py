@@ -24,6 +24,7 @@ from psfleet.core.engine.shard.events import (
     CreateTable,
     EndCut,
     Event,
+    Evict,
     Expire,
     FrozenShard,
     Instruction,
@@ -52,7 +53,7 @@ from psfleet.core.engine.shard.rounds import Rounds
 from psfleet.core.engine.shard.shard_state import ConsistencyState, ShardState
 from psfleet.core.engine.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
 from psfleet.core.engine.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.core.engine.shard.updates import check_push_room, make_room, take, update
+from psfleet.core.engine.shard.updates import check_write_room, plan_push_room, take, update
 from psfleet.core.engine.shard.workers import Workers
 from psfleet.core.engine.tables.assigned_weights import check_room, refill
 
@@ -211,15 +212,23 @@ class Shard:
         holds = self.consistency.declared.has_rounds
         fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
+            held = self.rounds.held if holds else None
+            waiting_bytes, evictions = plan_push_room(self.tables, push, held)
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
-            make_room(self.tables, push, self.rounds.held if holds else None, self._record)
+            # If the log is full after this record, the rows have gone all the same: the push is sent again,
+            # and needs their memory.
+            for key, ids in evictions:
+                self._record(Evict(key, ids))
+                self.tables.evict(key, ids)
             self._record(push)
+            self.tables.budget.held = waiting_bytes
             if holds:
                 self.rounds.hold(push)
             else:
                 self.note(push)
-                take(self.tables, push, adds=self.consistency.declared.adds_deltas)
+                with self.tables.budget.granting():
+                    take(self.tables, push, adds=self.consistency.declared.adds_deltas)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
@@ -264,7 +273,8 @@ class Shard:
             except NoRoom:
                 self.waits_for_room = True
                 break
-            update(self.tables, self.rounds.close())
+            with self.tables.budget.granting():
+                update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
             instructions += self._cut_if_due()
         if self._waiting:
@@ -313,11 +323,12 @@ class Shard:
         for state in write.states:
             self.tables.check_state(state)
         if self.workers.is_new_write(write):
-            check_push_room(self.tables, write.states, self.rounds.held.values(), True)
+            check_write_room(self.tables, write.states, self.rounds.held)
             self._record(write)
             self.workers.wrote(write)
-            for state in write.states:
-                self.tables.restore(state)
+            with self.tables.budget.granting():
+                for state in write.states:
+                    self.tables.restore(state)
         return [SendOutcome(call)]
 
     def _shrink(self, event: Shrink, call: Call) -> list[Instruction]:
@@ -351,7 +362,12 @@ class Shard:
         return [SendOutcome(call), *self._advance()]
 
     def _wait_for_cut(self, push: Push) -> None:
-        """Refuse for now a push behind the mark of a cut that has not been made."""
+        """Refuse for now a push behind the mark of a cut that has not been made.
+
+        The mark that the push brings is a message of its own, which stays if the push is refused for now: it
+        may come before the worker's MarkCut. So this is the last check of a push, and one that is refused for
+        another reason marks nothing.
+        """
         if push.cut is not None:
             number, last = push.cut
             addressed = None if push.sequence <= last else min(push.follows, last)

@@ -1,18 +1,18 @@
-"""Pushes become updates of tables: whether there is room, and the updates.
+"""Pushes become updates of tables: is there room for them, and the updates themselves.
 
-In sync mode the pushes that are held for a round update the tables together, so what is asked for
-with the next one is asked for beside them.
+In sync mode the pushes that are held for a round update the tables together. So the room for a push, or for
+a write between two rounds, is sought beside what all held pushes need, in all tables at once. Whatever is
+refused is refused before anything changes: a round that has begun to close must not find a table full.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.interface import Gradient
-from psfleet.core.engine.shard.events import Evict, PartState, Push
+from psfleet.core.engine.shard.events import PartState, Push
 from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.assigned_weights import add_rows, add_values
 from psfleet.core.engine.tables.dense import DenseTable
@@ -20,9 +20,10 @@ from psfleet.core.engine.tables.sparse import SparseTable
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-
-
 Parts = Sequence[Gradient] | Sequence[PartState]
+Evictions = list[tuple[int, Ids]]
+
+_NO_IDS = np.zeros(0, np.int64)
 
 
 def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
@@ -100,69 +101,89 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
     return total if count == 1 else total * np.float32(1.0 / count)
 
 
-def check_push_room(
-    tables: ShardTables, parts: Parts, waiting: Iterable[Push], written: bool = False
+def check_write_room(
+    tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
 ) -> None:
-    """Refuse rows for which a table has no room beside those of the pushes that are held.
-
-    `written`: the rows are written, not pushed.
-    """
-    for table, ids in _wanted(tables, parts, waiting):
-        table.check_room(ids, written=written)
-
-
-def make_room(
-    tables: ShardTables,
-    push: Push,
-    waiting: Mapping[int, Push] | None,
-    record: Callable[[Evict], None],
-) -> None:
-    """Let rows go that a push leaves no room for, each table's after `record` has it.
-
-    `waiting`: pushes of the open round by seat; None: the mode has no rounds.
+    """Refuse a write whose rows have no room beside those of the pushes that are held.
 
     Raises:
-        UsageError: There is no room for the push.
+        UsageError: There is no room; nothing has changed.
+    """
+    _find_room(tables, parts, held.values(), is_write=True)
+
+
+def plan_push_room(
+    tables: ShardTables, push: Push, held: Mapping[int, Push] | None
+) -> tuple[int, Evictions]:
+    """Find the room for a push.
+
+    Args:
+        tables: Tables of the shard.
+        push: The push, whose gradients were checked.
+        held: Pushes of the open round by seat, or None if the mode has no rounds.
+
+    Returns:
+        Bytes of all pushes that then wait for their round, and by table the ids of rows to evict first.
+
+    Raises:
+        UsageError: There is no room. Nothing has changed, so that a refused push leaves no trace.
     """
     others: list[Push] = []
-    if waiting is not None:
-        others = [other for other in waiting.values() if other.worker != push.worker]
-        _reserve_room(tables, [*others, push])
-    for key, ids in _find_surplus(tables, push.gradients, others):
-        record(Evict(key, ids))
-        tables.evict(key, ids)
-    check_push_room(tables, push.gradients, others)
+    budget = tables.budget
+    before = waiting_bytes = budget.held
+    if held is not None:
+        others = [other for other in held.values() if other.worker != push.worker]
+        waiting_bytes = _waiting_bytes(tables, [*others, push])
+    budget.held = waiting_bytes  # what waits leaves less room for rows
+    try:
+        return waiting_bytes, _find_room(tables, push.gradients, others)
+    finally:
+        budget.held = before
 
 
-def _find_surplus(
-    tables: ShardTables, parts: Parts, waiting: Sequence[Push]
-) -> list[tuple[int, Ids]]:
-    """Find the rows to evict where memory is short, by table, of tables that may evict rows.
+def _find_room(
+    tables: ShardTables, parts: Parts, held: Iterable[Push], *, is_write: bool = False
+) -> Evictions:
+    """Return by table the rows to evict so that all tables have room for these parts and the held pushes.
 
     Raises:
-        UsageError: Rows of one table are to go, and another that may let none go has no room for its part.
+        UsageError: There is no room, whatever is evicted.
     """
-    if set(map(attrgetter("limit"), tables.budgets.values())) == {None}:
+    demands = _demands(parts, held)
+    sparse = [
+        (table, ids, is_write and any(part.table == key for part in parts))
+        for key, ids in demands.items()
+        if isinstance(table := tables[key], SparseTable)
+    ]
+    budget = tables.budget
+    if budget.limit is None:
+        for table, ids, is_written in sparse:
+            table.check_room(ids, is_written)
         return []
-    demands = list(_wanted(tables, parts, waiting))
-    if not any(table.evicts for table, _ in demands):
-        return []  # then `check_room` says all that is to be said
-    surplus = [(table, ids, table.surplus(ids)) for table, ids in demands]
-    for table, ids, rows in surplus:
-        if not len(rows):
-            table.check_room(ids)
-    return [(table.spec.key, rows) for table, _, rows in surplus if len(rows)]
+    # Mostly there is plenty, and no id need be looked up to see that.
+    for counts_rows in (False, True):
+        bounds = [table.growth_bound(ids, counts_rows=counts_rows) for table, ids, _ in sparse]
+        if sum(bounds) <= max(budget.room(), 0):
+            return []
+    evictions: Evictions = []
+    with budget.planning():
+        for table, ids, is_written in sparse:
+            rows = _NO_IDS if is_write else table.surplus(ids)
+            table.check_room(ids, is_written, len(rows))
+            if len(rows):
+                evictions.append((table.spec.key, rows))
+    return evictions
 
 
-def _reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
-    """Take memory for pushes that wait for their round, the newest last.
+def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
+    """Return the memory of pushes that wait for their round, the newest last.
 
     Raises:
         UsageError: There is too little.
     """
     budget = tables.budget
     if budget.limit is None:
-        return
+        return budget.held
     size = sum(
         gradient.values.nbytes + (0 if gradient.ids is None else gradient.ids.nbytes)
         for push in pushes
@@ -174,22 +195,13 @@ def _reserve_room(tables: ShardTables, pushes: Sequence[Push]) -> None:
             f"the pushes of round {pushes[-1].sequence} take {size} bytes while they wait for it, "
             f"server {tables.index} has {room} left for them; give the server more memory"
         )
-    budget.held = size
+    return size
 
 
-def _wanted(
-    tables: ShardTables, parts: Parts, waiting: Iterable[Push]
-) -> Iterator[tuple[SparseTable, list[Ids]]]:
-    """The sparse tables of these parts, and all ids that their next update may name."""
+def _demands(parts: Parts, held: Iterable[Push]) -> dict[int, list[Ids]]:
+    """Return by table all ids that its next update may name: those of held pushes and of these parts."""
     ids_by_table: dict[int, list[Ids]] = {}
-    for part in parts:
+    for part in (*(gradient for push in held for gradient in push.gradients), *parts):
         if part.ids is not None:
             ids_by_table.setdefault(part.table, []).append(part.ids)
-    for push in waiting:
-        for gradient in push.gradients:
-            if gradient.ids is not None and gradient.table in ids_by_table:
-                ids_by_table[gradient.table].append(gradient.ids)
-    for key, ids in ids_by_table.items():
-        table = tables[key]
-        if isinstance(table, SparseTable):
-            yield table, ids
+    return ids_by_table

@@ -122,14 +122,17 @@ class AdmissionFilter:
         """True if every id gets a row for which there is room."""
         return self._rule is None
 
-    def check(self, parts: Sequence[Ids], step: int, written: bool = False) -> None:
+    def check(
+        self, parts: Sequence[Ids], step: int, written: bool = False, evicted: int = 0
+    ) -> None:
+        """Refuse ids for whose rows there is no room, see SparseTable.check_room."""
         if self._room.surely_fit(sum(map(len, parts))):
             return
         ids = ascending(parts)
         slots, unknown = self._index.locate(ids)
         mask = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
         new = ids[mask & (slots == 0)]
-        self._room.check(int(np.count_nonzero(mask)), new, unknown, written)
+        self._room.check(int(np.count_nonzero(mask)), new, unknown, written, evicted)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
         """The table lets rows go."""

@@ -43,6 +43,8 @@ class MemoryBudget:
     only_reads: bool = False
     folder: str = ""
     _taken: dict[str, int] = field(default_factory=dict)
+    _plans: dict[str, int] | None = None
+    _grants: bool = False
 
     def take(self, table: str, total: int) -> None:
         """The table takes so many bytes now."""
@@ -54,8 +56,10 @@ class MemoryBudget:
         return self.limit - self.held - self.taken(besides=table)
 
     def taken(self, besides: str = "") -> int:
-        """Bytes that tables take, but for this one."""
-        return sum(total for name, total in self._taken.items() if name != besides)
+        """Bytes that tables take, but for this one; within `planning` those that they are going to take."""
+        plans = self._plans
+        totals = self._taken if plans is None else self._taken | plans
+        return sum(total for name, total in totals.items() if name != besides)
 
     @property
     def used(self) -> float:
@@ -64,7 +68,9 @@ class MemoryBudget:
 
     def fits(self, table: str, total: int) -> bool:
         """Return whether the table may take so many bytes in all."""
-        return self.limit is None or total <= max(self.room(table), self._taken.get(table, 0))
+        if self.limit is None or self._grants:
+            return True
+        return total <= max(self.room(table), self._taken.get(table, 0))
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -77,6 +83,41 @@ class MemoryBudget:
         finally:
             self.limit = limit
 
+    @property
+    def is_planning(self) -> bool:
+        """True within `planning`."""
+        return self._plans is not None
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """Within, each `check` counts what the tables that were checked before it are going to take.
+
+        Tables share the memory: what there is room for in each of them alone may be too much for all.
+        """
+        self._plans = {}
+        try:
+            yield
+        finally:
+            self._plans = None
+
+    @contextlib.contextmanager
+    def granting(self) -> Iterator[None]:
+        """Within, tables may take what they need for updates for which room was found before.
+
+        What a table will take is an estimate: new ids in the slots of removed rows may still enlarge its
+        index by a few pages. Without this, the last table of a push would refuse after the others have
+        changed.
+        """
+        self._grants = True
+        try:
+            yield
+        finally:
+            self._grants = False
+
+    def growth(self, table: str, total: int) -> int:
+        """Return the number of bytes by which `total` exceeds what the table takes now."""
+        return max(total - self._taken.get(table, 0), 0)
+
     def check(self, table: str, total: int, action: str) -> None:
         """Refuse what does not fit.
 
@@ -88,6 +129,8 @@ class MemoryBudget:
                 f"table {table!r} was asked to {action}, for which it needs {_mib(total)} of {self.place}; "
                 f"this server may give it {_mib(max(self.room(table), 0))}. {self.advice}"
             )
+        if self._plans is not None:
+            self._plans[table] = max(total, self._taken.get(table, 0))
 
 
 def tables_share(free: float, most: int) -> float:
@@ -157,8 +200,9 @@ class MemoryAccount:
 
     def surely_fit(self, count: int) -> bool:
         """Return whether any so many ids fit. Any thread may ask."""
-        index = self._index
-        if count > index.spare - (index.max_rows - self.limit) or not index.has_lines(count):
+        if (
+            not self._have_places(count) or self._budget.is_planning
+        ):  # a plan counts the ids exactly
             return False
         if self._budget.limit is None:
             return True
@@ -166,6 +210,25 @@ class MemoryAccount:
         return self._budget.fits(self._name, self._at_most(count)) or self._budget.fits(
             self._name, self._taken(count)
         )
+
+    def growth_bound(self, count: int, *, counts_rows: bool) -> float:
+        """Return an upper bound of the bytes that the table needs for any `count` ids.
+
+        Infinite if they may not fit for another reason.
+
+        Args:
+            count: Number of ids.
+            counts_rows: Count the free slots of removed rows, which takes longer.
+        """
+        if not self._have_places(count):
+            return math.inf
+        total = self._taken(count) if counts_rows else self._at_most(count)
+        return self._budget.growth(self._name, total)
+
+    def _have_places(self, count: int) -> bool:
+        """Return whether rows and index surely have places for any `count` new ids, given the memory."""
+        index = self._index
+        return count <= index.spare - (index.max_rows - self.limit) and index.has_lines(count)
 
     def reserve(self, rows: int) -> None:
         more = max(rows - len(self._index), 0)
@@ -194,14 +257,20 @@ class MemoryAccount:
                 high = middle - 1
         return max(low, min(most, self._index.free))
 
-    def check(self, count: int, new: Ids, unknown: int, written: bool = False) -> None:
+    def check(
+        self, count: int, new: Ids, unknown: int, written: bool = False, evicted: int = 0
+    ) -> None:
         """Refuse an update of `count` rows, of which these are new, if there is no room for it.
 
         Args:
+            count: Number of rows that the update sets.
+            new: Ids of those that are new.
             unknown: Number of ids that need a row or a place to wait.
-            written: The rows are written, not pushed.
+            written: True if the rows are written, not pushed.
+            evicted: Number of other rows that will be evicted before the update.
         """
-        most, there = self._index.max_rows if written else self.limit, len(self._index)
+        most = self._index.max_rows if written else self.limit
+        there = len(self._index) - evicted
         if self.evicts and count > most:
             raise UsageError(
                 f"table {self._name!r} holds at most {most} rows on this server and was asked "
@@ -212,7 +281,7 @@ class MemoryAccount:
                 f"table {self._name!r} is full: it holds {there} rows of "
                 f"at most {most} and was asked to add {len(new)}"
             )
-        self._index.grow(min(len(new), max(most - there, 0)))
+        self._index.grow(max(min(len(new), max(most - there, 0)) - evicted, 0))
         if not self._index.has_lines(len(new)):
             raise UsageError(
                 f"table {self._name!r} cannot add {len(new)} ids whose hashes are so much "
@@ -221,12 +290,16 @@ class MemoryAccount:
         more = len(new) if self._waiting is None else unknown
         if not more:  # what was made ready ahead counts, and is no reason to refuse
             return
-        self._budget.check(self._name, self._taken(more), f"add {len(new)} rows")
+        self._budget.check(self._name, self._taken(more, evicted), f"add {len(new)} rows")
 
-    def _taken(self, more: int) -> int:
-        """Memory that the table takes at most once `more` unknown ids have been pushed."""
+    def _taken(self, more: int, evicted: int = 0) -> int:
+        """Memory that the table takes at most once `more` unknown ids have been pushed.
+
+        The first of them take the slots of `evicted` rows that will have gone.
+        """
         # Beyond the most rows, new ones take the places of others.
-        rows = max(min(more, self._index.max_rows - len(self._index)), 0) if more else 0
+        slots = more - evicted
+        rows = max(min(slots, self._index.max_rows - len(self._index)), 0) if more else 0
         total = self._fixed + self._index.taken(rows)
         if self._waiting is not None:
             total += self._waiting.index.taken(min(more, self._waiting.room))

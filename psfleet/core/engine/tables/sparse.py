@@ -204,13 +204,15 @@ class SparseTable:
         """True if rows are evicted when others need their places."""
         return self._room.evicts
 
-    def check_room(self, parts: Sequence[Ids], written: bool = False) -> None:
+    def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
         """Refuse ids that the table cannot all take with its next update.
 
         Each counts once; those with a row do not count, nor those that the entry does not admit.
 
         Args:
-            written: Their rows are written, whatever the entry admits.
+            parts: The ids.
+            written: True if their rows are written, whatever the entry admits.
+            evicted: Number of other rows that will be evicted before, see `surplus`.
 
         Raises:
             UsageError: The table would be full.
@@ -218,7 +220,14 @@ class SparseTable:
         # What surely fits need not wait for a pull to let go of the lock.
         if not self._room.surely_fit(sum(map(len, parts))):
             with self._lock:
-                self._admission.check(parts, self.step, written)
+                self._admission.check(parts, self.step, written, evicted)
+
+    def growth_bound(self, parts: Sequence[Ids], *, counts_rows: bool) -> float:
+        """Return an upper bound of the bytes that the next update needs if it names `parts`.
+
+        See MemoryAccount.growth_bound. It is cheap, since it does not look the ids up.
+        """
+        return self._room.growth_bound(sum(map(len, parts)), counts_rows=counts_rows)
 
     def reserve(self, rows: int) -> None:
         """Have memory for so many rows in all made now, so that no push waits for it.
