@@ -242,7 +242,9 @@ class Coordinator:
     def assign_data(
         self, worker: int, incarnation: int, request: DatasetRequest
     ) -> RoundPlan | tuple[Range, ...] | None:
-        """A worker's data: in sync mode the plan, else a lease; empty: it has all; None: wait.
+        """Return the data of a worker: in sync mode the plan, else a lease.
+
+        Returns an empty lease if the dataset has ended, and None if the worker has to wait.
 
         Raises:
             Fenced: This incarnation of the worker is over.
@@ -288,7 +290,7 @@ class Coordinator:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Begin the change again: what a server has reported does not hold any more."""
+        """Begin the change again, because the report of a server no longer holds."""
         assert self._change is not None
         self._joining = {**self._change.joining, **self._joining}
         self._removed |= self._change.removed
@@ -369,7 +371,12 @@ class Coordinator:
         return [*self._seated(), *self._complete()]
 
     def scaled(self, endpoints: tuple[str, ...], boots: Mapping[int, int]) -> list[Outcome]:
-        """Rows have moved to these servers, whose processes have these numbers; empty: none has moved."""
+        """End a change of the number of servers.
+
+        Args:
+            endpoints: Endpoints of all servers that now have the rows, or empty if the change was given up.
+            boots: Number of the process of each server.
+        """
         self.scaling.end(endpoints)
         if endpoints:
             self.servers, self._boots = len(endpoints), dict(boots)

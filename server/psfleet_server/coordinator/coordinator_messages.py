@@ -44,9 +44,9 @@ class WorkerRequests:
     """Requests to every worker, until withdrawn.
 
     Attributes:
-        snapshot: Number of the snapshot to mark, and its view; sent in replies to heartbeats.
-        complete: Number and folder of the newest snapshot that is complete in the job's folder; likewise.
-        mode_request: The mode request from outside; announced at the next barrier.
+        snapshot: Number of the snapshot to mark, and its view. Sent in replies to heartbeats.
+        complete: Number and folder of the newest complete snapshot of the job. Sent in replies to heartbeats.
+        mode_request: The mode request from outside, which is announced at the next barrier.
     """
 
     snapshot: tuple[int, int] | None = None
@@ -96,7 +96,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message for the process `boot` of a server; 0: the process is not known yet."""
+    """A message for the process `boot` of a server. 0 means that the process is not known yet."""
 
     server: int
     boot: int

@@ -21,17 +21,17 @@ _MOST_SEATS = 1 << 16
 
 @dataclass
 class Seat:
-    """One worker's seat.
+    """Seat of one worker, which several processes may take in turn.
 
     Attributes:
-        boot: Number of the process that occupies it; 0: none has yet.
-        earlier: Processes that sat in it before.
-        incarnations: The rounds of its incarnations, the present one last; without a present one it is
-            removed.
-        left: The present incarnation has left in order.
-        rests: Collectives for which the present incarnation need not rest any more.
-        progress: Loop position of the seat's script when its last incarnation ended, as that reported it;
-            empty: its next incarnation starts from the beginning.
+        boot: Number of the process in the seat, or 0 if none has come yet.
+        earlier: Processes that had the seat before.
+        incarnations: Rounds of the seat's incarnations, the present one last. A seat without a present
+            incarnation is removed.
+        left: True if the present incarnation has left in order.
+        rests: Number of collectives for which the present incarnation no longer has to rest.
+        progress: Loop position that the last incarnation reported when it ended. Empty means that the next
+            incarnation starts from the beginning.
     """
 
     boot: int = 0
@@ -43,7 +43,7 @@ class Seat:
 
     @property
     def present(self) -> Incarnation | None:
-        """The present incarnation, perhaps of no process; None: the seat is removed."""
+        """The present incarnation, which may have no process yet, or None if the seat is removed."""
         return (
             self.incarnations[-1]
             if self.incarnations and self.incarnations[-1].last is None
@@ -52,7 +52,7 @@ class Seat:
 
     @property
     def incarnation(self) -> int:
-        """Number of the present incarnation; 0: no process has the seat."""
+        """Number of the present incarnation, or 0 if no process has the seat."""
         return self.present.incarnation if self.present is not None else 0
 
 
@@ -62,7 +62,7 @@ class ViewChange:
 
     Attributes:
         joining: By seat the process that takes it.
-        removed: Seats that are removed, unless somebody takes them.
+        removed: Seats that are removed unless a new process takes them.
         ended: By seat the incarnation that ends.
         reports: Reports of the servers that are frozen.
     """
@@ -76,14 +76,14 @@ class ViewChange:
 
 @dataclass
 class Membership:
-    """The roster.
+    """Roster of the fleet: its seats, and the number of the view that was decided last.
 
     Attributes:
-        seats: By number; the first ones are those that the fleet was started for.
+        seats: Seats by number. The first ones are those that the fleet was started for.
         incarnations: Number of incarnations so far.
         view: Number of the last decided view: the coordinator's starts, then its changes.
-        closed: Highest closed round that was reported for it.
-        sync: The fleet trains in rounds.
+        closed: Highest closed round that was reported for that view.
+        sync: True if the fleet trains in rounds.
     """
 
     seats: dict[int, Seat]
@@ -93,7 +93,7 @@ class Membership:
     sync: bool = False
 
     def __post_init__(self) -> None:
-        self._present: tuple[int, ...] | None = None  # found anew after a change
+        self._present: tuple[int, ...] | None = None  # computed again after a change
 
     def present(self) -> tuple[int, ...]:
         """Seats that are not removed and have not left, taken or not, in order."""
@@ -108,12 +108,12 @@ class Membership:
         return self._present
 
     def leave(self, index: int) -> None:
-        """The seat's present incarnation has left in order."""
+        """Note that the seat's present incarnation has left in order."""
         self.seats[index].left = True
         self._present = None
 
     def first_rounds(self) -> dict[int, int]:
-        """By seat the first round or push of its incarnation, of those who are present."""
+        """Return by seat the first round or push of the present incarnation."""
         incarnations = {index: self.seats[index].present for index in self.present()}
         return {
             index: incarnation.first
@@ -122,12 +122,12 @@ class Membership:
         }
 
     def seat_for(self, worker: int, boot: int, workers: int, seats: int) -> Seat | None:
-        """The seat that a process wants, which was started for a fleet of `workers`; None: it is a new one.
+        """Return the seat that a process wants, or None if that seat is a new one.
 
         Args:
             worker: Number of the seat.
             boot: Number of the process.
-            workers: Number of workers that it knows.
+            workers: Number of workers for which the process was started.
             seats: Number of workers that the servers were started for.
 
         Raises:
@@ -233,7 +233,7 @@ class Membership:
 
 
 def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
-    """Return the script position of the incarnation's last push that counts; empty: none came."""
+    """Return the script position of the incarnation's last push that counts, or empty if none came."""
     own = [report for report in reports if report.incarnations.get(index) == incarnation]
     ahead = max(
         own,

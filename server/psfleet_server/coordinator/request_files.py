@@ -1,4 +1,8 @@
-"""Requests to a running job from outside, for another mode or number of servers, and their files."""
+"""Reads the files by which users ask a running job for another mode or another number of servers.
+
+`psfleet mode` and the launcher write these files to the job's folder, and server 0 reads them when they have
+changed. A file that cannot be read is ignored with a line in the log, so that training continues.
+"""
 
 import contextlib
 import threading
@@ -21,7 +25,7 @@ _Request = TypeVar("_Request")
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """The fleet is to have these servers. Its `number` grows."""
+    """Request for a fleet of these servers. Each request has a higher number than the one before."""
 
     number: int
     endpoints: tuple[str, ...]
@@ -29,16 +33,16 @@ class ScaleRequest:
 
 @dataclass
 class Scaling:
-    """The servers that there are, and are to be.
+    """State of a change of the number of servers.
 
-    Rows move while all workers have come to a collective, with nothing under way. It ends once the number of
-    servers has changed, or has not. Nobody comes into the fleet or leaves it meanwhile.
+    Rows move while all workers wait in a collective, with no push or pull under way. The collective ends once
+    the change is complete or given up. No worker joins or leaves meanwhile.
 
     Attributes:
-        endpoints: Where all servers are, if their number has changed since the fleet started.
+        endpoints: Endpoints of all servers, or empty if their number has not changed since the start.
         request: The last request; callers set it.
-        moving: The request that is being carried out.
-        done: Number of the last request that was carried out, or given up.
+        moving: The request that is being carried out, or None.
+        done: Number of the last request that was carried out or given up.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -48,20 +52,20 @@ class Scaling:
 
     @property
     def is_due(self) -> bool:
-        """A request waits to be carried out."""
+        """True if a request waits to be carried out."""
         return self.moving is None and self.request is not None and self.request.number > self.done
 
     def admit(self, decision: Decision) -> None:
-        """Refuse a decision while rows move: what server 0 is then goes into its next log."""
+        """Refuse a decision while rows move, because the state of server 0 then goes into its next log."""
         if self.moving is not None and not isinstance(decision, TermStarted):
             raise rows_move(0)
 
     def begin(self) -> None:
-        """All workers are there; none of them is answered yet."""
+        """Start the move: all workers have come to a collective, which is not answered until it ends."""
         self.moving = self.request
 
     def end(self, endpoints: tuple[str, ...] = ()) -> None:
-        """The fleet has these servers now; empty: the same as before."""
+        """End the move. The fleet now has these servers, or those of before if `endpoints` is empty."""
         assert self.moving is not None
         self.done, self.moving = self.moving.number, None
         self.endpoints = endpoints or self.endpoints
@@ -71,10 +75,10 @@ class _RequestFile(Generic[_Request]):
     """Reads a file of requests when it has changed.
 
     Args:
-        folder: The job's folder; None: there are no requests.
+        folder: Folder of the job, or None if the job cannot get requests.
         name: Name of the file.
         read: Returns the request in the folder.
-        what: Its name in a line of the log that says why it is ignored.
+        what: Beginning of the line in the log that says why a request is ignored.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class ModeRequestFile(_RequestFile[ModeRequest]):
     """Reads the requests of `psfleet mode`, and confirms that the workers have received one.
 
     Args:
-        folder: The job's folder; None: there are no mode requests.
+        folder: Folder of the job, or None if the job cannot get mode requests.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -127,14 +131,14 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
     """Reads the file that the launcher writes when the servers of another number have started.
 
     Args:
-        folder: The job's folder; None: nobody asks for another number of servers.
+        folder: Folder of the job, or None if the number of servers cannot change.
     """
 
     def __init__(self, folder: Path | None) -> None:
         super().__init__(folder, SCALE_READY, _scale_request, "the servers that were started are")
 
     def take(self, number: int) -> None:
-        """Rows of this request are sent, or it is given up; a later one that is there already stays."""
+        """Remove the file of a request that was carried out or given up, unless it holds a later one."""
         if self._folder is not None:
             with contextlib.suppress(OSError, FrameError):  # the launcher has given it up
                 if read_scale_ready(self._folder)[0] == number:
@@ -144,7 +148,7 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
         """Ask the launcher for another number of servers.
 
         Raises:
-            ConfigError: No launcher reads it.
+            ConfigError: The job has no launcher, which would start the servers.
         """
         if self._folder is None:
             raise ConfigError(

@@ -52,9 +52,10 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
     """Describe a server after it has replayed a log.
 
     Args:
-        path: The log; it is only read.
-        snapshots: Folder or URL of the snapshots with which files of the log begin; empty: beside the log.
-        save: Write that to a checkpoint.
+        path: Path of the log, which is only read.
+        snapshots: Folder or URL of the snapshots that files of the log begin with. Empty means the folder
+            beside the log.
+        save: Checkpoint to write the tables to, or empty to write none.
 
     Raises:
         LogError: It is damaged, or says what cannot have been.

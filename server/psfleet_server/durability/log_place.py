@@ -1,13 +1,14 @@
 """The place of a server's log: which files count, the room on their disk, and their pages in memory.
 
-Before a job gets another number of servers each of them has a new log, which begins with all that it is to
-hold. The file `scale.done` of server 0 then decides at once which number the job has, and with it which
-logs count: whoever starts again before that goes on from the old log, and after it from the new one.
+Before the number of servers of a job changes, every server makes a new log, which begins with all that the
+server is to hold. The file `scale.done` of server 0 then decides in one step which number the job has, and
+with it which logs count: a server that starts before the decision continues from its old log, a later one
+from its new log.
 
 Memory that the system must find for each record is dear, the more so in a virtual machine whose host takes
 free memory back: there a megabyte costs 1.4 to 1.9 ms of the writer's time, and 0.2 in memory that was just
 let go. So the log's file is followed at a distance by a thread that has it written to the disk and dropped.
-Nobody waits for it: what it does changes nothing about how durable a record is.
+No call waits for this thread: it changes nothing about how durable a record is.
 """
 
 import contextlib
@@ -32,9 +33,10 @@ _STRIDE = 8 << 20  # bytes written between two turns
 
 
 def decided(environment: Environment) -> tuple[Environment, int]:
-    """The environment with the servers that the job has, perhaps unknown to the launcher; their generation.
+    """Return the environment with the servers that the job now has, and their generation.
 
-    A server that is none of them is a new one. It keeps a log of its own until it gets its part.
+    The launcher may not know yet that their number has changed. A server beyond that number is a new one,
+    which keeps a log of its own until it gets its part of the rows.
 
     Raises:
         FrameError: The decision cannot be read.
@@ -61,7 +63,7 @@ def log_path(environment: Environment, generation: int) -> Path:
 
 
 def remove_earlier(environment: Environment) -> None:
-    """Remove this server's logs that count no more: those of earlier generations, or of an earlier server."""
+    """Remove this server's logs that no longer count: of earlier generations, or of an earlier server."""
     scaling = read_scaled(job_folder(environment))
     is_new = environment.rank >= len(scaling.endpoints)
     first = scaling.number + 1 if is_new and scaling.number else scaling.generation
@@ -76,8 +78,8 @@ class LogDisk:
     """The disk under a log. One thread at a time.
 
     Args:
-        tell: Shows a line on the console: once when there is no room, once when there is.
-        clock: Seconds that only go up.
+        tell: Shows a line on the console: once when the disk is full, and once when there is room again.
+        clock: Returns seconds that only rise.
     """
 
     def __init__(
@@ -89,11 +91,11 @@ class LogDisk:
         self._wanted = 0  # bytes for which there was no room
 
     def failed(self, what: str, error: OSError, size: int) -> LogError:
-        """The error to raise: something was not written, and whatever was is taken back.
+        """Return the error to raise after a write that failed, of which nothing is left in the file.
 
         Args:
-            what: "log 'x' cannot be written".
-            error: Why.
+            what: Beginning of the sentence, such as "log 'x' cannot be written".
+            error: Error of the system.
             size: Bytes of the write that failed.
         """
         sentence = f"{what}: {error.strerror}; make room for it"

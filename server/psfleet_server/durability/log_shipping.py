@@ -32,8 +32,11 @@ _MOST = 256 << 20  # bytes of records that may wait for the standby before pushe
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecord:
-    """A record; kind 0: snapshot `complete` is, or somebody wants the standby's metrics, or if neither is
-    so the standby is required from now on; with a number it is to confirm that it follows still."""
+    """A record for the standby, or with kind 0 a message.
+
+    The message says that snapshot `complete` is complete, or asks for the standby's metrics. If it does
+    neither, the standby is required from now on, and with a number it is to confirm that it still follows.
+    """
 
     number: int
     kind: int
@@ -47,11 +50,11 @@ class LogShipping:
 
     Attributes:
         end: Number of the last record.
-        required: Answers wait for the standby.
-        enabled: There may be standbys: records come here, and answers wait here.
+        required: True if answers wait for the standby.
+        enabled: True if there may be standbys, so that records come here and answers wait here.
         shipped: Bytes of records for standbys so far.
-        tracing: Makes spans within those of pushes; None: they are not traced.
-        metrics: Metrics of the standby, as text, as of its last reply; empty: none came yet.
+        tracing: Makes spans within those of pushes, or None if pushes are not traced.
+        metrics: Metrics of the standby in its last reply, as text, or empty if none came yet.
     """
 
     def __init__(self, crashes: CrashFaults = NO_CRASH) -> None:
@@ -199,7 +202,7 @@ class LogShipping:
             self._less.notify_all()
 
     def release(self, attach: int) -> None:
-        """Stop waiting for standbys up to this attachment: none of them will ever take over."""
+        """Stop waiting for standbys up to this attachment: no such standby will ever take over."""
         with self._lock:
             self._floor = max(self._floor, attach)
             if self._attach and self._attach <= self._floor:
@@ -209,7 +212,7 @@ class LogShipping:
             self._less.notify_all()
 
     def renew(self) -> None:
-        """Let the standby go that there is: what it has is out of date. A later one may follow."""
+        """Let the present standby go, because what it has is out of date. A later one may follow."""
         self.release(self._attach)
 
     def depose(self, term: int) -> None:
@@ -222,7 +225,11 @@ class LogShipping:
         return not self.required or self._taken >= end
 
     def settle(self, end: int, seconds: float | None = None) -> bool:
-        """Return when what rests on the records up to `end` may be answered; False: it takes too long."""
+        """Wait until calls that rest on the records up to `end` may be answered.
+
+        Returns:
+            False if that took longer than `seconds`.
+        """
         if self.is_settled(end):
             return True
         span = None if self.tracing is None else self.tracing.child("standby")

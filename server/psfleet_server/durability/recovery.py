@@ -1,7 +1,8 @@
-"""Recovery of a server's state, and the log in which a shard and a coordinator are kept.
+"""Recovery of a server's state from its log and snapshots, and the journal that writes the log.
 
-Records of the shard and decisions of the coordinator come in the order in which they took effect, and
-are taken once more through the code that took them first.
+The log holds records of the shard and decisions of the coordinator in the order in which they took effect.
+Replay passes each of them through the same code again, so a server that starts again has the same bits. Open
+this file when a server does not start, or starts with another state than it had.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -46,11 +47,11 @@ _log = log_of(__name__)
 
 
 def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
-    """Become what a log says, without writing to it; how many records were taken.
+    """Restore a shard and a coordinator from a log, without writing to it. Returns the number of records.
 
     Args:
-        first: The log's first file, even if that is gone.
-        snapshots: Folder or URL of the snapshots with which later files begin.
+        first: Path of the log's first file, which may be gone.
+        snapshots: Folder or URL of the snapshots that later files of the log begin with.
 
     Raises:
         LogError: The log is damaged, or says what cannot have been.
@@ -61,7 +62,7 @@ def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator
 
 
 def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
-    """Become what the last complete snapshot holds; its number, 0: there is none.
+    """Restore the last complete snapshot of a log. Returns its number, or 0 if there is none.
 
     Raises:
         LogError: The log begins with a snapshot that is not there.
@@ -133,11 +134,11 @@ def check_restart(snapshot: Snapshot) -> None:
 
 
 def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> ServerState | None:
-    """Be one of a fleet that goes on from a snapshot, with any number of servers.
+    """Restore one server of a fleet that continues from a snapshot, with any number of servers.
 
     Returns:
-        What it is beside the tables; None: the snapshot is of another number of workers, whose rounds and
-        incarnations mean nothing here; its tables count, and what is left of its datasets.
+        The server's state besides the tables, or None if the snapshot is of another number of workers. Their
+        rounds and incarnations mean nothing here; only the tables and the rest of the datasets are restored.
 
     Raises:
         CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
@@ -241,13 +242,13 @@ def open_log(
     generation: int = 0,
     servers: int = 0,
 ) -> ServerLog | None:
-    """Open the log that the environment asks for; None: nothing is kept.
+    """Open the log that the environment asks for. Returns None if the server keeps no log.
 
     Args:
-        environment: Of the server.
+        environment: Environment of the server.
         tell: Shows a line on the console.
-        generation: Of the log.
-        servers: Number of servers in that generation; 0: as in the environment.
+        generation: Generation of the log, which rises with each change of the number of servers.
+        servers: Number of servers in that generation. 0 means the number in the environment.
     """
     if not environment.keeps_log:
         return None
@@ -272,10 +273,10 @@ class Journal:
     """Keeps a shard and a coordinator in a log.
 
     Args:
-        log: Is written and read.
-        shard, coordinator: Are kept.
-        snapshots: Folder or URL of the job's snapshots, with which files of the log begin; empty: none.
-        begins: The log may be new: the server has not been ready before.
+        log: The log.
+        shard, coordinator: The state to restore and then to record.
+        snapshots: Folder or URL of the snapshots that files of the log begin with, or empty without any.
+        begins: True if the log may be new, because the server has not been ready before.
     """
 
     def __init__(
@@ -294,14 +295,14 @@ class Journal:
         self._coordinator = coordinator
 
     def start(self, load_path: str | None = None, resume: str = "") -> int:
-        """Become what the log says, then keep on writing it.
+        """Restore the state from the log, then record every change in it.
 
         Args:
-            load_path: A checkpoint to begin with, if the server was never ready before.
-            resume: A snapshot to go on from, likewise.
+            load_path: Checkpoint to begin with, if the server was never ready before.
+            resume: Snapshot to continue from, if the server was never ready before.
 
         Returns:
-            How many records there were.
+            Number of records in the log.
 
         Raises:
             LogError: The log is damaged, or says what cannot have been.
@@ -330,7 +331,7 @@ class Journal:
         return count
 
     def follow(self, kind: int, body: memoryview) -> None:
-        """Keep a record of the primary, whose standby this process is; the first one begins the log.
+        """Write a record of the primary to the log of this standby. The first record begins the log.
 
         Raises:
             LogError: It could not be written.
@@ -344,27 +345,27 @@ class Journal:
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:
-        """All that the primary has is in the log: a server may start from it."""
+        """Note in the log that it now holds all that the primary has, so that a server may start from it."""
         self.log.append(RecordKind.READY, [])
         self.log.settle(self.log.end)
 
     def set_primary(self) -> None:
-        """Keep what this process does itself from now on, for it is the primary."""
+        """Record what this process does itself from now on, since it has become the primary."""
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
 
     def go_on_in(self, log: ServerLog) -> None:
-        """Go on in another log, which holds all that this process is; the one so far goes."""
+        """Continue in another log, which holds the whole state of this process; remove the present one."""
         before, self.log = self.log, log
         log.tracing = before.tracing
-        before.settle(before.end)  # whoever still waits for that is answered
+        before.settle(before.end)  # answers calls that still wait for its last record
         before.remove()
 
     def can_start_from(self, number: int) -> bool:
-        """Return whether a server can start from a snapshot reported as complete; logs why it cannot.
+        """Return whether a server can start from a snapshot that was reported as complete. Logs why not.
 
-        It does not read all of a store's: the manifest, which is written last, is there or not.
+        Of a snapshot in a store only the manifest is looked for, which is written last. No file is read.
         """
         if not self._snapshots:
             return False
@@ -382,7 +383,7 @@ class Journal:
         return True
 
     def shorten(self, number: int) -> None:
-        """A server can start from this snapshot: what the log says before it is not needed any more."""
+        """Drop the records before a snapshot from which a server can start."""
         self.log.shorten(number)
 
     def _replay(self) -> int:

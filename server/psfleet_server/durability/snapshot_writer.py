@@ -1,4 +1,9 @@
-"""This server's parts of snapshots: written by a thread of their own while pushes go on."""
+"""Writes this server's file of each snapshot, in a thread of its own while pushes continue.
+
+The thread is started when the shard learns where to cut, and gets a frozen image of the shard at the cut. It
+takes at most a fifth of a processor, so that training hardly notices. If a file cannot be written, the
+snapshot is given up and the console says so once; the server continues.
+"""
 
 import contextlib
 import queue
@@ -17,24 +22,22 @@ from psfleet.core.engine.shard.events import FrozenShard
 from psfleet.core.net.server_state import ServerState
 
 _LEAST = 0.0005  # seconds of a rest: threads that wait for the interpreter or a table come first
-
-
 _log = log_of(__name__)
 _SHARE = 0.2  # of one processor that a file takes
 Told = Callable[[bytes | PsfleetError], None]
-"""Gets the outcome: a part of the manifest, or nothing for a cut, or why there is none."""
+"""Callback for an outcome: the server's part of the manifest, empty bytes for a cut, or an error."""
 
 
 class Throttle:
     """Pauses of a thread, so that it takes no more than a share of one processor.
 
-    A lower priority would not do: a thread that has the interpreter or the lock of a table, and is kept
-    from the processor by others, keeps every call of this process waiting.
+    A lower priority would not do: a thread that holds the interpreter or the lock of a table, and does not
+    get a processor, keeps every call of this process waiting.
 
     Args:
-        share: In (0, 1]: of the time in which it works or rests, the part in which it works.
-        worked: The processor's time, in seconds, that the thread has had.
-        sleep: Rests so many seconds.
+        share: Part of its time in which the thread works, in (0, 1]. The rest it sleeps.
+        worked: Returns the seconds of processor time that the thread has had.
+        sleep: Sleeps for a number of seconds.
     """
 
     def __init__(
@@ -49,22 +52,22 @@ class Throttle:
         self._rested_at = worked()
 
     def rest(self) -> None:
-        """Rest in proportion to the work since the last rest; called by the thread itself."""
+        """Sleep in proportion to the work since the last rest. Only the thread itself may call this."""
         self._sleep(max(_LEAST, (self._worked() - self._rested_at) * self._rest))
         self._rested_at = self._worked()
 
 
 @dataclass
 class _PartInProgress:
-    """One snapshot on this server.
+    """State of one snapshot on this server.
 
     Attributes:
-        folder: That gets the file.
-        cut: Gets the shard as it was at the cut; None: there will be none.
-        awaits_cut: It has a thread.
-        made: The cut is made.
-        outcome: Outcome of writing the file.
-        for_cut, for_file: Who waits.
+        folder: Folder for the file.
+        cut: Queue that gets the shard as it was at the cut, or None if the snapshot is given up before.
+        awaits_cut: True once a thread waits for the cut.
+        made: True once the cut is made.
+        outcome: Outcome of writing the file, or None until then.
+        for_cut, for_file: Callbacks that wait for the cut, and for the file.
     """
 
     folder: str
@@ -79,11 +82,11 @@ class _PartInProgress:
 
 
 class SnapshotWriter:
-    """Any thread may call these; the thread that has an outcome passes it to the waiting callbacks.
+    """Writes the files of snapshots. Any thread may call; the one that has an outcome calls the callbacks.
 
     Attributes:
-        tell: Shows a line on the console: once when files cannot be written, until one could be.
-        files: Numbers of the snapshots of the last two files, by SHA-256.
+        tell: Shows a line on the console: once when files cannot be written, and not again until one was.
+        files: Numbers of the snapshots of the last two files, by the SHA-256 of the file.
     """
 
     def __init__(self, crashes: CrashFaults = NO_CRASH) -> None:
@@ -97,7 +100,7 @@ class SnapshotWriter:
         self._ending = False
 
     def expect(self, number: int, folder: str) -> None:
-        """A snapshot begins; its files go there. Earlier ones that are not whole are given up.
+        """Prepare for a snapshot whose files go to `folder`, and give up all earlier ones.
 
         Raises:
             CheckpointError: The server is ending.
@@ -112,10 +115,10 @@ class SnapshotWriter:
             self.forget(n)
 
     def start(self, number: int) -> None:
-        """The shard will cut there: have a thread ready.
+        """Start the thread for a snapshot, before the shard makes its cut.
 
-        At the cut, which holds everybody up, it would be too late: a new thread takes milliseconds
-        to run where processors are busy. Others that were to be cut are given up.
+        At the cut, which holds up all pushes, it would be too late: a new thread takes milliseconds to run
+        if the processors are busy. Other snapshots without a cut are given up.
         """
         with self._lock:
             part = self._parts.get(number)
@@ -140,7 +143,7 @@ class SnapshotWriter:
         reply(_unknown(number) if part is None else part.outcome or b"")
 
     def begin(self, frozen: FrozenShard, state: ServerState) -> None:
-        """The cut is made: write the shard as it was there. Returns at once."""
+        """Write the shard as it was at the cut, which has just been made. Returns at once."""
         with self._lock:
             part = self._parts.get(frozen.number)
             if part is not None:
@@ -150,7 +153,7 @@ class SnapshotWriter:
             frozen.close()
 
     def forget(self, number: int) -> None:
-        """A snapshot is complete, or given up."""
+        """Drop a snapshot that is complete or given up. Callbacks that still wait get an error."""
         with self._lock:
             part = self._parts.pop(number, None)
             if part is not None:
@@ -160,7 +163,7 @@ class SnapshotWriter:
                 reply(_unknown(number))
 
     def end(self) -> None:
-        """Begin no snapshot any more and give up those without a cut; files are written without rests."""
+        """Begin no more snapshots and give up those without a cut. Files are now written without pauses."""
         with self._lock:
             self._ending = True
             numbers = [n for n, part in self._parts.items() if not part.made]
@@ -168,7 +171,7 @@ class SnapshotWriter:
             self.forget(number)
 
     def stop(self) -> None:
-        """Wait until no file is being written; none will be."""
+        """End as `end` does, and wait until the files in progress are written."""
         self.end()
         for thread in self._threads:
             thread.join()
@@ -225,7 +228,7 @@ def _log_written(frozen: FrozenShard, file: ShardFile, seconds: float) -> None:
 
 
 def _described(frozen: FrozenShard, file: ShardFile) -> bytes:
-    """One server's part of the manifest."""
+    """Return this server's part of the manifest, encoded."""
     specs = tuple(table.spec for table in frozen.tables)
     return Part(file, specs, frozen.mode, frozen.round, dict(frozen.pushes)).encode()
 

@@ -1,7 +1,7 @@
 """A job's own snapshots: the folder or URL that holds them, and what workers resume from.
 
 Server 0 numbers new snapshots above those in the folder, and removes old ones after each that is complete.
-Workers ask it for the state that they had in the snapshot from which the fleet was started.
+A worker that starts asks server 0 for its state in the snapshot with which the fleet was started.
 """
 
 import json
@@ -72,7 +72,7 @@ def _chain(snapshot: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RestoredStates:
-    """States from which workers continue.
+    """States with which workers continue.
 
     Attributes:
         states: State of each worker, by seat.

@@ -256,7 +256,7 @@ class SnapshotUnderWay:
     """Snapshot that was requested or is being taken, until its end.
 
     Attributes:
-        call: Call of whoever requested it.
+        call: Call that requested it.
         request: The request.
         seen: Highest number of a snapshot on server 0's disk or in its shard when it was requested.
         number: Number of the snapshot, or 0 until it gets one. Numbers only rise.
@@ -449,8 +449,8 @@ class SnapshotCoordinator:
     def published(self) -> Instructions:
         """Tell the servers that the snapshot is complete: its manifest is on the disk."""
         now = self._now
-        # Only snapshots of the schedule wait for a multiple. One that somebody else has requested must not
-        # make the schedule skip the next multiple.
+        # Only snapshots of the schedule wait for a multiple. A snapshot that a user requests must not make
+        # the schedule skip the next multiple.
         if now.request.every:
             self._last_multiple = now.round or 0
         if now.request.base or now.request.delta:

@@ -1,6 +1,8 @@
-"""Tells workers of a snapshot at once, by answers to calls that wait for it.
+"""Tells workers of a new snapshot at once, by answering calls that wait for it.
 
-Heartbeats say it too, but later."""
+Replies to heartbeats announce the snapshot too, but a worker may send its next heartbeat only a second later,
+and pushes behind the first mark wait for the last one.
+"""
 
 import threading
 from collections.abc import Iterable
@@ -10,19 +12,23 @@ from psfleet_server.rpc.replies import DeferredReply
 
 
 class SnapshotNews:
-    """Calls of workers that wait to hear of a snapshot, one for each worker. Thread-safe.
+    """Calls of workers that wait for the next snapshot, one for each worker. Thread-safe.
 
-    They are not parked with the host: they are no load, and need no answer at their deadline.
+    The host does not count these calls among those that wait: they are no load, and need no answer at their
+    deadline.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replies: dict[int, DeferredReply] = {}
-        self._number = 0  # of the snapshot that workers are told of now; 0: none
+        self._number = 0  # of the snapshot that is being announced, or 0
         self._stopped = False
 
     def listen(self, worker: int, known: int, reply: DeferredReply) -> None:
-        """Answer when there is a snapshot after the one of which the worker has heard."""
+        """Complete `reply` once there is a snapshot with a higher number than `known`.
+
+        A call of the same worker that waits already is answered now: the worker no longer listens to it.
+        """
         with self._lock:
             waits = self._number <= known and not self._stopped
             earlier = self._replies.pop(worker, None)
@@ -31,7 +37,7 @@ class SnapshotNews:
         _tell(filter(None, [earlier, None if waits else reply]), self._number)
 
     def announce(self, number: int) -> None:
-        """Tell all workers of this snapshot; 0: tell those that ask later of none."""
+        """Answer all calls with the number of this snapshot. 0 means that later calls have to wait again."""
         with self._lock:
             self._number = number
             waiting = [*self._replies.values()] if number else []
@@ -40,7 +46,7 @@ class SnapshotNews:
         _tell(waiting, number)
 
     def stop(self) -> None:
-        """Answer all calls, those that come later too."""
+        """Answer all calls, and from now on every call at once."""
         with self._lock:
             self._stopped = True
             waiting = [*self._replies.values()]

@@ -1,4 +1,8 @@
-"""Schedule of the snapshots that server 0 takes by itself."""
+"""Schedule of the snapshots that server 0 takes by itself (`--snapshot-every`).
+
+A thread compares the clock or the progress of training with the interval twenty times a second and requests a
+snapshot when one is due. A snapshot that fails is tried again, and the console says so.
+"""
 
 import threading
 import time
@@ -15,15 +19,16 @@ _PAUSE = 1.0  # after one that failed
 
 
 class SnapshotSchedule:
-    """A thread that asks for a snapshot whenever it is time, and says when it cannot be had.
+    """A thread that requests a snapshot whenever one is due, and reports when snapshots fail.
 
     Args:
-        runner: Takes them.
+        runner: Takes the snapshots.
         every: Interval between snapshots.
-        position: Number of rounds the training has done.
-        has_rounds: These are rounds of all workers: every N rounds then means after the rounds N, 2 N, 3 N,
-            ... Otherwise a snapshot is due as soon as so many pushes were made.
-        clock: Seconds that only go up.
+        position: Returns the number of rounds that the training has done.
+        has_rounds: Returns whether these are rounds of all workers. If so, an interval of N rounds means
+            after the rounds N, 2 N, 3 N, ... Otherwise a snapshot is due after that many pushes of the
+            fastest worker.
+        clock: Returns seconds that only rise.
         tell: Shows a line on the console when snapshots begin to fail, and when they work again.
     """
 
@@ -48,23 +53,23 @@ class SnapshotSchedule:
         self._thread = ServiceThread(self._run, "snapshot schedule")
 
     def start(self) -> None:
-        """Begin to look at the clock."""
+        """Start the thread. The first interval begins now."""
         self._time_done, self._rounds_done = self._clock(), self._position()
         self._thread.start()
 
     @property
     def seconds(self) -> float:
-        """Time between snapshots; 0: they follow rounds."""
+        """Seconds between snapshots, or 0 if the interval is a number of rounds."""
         return self._every.seconds
 
     @property
     def waited(self) -> float:
-        """Seconds since the last snapshot of this schedule, or its start; 0: it holds all pushes."""
+        """Seconds since the last snapshot of this schedule or its start; 0 if no push was made since."""
         stands_still = self._position() == self._rounds_done
         return 0.0 if stands_still else self._clock() - self._time_done
 
     def stop(self) -> None:
-        """End the thread; a snapshot that is being taken is given up."""
+        """End the thread, once the snapshot that it waits for has ended."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -78,7 +83,8 @@ class SnapshotSchedule:
             try:
                 self._runner.take(SnapshotRequest(every=every.rounds if exact else 0)).result()
             except (PsfleetError, OSError) as error:
-                # While rows move, or before a server that is away is back, nothing is wrong.
+                # Nothing is wrong while rows move, while another snapshot goes first, or, with rounds,
+                # until a server that was restarted is back. These are tried again without a word.
                 waits = isinstance(error, SnapshotPostponed | NotReady | Later) or (
                     exact and isinstance(error, ServerUnavailable)
                 )
@@ -92,7 +98,7 @@ class SnapshotSchedule:
             failures, self._time_done, self._rounds_done = 0, self._clock(), rounds
 
     def _fails(self, error: Exception, failures: int) -> None:
-        """Tell of the first failure of a row, and then ever more rarely."""
+        """Report the 1st, 2nd, 4th, 8th ... failure in a row."""
         if failures.bit_count() == 1:
             often = f" {failures} times in a row" if failures > 1 else ""
             self._tell(f"a snapshot could not be taken{often}: {error}; it is tried again")

@@ -10,13 +10,13 @@ from typing import Any
 
 
 class WorkerStates:
-    """Which workers have state to save, and the last states of workers that have left.
+    """Knows which workers have state to save, and the last states of workers that have left.
 
     Attributes:
         left: Seats whose workers have left.
         alive: Seats whose workers have sent a heartbeat since this process started.
         unheard: Seats that an earlier process of server 0 knew and that have sent no heartbeat to this one.
-        last_snapshot: Highest number of a snapshot that a worker knows of, from whichever server 0.
+        last_snapshot: Highest number of a snapshot that a worker knows of, from this or an earlier process.
     """
 
     def __init__(self) -> None:
