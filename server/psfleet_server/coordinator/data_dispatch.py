@@ -1,9 +1,10 @@
-"""Data dispatch: round plans in sync mode, leases otherwise.
+"""Distributes the samples of datasets to workers: by a plan of rounds in sync mode, else by leases.
 
-Sync: a dataset's plan says which samples are whose in which round (psfleet.core.engine.round_plan).
-Otherwise a worker asks for one lease after another; what a dead worker has not used of its leases
-goes back to the pool. A dataset has ended when its pool is empty and every lease is said to be used
-up. When the fleet changes between rounds and leases, the unused part of a dataset is distributed again.
+In sync mode a dataset's plan says which worker has which samples in which round
+(psfleet.core.engine.round_plan). In other modes a worker asks for one lease after another, and what a dead
+worker has not used of its leases goes back to the pool. A dataset has ended when its pool is empty and all
+leases were reported as used up. When the fleet switches between rounds and leases, the unused samples are
+distributed again. Pure: requests come in, decisions come out, which take effect once they are in the log.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,16 +32,16 @@ class DatasetRequest:
 
     Attributes:
         size: Samples of an epoch.
-        batch: Samples of a worker's step; in sync mode of its part of a round.
+        batch: Samples of a worker's step, in sync mode of its part of a round.
         epochs: Number of epochs.
-        seed: Seed of the order of samples; only compared.
-        round: Sync: the worker's next round.
-        lease: Otherwise: how many leases the worker's incarnation has taken already.
-        used: Otherwise: how many of them are used up, with all pushes acknowledged.
-        known: Otherwise: how many of them server 0 knows from pushes to be used up.
-        group: Seats of a worker that is cut into stages, of which the first has data for all.
-        parts: Parts of the source that this worker has found; those of whoever begins the dataset count for
-            all. 0: it has none that become more.
+        seed: Seed of the order of samples, which is only compared.
+        round: In sync mode the worker's next round.
+        lease: In other modes the number of leases that the worker's incarnation has taken already.
+        used: Number of these leases that are used up, with all pushes acknowledged.
+        known: Number of these leases that server 0 knows from pushes to be used up.
+        group: Number of seats of a worker that is cut into stages. The first seat has data for all.
+        parts: Number of parts of the source that this worker has found. The number that the first request
+            for the dataset brings counts for all workers. 0 means that no parts are added later.
     """
 
     number: int
@@ -69,12 +70,12 @@ class DatasetRequest:
 
     @property
     def all(self) -> Range:
-        """All positions."""
+        """Range of all positions of the dataset."""
         return (0, self.size * self.epochs)
 
     @property
     def is_endless(self) -> bool:
-        """The dataset goes on until the script stops: there is no room for another epoch."""
+        """True if the dataset continues until the script stops."""
         return self.size * (self.epochs + 1) > MOST or self.parts > 0
 
     @property
@@ -83,17 +84,17 @@ class DatasetRequest:
         return (self.size, self.batch, self.epochs, self.seed)
 
     def extends(self, other: "DatasetRequest") -> bool:
-        """Return whether the epochs of the other request begin this one, in whatever batches."""
+        """Return whether this request begins with the epochs of the other one. Batches may differ."""
         return (self.size, self.seed) == (other.size, other.seed) and self.epochs >= other.epochs
 
     def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
-        """Those of the seats that have data, in order."""
+        """Return those of the seats that get data, in order."""
         return tuple(sorted(seat for seat in seats if seat % self.group == 0))
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetBegun:
-    """A dataset is handed out from now on; sync: as planned."""
+    """Decision that a dataset is handed out from now on, in sync mode by `plan`."""
 
     request: DatasetRequest
     plan: RoundPlan | None
@@ -101,7 +102,7 @@ class DatasetBegun:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """An incarnation has one more lease of a dataset, and has used up its first `used` ones."""
+    """Decision that an incarnation gets one more lease of a dataset, and has used up the first `used`."""
 
     incarnation: int
     dataset: int
@@ -111,7 +112,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class DatasetEnded:
-    """Everything of a dataset has been used."""
+    """Decision that a dataset has ended, because all samples have been used."""
 
     dataset: int
 
@@ -130,10 +131,10 @@ class SeatPosition:
     """Position of a seat when the fleet switches between rounds and leases, with nothing in flight.
 
     Attributes:
-        incarnation: The incarnation.
-        first: Sync: the round from which on it counts.
-        round: Sync: the last one that it has pushed.
-        position: Otherwise: how far it is with its leases.
+        incarnation: The seat's incarnation.
+        first: In sync mode the first round in which the incarnation counts.
+        round: In sync mode the last round that the incarnation has pushed.
+        position: In other modes the leases that are used up, and the samples used of the next one.
     """
 
     incarnation: int
@@ -162,7 +163,7 @@ class Leases:
         return self.forgotten + len(self.kept)
 
     def forget(self, number: int) -> None:
-        """The first so many are used up, and every server knows that."""
+        """Drop the first `number` leases, which every server knows to be used up."""
         count = min(max(number - self.forgotten, 0), len(self.kept))
         del self.kept[:count]
         self.forgotten += count
@@ -179,10 +180,15 @@ class Leases:
 
 @dataclass
 class DispatchedDataset:
-    """One dataset. Without a `plan` it is leased, and `pool` holds the samples that are not leased.
+    """State of one dataset.
 
-    `resumed`: The pool is what an earlier job, or another mode, has left; whoever comes first says how that
-    is dealt, and whether there are further epochs.
+    Attributes:
+        request: The request that began it.
+        plan: Plan of its rounds, or None if it is leased.
+        pool: Samples that are not leased, if it is leased.
+        ended: True once all samples have been used.
+        resumed: True if the pool is what an earlier job or another mode has left. The next request then says
+            how these samples are distributed, and whether there are further epochs.
     """
 
     request: DatasetRequest
@@ -200,14 +206,15 @@ class DispatchedDataset:
 
 @dataclass
 class DataDispatch:
-    """All datasets of a job.
+    """State of all datasets of a job.
 
     Attributes:
-        datasets: In the order in which scripts come to them.
-        leases: By incarnation.
-        torn: Steps that some servers have and others have not.
-        inherited: Numbers of the datasets that the job from which this one goes on had begun, and no worker
-            has asked for since: the first one may have further epochs. It is no part of logs and snapshots.
+        datasets: Datasets in the order in which scripts use them.
+        leases: Leases by incarnation.
+        torn: Steps that only some servers have.
+        inherited: Numbers of the datasets that the resumed job had begun and that no worker has asked for
+            since. The first request for such a dataset may ask for further epochs. Not part of logs and
+            snapshots.
     """
 
     inherited: ClassVar[frozenset[int]] = frozenset()
@@ -216,10 +223,12 @@ class DataDispatch:
     torn: list[TornStep] = field(default_factory=list)
 
     def samples_left(self, closed: int) -> int:
-        """Number of samples that no worker has had yet; 0: none, or a dataset goes on until the script stops.
+        """Return the number of samples that no worker has had yet.
+
+        Returns 0 if a dataset continues until the script stops.
 
         Args:
-            closed: Sync: the last closed round.
+            closed: In sync mode the last closed round.
         """
         if any(dataset.request.is_endless for dataset in self.datasets):
             return 0
@@ -231,14 +240,15 @@ class DataDispatch:
     def begin(
         self, request: DatasetRequest, first_of: Mapping[int, int] | None
     ) -> DatasetBegun | None:
-        """The decision to begin a dataset; None: it has begun.
+        """Return the decision to begin a dataset, or None if it has begun.
 
         Args:
-            first_of: Sync: the round from which on each seat counts, of those that are in the fleet.
+            request: A worker's request.
+            first_of: In sync mode the first round in which each seat of the fleet counts, else None.
 
         Raises:
-            UsageError: Another worker's dataset of this number is another one.
-            Gap: An earlier one has not begun.
+            UsageError: Another worker uses a different dataset under this number.
+            Gap: An earlier dataset has not begun.
         """
         if request.number > len(self.datasets) + 1 or request.number < 1:
             raise Gap(
@@ -274,7 +284,7 @@ class DataDispatch:
         return DatasetBegun(request, _plan(request, first_of, (request.all,)))
 
     def inherit(self) -> None:
-        """Let the first worker that asks for a dataset have further epochs: a job goes on from another."""
+        """Let the first request for each dataset ask for further epochs, after a job was resumed."""
         vars(self)["inherited"] = frozenset(range(1, len(self.datasets) + 1))
 
     def _hand_out(self, number: int) -> None:
@@ -283,7 +293,7 @@ class DataDispatch:
     def lease(
         self, request: DatasetRequest, incarnation: int, live: Iterable[int]
     ) -> LeaseGranted | DatasetEnded | None:
-        """Return the next decision for a worker's request; None: it has its lease, or must wait."""
+        """Return the next decision for a worker's request, or None if it has its lease or must wait."""
         dataset = self.datasets[request.number - 1]
         leases = self.leases.setdefault(incarnation, Leases())
         leases.confirmed = max(request.used, leases.confirmed)
@@ -309,7 +319,7 @@ class DataDispatch:
             case DatasetBegun(request, plan):
                 pool = [request.all]
                 self._hand_out(request.number)
-                if request.number <= len(self.datasets):  # what an earlier job has left of it
+                if request.number <= len(self.datasets):  # an earlier job has left samples of it
                     pool = self.datasets.pop(request.number - 1).pool_for(request)
                 self.datasets.insert(
                     request.number - 1, DispatchedDataset(request, plan, [] if plan else pool)
@@ -340,8 +350,8 @@ class DataDispatch:
         """Return the data for a job with other workers: every sample that this one has not used.
 
         Args:
-            closed: Its last round.
-            positions: By incarnation what it has used up: leases, and samples of the next one.
+            closed: Last closed round of this job.
+            positions: By incarnation the leases that are used up, and the samples used of the next one.
         """
         dispatch = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
@@ -354,12 +364,12 @@ class DataDispatch:
     def turn(self, to_rounds: bool, positions: Mapping[int, SeatPosition]) -> None:
         """Distribute all unused samples in rounds from now on, or by leases.
 
-        A round may have closed without a worker that was at the collective already: what it had in it is not
-        used.
+        A round may have closed without a worker that had already come to the collective. Its samples of that
+        round are not used.
 
         Args:
-            to_rounds: The fleet switches to rounds; else to leases.
-            positions: By seat where the present incarnations are.
+            to_rounds: True if the fleet switches to rounds, False if it switches to leases.
+            positions: Positions of the present incarnations, by seat.
         """
         pools = self._pools({at.incarnation: at.position for at in positions.values()})
         closed = max((at.round for at in positions.values()), default=0)
@@ -392,7 +402,10 @@ class DataDispatch:
             leases.forget(leases.count)
 
     def give_back(self, worker: int, incarnation: int, reports: Mapping[int, ViewReport]) -> None:
-        """An incarnation is over: what it has not used, by the furthest server, goes back to the pool."""
+        """Return the unused samples of an incarnation that is over to the pool.
+
+        The server that has most of its pushes says how far it was. If servers differ, the step is torn.
+        """
         own = {
             server: report
             for server, report in reports.items()
@@ -408,7 +421,7 @@ class DataDispatch:
             self.datasets[number - 1].pool[:0] = ranges
 
     def leased(self, request: DatasetRequest, incarnation: int) -> tuple[Range, ...] | None:
-        """The lease that was asked for; empty: the dataset has ended; None: wait."""
+        """Return the requested lease, nothing if the dataset has ended, or None if the worker has to wait."""
         leases = self.leases.get(incarnation, Leases())
         if request.lease < leases.forgotten:
             raise Gap(
@@ -423,8 +436,10 @@ class DataDispatch:
 
 
 def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
-    """By server the last push of an incarnation that it has. Later ones that were not sent to it count as
-    there."""
+    """Return by server the last push of an incarnation that the server has.
+
+    Later pushes that were not sent to a server count as if the server had them.
+    """
     sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
     lasts = own[0].addressed.get(worker, ()) if 0 in own else ()
     for server, last in enumerate(lasts):
@@ -436,7 +451,7 @@ def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
 def _plan(
     request: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
 ) -> RoundPlan:
-    """The stream for the seats that count from the worker's round on, and for those after."""
+    """Plan the samples of `stream`, from the worker's round on, for each seat from its first round on."""
     begins = sorted({max(request.round, first) for first in first_of.values()})
     plan = RoundPlan(request.size, request.batch)
     for begin in begins:
