@@ -14,12 +14,13 @@ from psfleet.core.base.errors import IdError
 from psfleet.core.base.validation.annotations import NonNegativeInt, checked
 from psfleet.core.engine.gradient_checks import exact_below
 from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.core.engine.kernels.text_hashing import text_numbers, utf8_numbers
 from psfleet.data.feature_sets.jagged import Jagged, as_plain
 
 Ids = NDArray[np.int64]
 
 _WHOLE = re.compile(
-    rb"0|-?[1-9][0-9]{0,19}"
+    "0|-?[1-9][0-9]{0,19}"
 )  # as computers write it: without "+", and no zero before it
 
 Dtype = Literal["int", "float", "text"]
@@ -67,20 +68,32 @@ def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Id
     given, values = values, as_plain(values)
     if values.ndim == 0:
         raise IdError(f"{given!r:.80} cannot be hashed to ids; give a list of values")
-    key = _digest(salt.encode()) if salt else 0
     if values.dtype.kind in "iu":
-        numbers = values.astype(np.int64) ^ np.uint64(key).view(np.int64)
-    elif values.size == 0:
-        numbers = np.empty(0, np.int64)
+        numbers = values.astype(np.uint64)
     else:
+        items = values.tolist() if values.size else []
         try:
-            distinct, places = distinct_values(values.tolist())
-        except TypeError:
-            raise IdError(f"{values.tolist()!r} cannot be hashed to ids; give texts, [n]") from None
-        keys = [_number(value) ^ key for value in distinct]
-        numbers = np.array(keys, np.uint64).view(np.int64)[places]
-    hashes = hash_ids(numbers)
+            numbers = text_numbers(items)
+        except (TypeError, UnicodeEncodeError):
+            numbers = _mixed_numbers(items)
+    if salt:
+        digest = hashlib.blake2b(salt.encode(), digest_size=8).digest()
+        numbers = numbers ^ np.uint64(int.from_bytes(digest, "little"))
+    hashes = hash_ids(numbers.view(np.int64))
     return (hashes % np.uint64(buckets) if buckets else hashes).view(np.int64)
+
+
+def _mixed_numbers(values: list[Any]) -> NDArray[np.uint64]:
+    """Return the numbers of values that are not all texts, by the UTF-8 of each distinct value.
+
+    Raises:
+        IdError: A value is neither a text nor a whole number.
+    """
+    try:
+        distinct, places = distinct_values(values)
+    except TypeError:
+        raise IdError(f"{values!r} cannot be hashed to ids; give texts, [n]") from None
+    return utf8_numbers([_utf8(value) for value in distinct])[places]
 
 
 def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
@@ -97,22 +110,15 @@ def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
     return list(numbers), np.array(places, np.intp)
 
 
-def _digest(text: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def _number(value: Any) -> int:
-    """Return the unsigned number for a value."""
+def _utf8(value: Any) -> bytes:
+    """Return the bytes of a text, or of the digits of a whole number."""
     try:
-        if not isinstance(value, str | bytes):
-            return int(_key(value)) % 2**64
-        text = value.encode() if isinstance(value, str) else value
+        key = value if isinstance(value, bytes) else _key(value)
     except ValueError:
         raise IdError(
             f"{value!r:.80} cannot be hashed to an id; it must be a whole number of 64 bits or a text"
         ) from None
-    whole = int(text) if _WHOLE.fullmatch(text) else None
-    return _digest(text) if whole is None or not _fits(whole) else whole % 2**64
+    return key if isinstance(key, bytes) else str(key).encode()
 
 
 def _fits(number: int) -> bool:
@@ -122,7 +128,7 @@ def _fits(number: int) -> bool:
 def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
     """Return a mask of the values, [n], numbers or texts, that are this one, whichever of the two it is."""
     text = str(value)
-    whole = int(text) if _WHOLE.fullmatch(text.encode()) else None
+    whole = int(text) if _WHOLE.fullmatch(text) else None
     if values.dtype.kind not in "OUS":
         return np.asarray(values == whole) if whole is not None else np.zeros(len(values), bool)
     same = np.asarray(values == (text.encode() if values.dtype.kind == "S" else text))
