@@ -1,4 +1,6 @@
-"""The features of a model, each described once, see docs/features.md.
+"""The public names of feature work, and the TOML files that describe a model's features.
+
+docs/features.md is the guide. A set in Python, and the same kinds of things in a file:
 
 users = Table("users", dim=16, optimizer=psfleet.optimizer.Adagrad(0.05))
 features = FeatureSet([
@@ -27,8 +29,8 @@ features = FeatureSet([
     table = "prices"
     transform = [{ kind = "Log1p" }, { kind = "Quantiles", count = 10 }]
 
-A feature with a table is a Feature, one without is a Number; `inputs` has each Input. The keys are the
-arguments in Python.
+A feature with a table is a Feature, and one without is a Number. Each Input is under `inputs`. The keys are
+the arguments in Python.
 """
 
 import difflib
@@ -113,10 +115,10 @@ T = TypeVar("T")
 
 @checked
 def load_features(path: str | os.PathLike[str]) -> FeatureSet:
-    """The feature set that a TOML file describes, or a file that `FeatureSet.save` has written, `.json`.
+    """Read a feature set from a TOML file, or from a `.json` file that `FeatureSet.save` has written.
 
     Raises:
-        ConfigError: The file cannot be read or says what cannot be; the error names the file and the place.
+        ConfigError: The file cannot be read, or has a wrong key or value. The error names both.
     """
     name, document = os.fspath(path), None
     if not name.endswith(".json"):
@@ -194,7 +196,7 @@ def _feature(name: str, fields: dict[str, Any], tables: Mapping[str, Table]) -> 
 
 
 def _entry(owner: str, part: Any) -> Any:
-    """A part of an entry; its policy may be one of psfleet.core.engine.schema.entry with hyperparameters."""
+    """Make a part of an entry, whose policy may be a class of psfleet.core.engine.schema.entry."""
     if isinstance(part, dict) and isinstance(part.get("policy"), dict):
         part = {**part, "policy": _made(f"the policy in {owner}", part["policy"], entry)}
     return _made(owner, part, entry)
@@ -235,14 +237,14 @@ def _constructed(owner: str, kind: type[T], arguments: Mapping[str, Any]) -> T:
 
 @checked
 def find_features(said: str) -> FeatureSet:
-    """The feature set that `said` names.
+    """Find the feature set that an option of a command names.
 
     Args:
-        said: The path of a TOML or JSON file, or MODULE:NAME of a FeatureSet in a module, which may lie in
-            the present folder. The module is imported.
+        said: The path of a TOML or JSON file, or MODULE:NAME of a FeatureSet in a module, which may be in
+            the current folder. The module is imported.
 
     Raises:
-        ConfigError: There is none; the error quotes `said`.
+        ConfigError: No feature set has this name. The error quotes it.
     """
     in_module = ":" in said and not os.path.exists(said)
     features = _imported(said) if in_module else load_features(said)

@@ -1,4 +1,8 @@
-"""Metrics of predictions."""
+"""Metrics of predictions, which add up over batches and over the workers of a fleet.
+
+Start with streaming_metric.py, which has the base class: a metric is a fixed number of sums. The metrics are
+in classification.py and ranking.py, and readings over all workers in fleet_metrics.py.
+"""
 
 from psfleet.metrics.classification import (
     RMSE,

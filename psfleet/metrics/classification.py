@@ -1,4 +1,8 @@
-"""Metrics of classification and of predictions as numbers."""
+"""Metrics of single predictions: AUC, precision, recall, log loss, calibration, RMSE and accuracy.
+
+Each is computed from sums over samples, so that batches and workers may come in any order. For this reason
+AUC counts scores in a histogram, and says how far it may be from the exact value.
+"""
 
 import math
 from abc import abstractmethod
@@ -85,7 +89,7 @@ class Auc(Metric):
         return bins
 
     def score(self, sums: Floats) -> float:
-        """The area; 0.5 while only one class has been seen."""
+        """Return the area, or 0.5 while only one class has been seen."""
         return area_under_curve(*np.split(sums, 2))
 
     def scores(self, sums: Floats) -> dict[str, float]:
@@ -96,12 +100,12 @@ class Auc(Metric):
         return _bound(self.sums.sum(axis=0) if slice is None else self.sums[slice])
 
     def eval(self) -> float:
-        """The area so far; 0.5 while only one class has been seen."""
+        """Return the area so far, or 0.5 while only one class has been seen."""
         return self.result()
 
 
 def area_under_curve(negatives: Floats, positives: Floats) -> float:
-    """The area of samples counted by bin of the score, lowest first; 0.5: one class is empty."""
+    """Return the area of samples counted by bin of their score, lowest first, or 0.5 if a class is empty."""
     pairs = positives.sum() * negatives.sum()
     below = np.cumsum(negatives) - negatives
     return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else 0.5
@@ -129,11 +133,11 @@ class _BinaryMetric(Metric):
         return sums_by_slice(columns, batch.slices, len(self.sums))
 
     def score(self, sums: Floats) -> float:
-        """The share; 0 while no sample counts."""
+        """Return the share, or 0 while no sample counts."""
         return float(sums[1] / sums[0]) if sums[0] else 0.0
 
     def eval(self) -> float:
-        """The share so far; 0 while no sample counts."""
+        """Return the share so far, or 0 while no sample counts."""
         return self.result()
 
     def accumulate(self) -> float:
@@ -216,7 +220,7 @@ class LogLoss(_ProbabilityMetric):
 
 @checked
 class NormalizedEntropy(_ProbabilityMetric):
-    """The log loss divided by that of always predicting the mean label; lower is better, 1 is no use.
+    """The log loss divided by that of always predicting the mean label; lower is better, 1 is useless.
 
     He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014. nan where all
     labels are equal.
@@ -287,7 +291,7 @@ def accuracy(scores: Numbers, labels: Numbers, k: PositiveInt = 1) -> float:
 
 
 def share_of_hits(scores: Numbers, labels: Numbers, k: int) -> float:
-    """The accuracy; a sample with a score of NaN is no hit."""
+    """Return the accuracy. A sample that has a score of NaN is not a hit."""
     values, count = np.asarray(scores), np.size(labels)
     if values.ndim != 2 or len(values) != count or not 1 <= k <= values.shape[1]:
         raise ShapeError(

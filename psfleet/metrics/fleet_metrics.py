@@ -54,8 +54,8 @@ class Readings:
     """Earlier readings, as far as windows and decay need them: a fixed amount of memory.
 
     Args:
-        window: Readings of the window; 0: no window.
-        decay: Weight of an interval between two readings, relative to the next one; 0: no decay.
+        window: Number of readings in the window, or 0 for no window.
+        decay: Weight of an interval between two readings relative to the next interval, or 0 for no decay.
 
     Raises:
         ConfigError: One is out of range.
@@ -72,14 +72,14 @@ class Readings:
         self._decayed: Floats | None = None
 
     def window(self, totals: Floats) -> Floats:
-        """The sums over the window that ends with `totals`."""
+        """Return the sums over the window that ends with `totals`."""
         full = len(self._earlier) == self._earlier.maxlen
         sums = totals - self._earlier[0] if full else totals
         self._earlier.append(totals)
         return sums
 
     def decayed(self, totals: Floats) -> Floats:
-        """The sums with decay up to `totals`."""
+        """Return the sums with decay up to `totals`."""
         if self._last is None or self._decayed is None:
             self._decayed = totals
         else:
@@ -126,7 +126,7 @@ class MetricSlices:
         self.whole = slice(len(next(iter(self._features.values()), [_OTHER])))
 
     def layout(self) -> str:
-        """Return the text that two sets must have in common beside their count."""
+        """Return the text that must be equal, beside the number of slices, for sums to be added."""
         return "\n".join(self.labels) if self._features else ""
 
     def numbered(self, slices: Any, labels: ArrayLike) -> list[Any]:
@@ -184,8 +184,8 @@ class FleetMetrics:
         slices: Names of slices, which `update` gets by number; or by feature the values that have a slice
             each, {"device": ["phone", "desktop"]}, beside which all others share the slice "other". Every
             metric is also computed within each.
-        window: Readings of the window; 0: no window.
-        decay: Weight of the interval between two readings relative to the next one; 0: no decay.
+        window: Number of readings in the window, or 0 for no window.
+        decay: Weight of an interval between two readings relative to the next interval, or 0 for no decay.
 
     Raises:
         ConfigError: Two metrics have one name, or the name stands for other metrics already.
@@ -253,8 +253,8 @@ class FleetMetrics:
 
         Args:
             preds, labels, weights, groups, users, items: As for `psfleet.metrics.Metric.update`.
-            slices: The number of each sample's slice in the list of slices; None: 0. Where slices are of
-                features: their values by name, as in a batch of features, others beside them. A sample that
+            slices: The number of each sample's slice in the list of slices, or None for 0. If slices are of
+                features, their values by name, as in a batch of features, others beside them. A sample that
                 has none or several values is in the slice "other".
             task: Task of the metrics.
 
@@ -299,7 +299,7 @@ class FleetMetrics:
     # -- reading -------------------------------------------------------------------------------
 
     def read(self) -> MetricReading:
-        """The metrics over what the pushes of all workers have brought so far. The others do not wait.
+        """Read the metrics over all that workers have pushed so far. Other workers do not wait.
 
         This worker's own pushes are flushed first; in sync mode that waits for their round. Windows and
         decay go by the calls of this method in this process; each worker that reads has its own.

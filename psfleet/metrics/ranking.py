@@ -30,9 +30,9 @@ class _Groups:
     Attributes:
         predictions, labels, weights: float64 [n], in that order.
         starts: int64 [groups]: where each group begins.
-        slices: int64 [groups]; None: all are in slice 0.
-        users: int64 [groups]; None: unknown.
-        items: int64 [n], in that order; None: unknown.
+        slices: int64 [groups], or None if all groups are in slice 0.
+        users: int64 [groups], or None if unknown.
+        items: int64 [n], in that order, or None if unknown.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -50,17 +50,17 @@ class _Groups:
 
     @cached_property
     def of_sample(self) -> Ids:
-        """The number of each sample's group."""
+        """Number of each sample's group, int64 [n]."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)
 
     @cached_property
     def lengths(self) -> Ids:
-        """Samples of each group."""
+        """Number of samples of each group."""
         return np.diff(self.starts, append=len(self.labels))
 
     @cached_property
     def ranks(self) -> Ids:
-        """The place of each sample in its group, from 0."""
+        """Rank of each sample in its group, counted from 0."""
         return np.arange(len(self.labels)) - self.starts[self.of_sample]
 
     @cached_property
@@ -69,7 +69,7 @@ class _Groups:
         return _starts(self.of_sample, self.predictions)
 
     def sums(self, values: Floats) -> Floats:
-        """The sum over each group."""
+        """Return the sum of values, [n], over each group."""
         totals = np.bincount(self.of_sample, values, minlength=len(self.starts))
         return np.asarray(totals, np.float64)
 
@@ -104,7 +104,7 @@ class _GroupMetric(Metric):
         return sums_by_slice([weights, weights * values], groups.slices, len(self.sums))
 
     def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
-        """The weight of each group, 0 for those that say nothing, and its value."""
+        """Return the weight of each group, 0 if it does not count, and its value."""
         raise NotImplementedError
 
     def score(self, sums: Floats) -> float:
@@ -137,7 +137,7 @@ class GroupAuc(_GroupMetric):
 
 
 def _before(values: Floats, owner: Ids) -> Floats:
-    """The sum of the earlier values of the same owner."""
+    """Return for each value the sum of the earlier values of the same owner."""
     total = np.cumsum(values) - values
     starts = _starts(owner)
     first: Floats = np.repeat(total[starts], np.diff(starts, append=len(values)))
@@ -255,7 +255,7 @@ class _FirstHit(_TopMetric):
         return groups.mean_weights, values
 
     def _gain(self, ranks: Ids) -> Floats:
-        """The value of groups whose first positive has these ranks, from 1."""
+        """Return the value of groups whose first positives have these ranks, counted from 1."""
         raise NotImplementedError
 
 

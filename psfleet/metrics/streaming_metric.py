@@ -1,4 +1,8 @@
-"""Base of streaming metrics: a fixed number of sums over samples, and the table of a fleet's sums."""
+"""Base class of metrics, the checks of their batches, and the table in which a fleet adds its sums up.
+
+A metric keeps a fixed number of sums over samples, never the samples. So its memory does not grow, and the
+sums of workers can be added in any order. In a fleet they travel with pushes, as rows of a separate table.
+"""
 
 import base64
 import copy
@@ -23,7 +27,7 @@ Ids = NDArray[np.int64]
 
 
 _WIDTH = 32  # sums of a row
-_SALT = 16  # bits of an id that only decide on which server its row lies
+_SALT = 16  # bits of an id whose only purpose is to choose the server of its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,10 @@ class Batch:
 
     Attributes:
         predictions, labels: float64 [n].
-        weights: float64 [n]; None: all are 1.
-        slices: int64 [n]; None: all are in slice 0.
-        groups: [n], of any type that can be sorted; None: unknown.
-        users, items: int64 [n]; None: unknown.
+        weights: float64 [n], or None if all are 1.
+        slices: int64 [n], or None if all samples are in slice 0.
+        groups: [n], of any type that can be sorted, or None if unknown.
+        users, items: int64 [n], or None if unknown.
     """
 
     predictions: Floats
@@ -60,7 +64,7 @@ class Batch:
         """Check and flatten the arguments of `Metric.update`.
 
         Raises:
-            ShapeError: They differ in length, or a number is not finite or has no meaning.
+            ShapeError: The arguments differ in length, or a number is not finite or out of range.
         """
         scores = np.asarray(preds)
         if scores.ndim == 2 and scores.shape[1] == 2:
@@ -86,14 +90,14 @@ class Batch:
         return len(self.predictions)
 
     def weighted(self, values: Floats) -> Floats:
-        """Values times weights."""
+        """Return the values multiplied by the weights of the samples."""
         return values if self.weights is None else values * self.weights
 
     def check_probabilities(self, what: str) -> None:
         """Refuse predictions outside [0, 1].
 
         Raises:
-            ShapeError: There is one.
+            ShapeError: A prediction is outside.
         """
         low, high = (self.predictions.min(), self.predictions.max()) if len(self) else (0, 0)
         if low < 0 or high > 1:
@@ -106,7 +110,7 @@ def finite_numbers(numbers: Numbers, what: str) -> Floats:
     """Return the numbers as float64 [n].
 
     Raises:
-        ShapeError: One is NaN or infinite; it is named.
+        ShapeError: A number is NaN or infinite. The error names it.
     """
     values = np.asarray(numbers, np.float64).reshape(-1)
     if not np.isfinite(values).all():
@@ -116,10 +120,10 @@ def finite_numbers(numbers: Numbers, what: str) -> Floats:
 
 
 def whole_numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
-    """Return the numbers as int64 [n]; None for None.
+    """Return the numbers as int64 [n], or None if they are None.
 
     Raises:
-        ShapeError: They are not whole, or not one for each score.
+        ShapeError: The numbers are not whole, or there is not one for each score.
     """
     if numbers is None:
         return None
@@ -141,7 +145,7 @@ class Metric(ABC):
 
     Attributes:
         name: Label of the results.
-        sums: float64 [slices, size]: of each slice the sums from which the value follows.
+        sums: The sums of each slice, float64 [slices, size], of which `score` computes the value.
     """
 
     default_name = "metric"
@@ -161,14 +165,14 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, sums: Floats) -> float:
-        """The value that follows from sums, float64 [size]; nan: no sample says anything."""
+        """Compute the value from sums, float64 [size]. It is nan if no sample counts."""
 
     def layout(self) -> str:
         """Return the text that two metrics must have in common so that their sums can be added."""
         return f"{type(self).__name__} {self.sums.shape}"
 
     def sliced(self, slices: PositiveInt) -> Self:
-        """The same metric without samples, for this many slices."""
+        """Return a metric with the same parameters, without samples, for this many slices."""
         metric = copy.copy(self)
         metric.sums = np.zeros((slices, self.size))
         return metric
@@ -183,13 +187,13 @@ class Metric(ABC):
         users: Numbers | None = None,
         items: Numbers | None = None,
     ) -> None:
-        """Take in a batch.
+        """Count a batch.
 
         Args:
             preds: [n], [n, 1], or [n, 2] of which the second column counts.
             labels: Labels, as many.
-            weights: One for each sample, at least 0; None: 1.
-            slices: The slice of each sample, whole numbers from 0; None: 0.
+            weights: A number of at least 0 for each sample, or None for weights of 1.
+            slices: The slice of each sample, whole numbers from 0, or None for slice 0.
             groups: The user, query or session of each sample, for metrics that rank within one.
             users: The user of each sample, whole numbers from 0, for metrics with `users`.
             items: The item of each sample, whole numbers from 0, for `Coverage`.
@@ -200,10 +204,10 @@ class Metric(ABC):
         self.add(Batch.of(preds, labels, weights, slices, groups, users, items))
 
     def add(self, batch: Batch) -> None:
-        """Take in a checked batch.
+        """Count a checked batch.
 
         Raises:
-            ShapeError: It has no samples of this metric, or a slice that the metric has not.
+            ShapeError: The metric cannot count the batch, or lacks one of its slices.
         """
         self.check(batch)
         self.sums += self.sums_of(batch)
@@ -212,7 +216,7 @@ class Metric(ABC):
         """Refuse a batch that this metric cannot count.
 
         Raises:
-            ShapeError: It is one.
+            ShapeError: The metric cannot count the batch.
         """
         slices = batch.slices
         if (
@@ -226,7 +230,7 @@ class Metric(ABC):
             )
 
     def result(self, slice: int | None = None) -> float:
-        """The value of one slice, or of all samples."""
+        """Return the value of one slice, or of all samples."""
         return self.score(self.sums.sum(axis=0) if slice is None else self.sums[slice])
 
     def scores(self, sums: Floats) -> dict[str, float]:
@@ -234,7 +238,7 @@ class Metric(ABC):
         return {self.name: self.score(sums)}
 
     def merge(self, other: Self) -> None:
-        """Count what another metric with the same parameters has counted."""
+        """Add the sums of another metric with the same parameters."""
         if not isinstance(other, Metric) or other.layout() != self.layout():
             raise ConfigError(
                 f"metric {self.name!r} is {self.layout()}, and the other is {other!r}; "
@@ -243,7 +247,7 @@ class Metric(ABC):
         self.sums += other.sums
 
     def state(self) -> Floats:
-        """A copy of the sums: float64 [slices, size]."""
+        """Return a copy of the sums, float64 [slices, size]."""
         return self.sums.copy()
 
     def load(self, state: Numbers) -> None:
@@ -256,12 +260,12 @@ class Metric(ABC):
         self.sums[...] = values
 
     def reset(self) -> None:
-        """Start again."""
+        """Set all sums to zero."""
         self.sums[...] = 0
 
 
 def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> Floats:
-    """The sums of columns [n] by slice: float64 [count, len(columns)]."""
+    """Return the sums of columns [n] by slice, float64 [count, len(columns)]."""
     if slices is None:
         sums = np.zeros((count, len(columns)))
         sums[0] = [column.sum() for column in columns]
@@ -283,7 +287,7 @@ class SumTable:
         name: Name of the table.
         size: Number of sums.
         layout: Digest of what they mean; a table of that name with another one is refused.
-        servers: Returns the number of servers of the fleet now; 0: none.
+        servers: Returns the present number of servers, or 0 if the fleet has none.
 
     Attributes:
         spec: The table's definition.
@@ -322,12 +326,12 @@ class SumTable:
             self._left = None
 
     def share(self, reduce: Callable[[Floats], Floats], carries: bool) -> None:
-        """Count what all workers have pending, which leaves with the next push of one of them.
+        """Add up what all workers have pending, and let one worker's next push carry the sum.
 
         Args:
-            reduce: Returns the sum over all workers, each of which calls this. Their next pushes must be in
-                the same round, so that none reads the sums twice.
-            carries: They leave with this worker's push.
+            reduce: Returns the sum over all workers, which all call this method. Their next pushes must be in
+                the same round, so that no worker reads the sums twice.
+            carries: True if this worker's push carries the sum.
         """
         with self.lock:
             self._give_back()
@@ -356,7 +360,7 @@ class SumTable:
     # -- what all have pushed --------------------------------------------------------------------
 
     def totals(self, state: TableState) -> Floats:
-        """The sums, float64 [size], in the whole table as it was read.
+        """Return the sums, float64 [size], of a table that has been read as a whole.
 
         Rows that an earlier fleet with another number of servers has left count too.
         """
@@ -377,7 +381,7 @@ class SumTable:
         return {"places": _text(places), "sums": _text(values)}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The opposite."""
+        """Restore what `state` has returned."""
         places = np.frombuffer(base64.b64decode(state["places"]), np.int64)
         with self.lock:
             self._left = None
@@ -390,7 +394,7 @@ def _text(values: NDArray[Any]) -> str:
 
 
 def _ids_on_one_server(count: int, key: int, servers: int) -> Ids:
-    """Ids of rows 0, 1, 2, ... that lie on one server, which follows from the key."""
+    """Return ids for rows 0, 1, 2, ... that lie all on one server, which the key chooses."""
     ids, missing = np.zeros(count, np.int64), np.arange(count)
     for salt in range(1 << _SALT):
         candidates = missing << _SALT | salt

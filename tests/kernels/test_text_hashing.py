@@ -1,4 +1,4 @@
-"""Numbers of texts: the bits of hashlib's BLAKE2b and of Python's whole numbers, which no release may change."""
+"""Numbers of texts have the bits of hashlib's BLAKE2b and of Python's int, and no release may change them."""
 
 import hashlib
 import random
@@ -25,7 +25,9 @@ def texts() -> list[str]:
     every = [letter * size for letter in ("x", "é", "😀", "7") for size in (*range(300), 1000)]
     for border in (0, 9, 10, 2**63, 2**64, 10**19, 10**20, 18446744073709551610):
         for near in range(border - 12, border + 13):
-            every += [str(near), f"-{near}", f"+{near}", f"0{near}", f"{near}.", f" {near}", f"{near}\0"]
+            every += [
+                form.format(near) for form in ("{}", "-{}", "+{}", "0{}", "{}.", " {}", "{}\0")
+            ]
     every += ["", "-", "--1", "00", "0x1", "1e3", "1_0", "1-1", "\0", "\uff11", "1\uff11"]
     for _ in range(2000):
         every.append("".join(dice.choice("0123456789-ab é") for _ in range(dice.randrange(24))))
@@ -40,6 +42,8 @@ def test_numbers_are_those_of_the_twin() -> None:
     assert utf8_numbers([text.encode() for text in every]).tolist() == expected
     ascii_only = [text for text in every if text.isascii()]
     assert text_numbers(ascii_only).tolist() == [number_of(text.encode()) for text in ascii_only]
+    repeated = [dice.choice(every[:400]) for dice in [random.Random(2)] for _ in range(20_000)]
+    assert text_numbers(repeated).tolist() == [number_of(text.encode()) for text in repeated]
     for text in every[::50]:
         assert text_numbers([text]).tolist() == [number_of(text.encode())]
     assert text_numbers([]).size == utf8_numbers([]).size == 0

@@ -1,4 +1,8 @@
-"""Batches of features: their values in declared types, what transforms make of them, and the first pass."""
+"""Turns a raw batch into typed, transformed values by feature, and fits transforms in a first pass.
+
+Training, prediction and serving all come through `by_feature` and `transformed`, so a value has one meaning
+for all of them. Nothing here keeps state, except what `fit` leaves in the transforms.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +54,10 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
 
 
 def columns_of(batch: Any) -> Mapping[str, Any]:
-    """The columns of a batch by name, see `by_feature`.
+    """Return the columns of a batch by name. A batch is what `by_feature` takes.
 
     Raises:
-        UsageError: It is no batch, or two columns have one name.
+        UsageError: The object is not a batch, or two columns have the same name.
     """
     if isinstance(batch, Mapping):
         return batch
@@ -75,7 +79,7 @@ def columns_of(batch: Any) -> Mapping[str, Any]:
 
 
 def _sources(features: FeatureSet, columns: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """By feature the name in the batch of its values, its own or that of its column, and of its weights."""
+    """Return the names under which a batch has each feature's values and, if it has any, weights."""
     sources: dict[str, tuple[str, str | None]] = {}
     used: set[str | None] = set()
     for name, feature in features.given.items():
@@ -115,7 +119,7 @@ def _unknown(features: FeatureSet, name: str) -> UsageError:
 
 
 def kind_of(feature: Feature | Number | Input) -> Kind:
-    """Return what the values of a feature are judged as, see `typed`."""
+    """Return the kind under which `typed` judges the values of a feature."""
     usual: Kind = "key" if feature.hashed else "id" if feature.jagged else "float"
     return feature.value_type or usual
 
@@ -137,7 +141,7 @@ def _values(feature: Feature | Number | Input, value: Any, weights: Any = None) 
 
 
 def _weighted(owner: str, bags: Jagged, weights: Jagged) -> Jagged:
-    """The values with the weights that come under a name of their own."""
+    """Attach weights that the batch has in a separate column to the values."""
     if bags.weights is not None or not np.array_equal(bags.lengths, weights.lengths):
         raise ShapeError(
             f"{owner} has {bags.lengths.tolist()!r:.60} values and {weights.lengths.tolist()!r:.60} weights "
@@ -150,7 +154,7 @@ def _weighted(owner: str, bags: Jagged, weights: Jagged) -> Jagged:
 
 
 def _numbers(feature: Any, owner: str, value: Any) -> Any:
-    """The values of a Number without a dtype: an array of numbers, with NaN for what is missing."""
+    """Return a Number's values, if it has no dtype, as an array with NaN in place of missing values."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim:
         return value
     bags = as_jagged(feature.name, value)
@@ -165,12 +169,12 @@ def _numbers(feature: Any, owner: str, value: Any) -> Any:
 
 
 def no_samples(features: FeatureSet) -> dict[str, Any]:
-    """A batch without samples."""
+    """Return a batch without samples, which has all features of the set."""
     return {name: _nothing(each, 0) for name, each in features.given.items()}
 
 
 def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
-    """The values of a feature that a batch lacks."""
+    """Return the values of a feature that is missing in a batch."""
     if not feature.jagged:
         return feature.of(None, samples)  # type: ignore[union-attr]
     kinds = {"text": object, "float": np.float32}
@@ -185,14 +189,14 @@ def transformed(
     fits: bool = False,
     observes: bool = True,
 ) -> Mapping[str, Any]:
-    """The values of a batch behind the transforms, those of features with inputs too.
+    """Apply all transforms to a batch, those of features with `inputs` too.
 
     Args:
         features: The set.
         batch: Values as `by_feature` returns them.
         samples: Number of samples.
-        fits: Show the values to the transforms that are to be fitted, and leave out what comes behind them.
-        observes: False does not even show them.
+        fits: Show the values to transforms that still have to be fitted, and stop in front of them.
+        observes: False to stop in front of such transforms without showing them the values.
 
     Raises:
         UsageError: A transform cannot take a value; the error names the feature and quotes the value.
@@ -223,7 +227,7 @@ def _bags(features: FeatureSet, name: str, values: Mapping[str, Any], samples: i
 def _through(
     feature: Feature | Number | Input, bags: list[Jagged], fits: bool, observes: bool
 ) -> Jagged | None:
-    """The values of a feature behind its transforms; None: one is to be fitted first."""
+    """Return a feature's values behind its transforms, or None if a transform has to be fitted first."""
     for each in feature.transform:
         if fits and isinstance(each, FittedTransform) and not each.fitted:
             if observes:
@@ -234,7 +238,7 @@ def _through(
 
 
 def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
-    """Fit the transforms that need it, see `FeatureSet.fit`."""
+    """Fit the transforms that have no statistics yet. `FeatureSet.fit` is the public face."""
     passes = 0
     while pending := _pending(features):
         has_batch = False
@@ -261,7 +265,7 @@ def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
 
 
 def _pending(features: FeatureSet) -> list[tuple[str, FittedTransform]]:
-    """The first transform of each feature that is to be fitted, of those whose inputs are fitted."""
+    """Return each feature's first transform without statistics, for features whose inputs are all fitted."""
     first_of: dict[str, FittedTransform] = {}
     waiting: set[str] = set()
     for name, feature in features.transformed.items():

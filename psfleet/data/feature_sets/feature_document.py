@@ -27,29 +27,13 @@ if TYPE_CHECKING:
 FORMAT = Format("feature set")
 _TRAINING = ("optimizer", "initializer", "entry")  # of a table
 
-TRANSFORMS: dict[str, type[Transform]] = {
-    "Bucketize": number_transforms.Bucketize,
-    "Quantiles": number_transforms.Quantiles,
-    "Cross": vocabulary.Cross,
-    "Match": lists.Match,
-    "Overlap": lists.Overlap,
-    "Truncate": lists.Truncate,
-    "Pad": lists.Pad,
-    "FillMissing": lists.FillMissing,
-    "WeightedValues": lists.WeightedValues,
-    "Lookup": maps.Lookup,
-    "MapLookup": maps.MapLookup,
-    "Log1p": number_transforms.Log1p,
-    "Clip": number_transforms.Clip,
-    "Normalize": number_transforms.Normalize,
-    "MinMax": number_transforms.MinMax,
-    "Lowercase": maps.Lowercase,
-    "Split": maps.Split,
-    "NGrams": maps.NGrams,
-    "Vocabulary": vocabulary.Vocabulary,
+TRANSFORMS = {
+    name: kind
+    for module in (number_transforms, vocabulary, lists, maps)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Transform) and kind.__module__ == module.__name__
 }
-"""By name in files."""
-_NAMES = {kind: name for name, kind in TRANSFORMS.items()}
+"""Classes of the transforms that files can name."""
 
 
 def write_features(features: "FeatureSet", where: Path) -> None:
@@ -68,7 +52,7 @@ def write_features(features: "FeatureSet", where: Path) -> None:
 
 
 def document_of(features: "FeatureSet") -> dict[str, Any]:
-    """The set as JSON has it: as the document of a TOML file."""
+    """Return the set as a document for JSON, with the keys of a TOML file."""
     tables = {
         name: {key: value for key, value in _changed(table) if key not in _TRAINING}
         for name, table in features.tables.items()
@@ -88,7 +72,7 @@ def document_of(features: "FeatureSet") -> dict[str, Any]:
 
 
 def _changed(item: Any) -> Iterator[tuple[str, Any]]:
-    """The fields of a dataclass besides its name, without those that have their default."""
+    """Yield the fields of a dataclass that differ from their defaults, without its name."""
     for field in dataclasses.fields(item):
         value = getattr(item, field.name)
         if field.init and field.name != "name" and value != field.default:
@@ -96,8 +80,8 @@ def _changed(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _transform(name: str, transform: Transform) -> dict[str, Any]:
-    kind = _NAMES.get(type(transform))
-    if kind is None:  # a user's, which `transform_of` refuses
+    kind = type(transform).__name__
+    if TRANSFORMS.get(kind) is not type(transform):  # a user's, which `transform_of` refuses
         own = transform.name if isinstance(transform, Function) else type(transform).__qualname__
         return {"kind": "Function", "name": own}
     if isinstance(transform, FittedTransform):
@@ -109,10 +93,10 @@ def _transform(name: str, transform: Transform) -> dict[str, Any]:
 
 
 def transform_of(owner: str, document: Any) -> Transform:
-    """The transform for which `{ kind = NAME, ... }` of a file stands.
+    """Make the transform that `{ kind = NAME, ... }` in a file describes.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No transform has this name, or not these arguments.
     """
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "Function":
@@ -133,10 +117,10 @@ def transform_of(owner: str, document: Any) -> Transform:
 
 
 def read_features(where: Path) -> dict[str, Any]:
-    """The document that `write_features` has written, as that of a TOML file.
+    """Return the document that `write_features` has written, in the form of a TOML file's.
 
     Raises:
-        ConfigError: It is damaged or no such file.
+        ConfigError: The file is damaged, or of another format.
     """
     with reading(where, ConfigError):
         content = FORMAT.parse(where.read_bytes())
@@ -145,7 +129,7 @@ def read_features(where: Path) -> dict[str, Any]:
 
 
 def read_statistics(features: "FeatureSet", where: Path) -> None:
-    """Take what a first pass has computed from a file that `write_features` has written.
+    """Copy statistics and vocabularies into a set from a file that `write_features` has written.
 
     Raises:
         ConfigError: The file is damaged, or its transforms are not those of the set.
@@ -167,7 +151,7 @@ def read_statistics(features: "FeatureSet", where: Path) -> None:
 
 
 def _take(owner: str, own: FittedTransform, source: Transform) -> None:
-    """Take the fields that the transform lacks; the others must be alike."""
+    """Copy the fields that a transform lacks. Fields that both transforms have must be equal."""
     if type(source) is not type(own):
         raise ConfigError(f"{owner} has {source!r:.80}, and the set has {own!r:.80}; fit it anew")
     for field in dataclasses.fields(own):

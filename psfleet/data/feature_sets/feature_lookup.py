@@ -1,4 +1,8 @@
-"""The look-up of all features of a batch: its ids by table, the pooled rows, the rows' gradients."""
+"""Looks up all features of a batch: ids to pull by table, values from pulled rows, gradients to push.
+
+Runtimes pull and push; this module only computes what. Ids of features that share a table are joined in the
+order of the set, so that a step makes one pull and one push for each table and every run adds in one order.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -41,10 +45,10 @@ class Bags:
 
 
 def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
-    """The bags of a feature; None: the batch lacks it.
+    """Return the bags of a feature. `bags` is None if the batch lacks the feature.
 
     Raises:
-        IdError: A value is no id.
+        IdError: A value is not an id.
     """
     if bags is None:
         bags = Jagged(np.empty(0, np.int64), np.zeros(samples, np.int64))
@@ -75,7 +79,7 @@ def _shaped(feature: Feature, bags: Jagged) -> tuple[Ids, tuple[int, ...]]:
 
 
 class FeatureLookup(Generic[K]):
-    """All features of one batch.
+    """Ids and values of one batch for all features of a set.
 
     Args:
         features: The set.
@@ -118,7 +122,7 @@ class FeatureLookup(Generic[K]):
 
     @property
     def lengths(self) -> dict[str, Ids]:
-        """By feature the ids of each row of its output, int64; "none" without `last`: ones."""
+        """Number of ids of each output row, int64, by feature: all 1 for pooling "none" without `last`."""
         return {name: bags.lengths for name, bags in self._bags.items()}
 
     def _lay_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
@@ -157,7 +161,7 @@ class FeatureLookup(Generic[K]):
 
     @functools.cached_property
     def pooled(self) -> dict[K, PooledIds]:
-        """By table its ids and how they are pooled: what to pull in place of `ids`, for `values`."""
+        """Ids of each table and how to pool them. Pull these in place of `ids`, and use `values`."""
         return {
             key: PooledIds(frozen(self.ids[key]), tuple(self._parts[name] for name in names))
             for key, names in self._names.items()

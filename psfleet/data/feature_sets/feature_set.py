@@ -1,4 +1,8 @@
-"""Features of a model, and the tables that hold their rows."""
+"""Declares a model's features and their tables: Feature, Number, Input, Table and FeatureSet.
+
+The declarations are frozen and do no work on data. What they mean for a batch is in feature_batches.py, and
+psfleet/features.py reads the files that describe a set.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,16 +47,16 @@ class Table:
     Attributes:
         name: Unique in the fleet.
         dim: Width of a row, 1 to 1024.
-        optimizer: One of psfleet.optimizer, with the rate of this table's updates; None: in a program the
-            optimizer that minimizes, in torch the one that is given the table's `weight`. A client then
-            only reads the table, which must be there.
-        initializer: First values of the rows, of psfleet.initializer; None: uniform in [-0.01, 0.01).
-        entry: Admission, expiry and capacity, of psfleet.core.engine.schema.entry; None: every row is made,
-            and stays.
+        optimizer: One of psfleet.optimizer, with the rate of this table's updates. None means the optimizer
+            that minimizes in a program, and in torch the one that is given the table's `weight`. A client
+            without an optimizer only reads the table, which must exist.
+        initializer: First values of the rows, of psfleet.initializer, or None for uniform in [-0.01, 0.01).
+        entry: Admission, expiry and capacity, of psfleet.core.engine.schema.entry, or None to make every row
+            and keep it.
         precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
             "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
-        servers: Number of servers that hold it, so that a step calls fewer; None: all. A table that
-            is there stays where it is.
+        servers: Number of servers that hold the table, so that a step calls fewer of them, or None for all.
+            A table that exists already does not move.
     """
 
     name: _Name
@@ -69,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Feature:
-    """Ids of each sample, none or several, and what becomes of their rows.
+    """A feature whose values become ids, any number in a sample, and how their rows are combined.
 
     Attributes:
         name: Unique in the set.
@@ -77,21 +81,21 @@ class Feature:
         pooling: "sum" or "mean": a sample has one row, zeros if it has no id. "none": the rows as they are,
             [n, dim]; with `last` padded, [samples, last, dim]. With weights each row is multiplied by its
             weight, and the mean is divided by the sum of the weights.
-        last: Only the last so many ids of each sample count; 0: all.
+        last: Number of ids of each sample that count, from its end. 0 means all.
         weighted: Each id comes with a weight; ids that come without count as 1.
         hashed: Ids are hashes of the values, which may be texts.
-        buckets: Range of hashed ids: ids are 0 to buckets - 1; 0: any int64.
-        salt: Salt of hashed ids: features that share a table and not their ids have different ones.
-        padding: An id, or a text, that stands for no id, as in padded arrays; None: there is none.
-        column: In files, batches and requests, beside the name; "": the name.
-        weights_column: Likewise of the weights of a weighted feature; "": the column with ".weights".
+        buckets: Hashed ids are 0 to buckets - 1, or any int64 if this is 0.
+        salt: Salt of hashed ids. Features that share a table, but not their ids, need different salts.
+        padding: An id or a text that stands for no id, as in padded arrays, or None if no value does.
+        column: Name in files, batches and requests, which may also use `name`. Empty means `name`.
+        weights_column: Name of a weighted feature's weights there. Empty means the column with ".weights".
         transform: Transforms of its values before they become ids, in order: objects such as
             `Quantiles(10)`, or functions, see `psfleet.data.feature_sets.transforms.transform.Function`.
-        dtype: Type of its values in files and requests: "int", "float" or "text". Those of another type are
-            converted, or refused. None: that which its first transform takes; without one, whole numbers, or
-            any values that can be hashed.
-        inputs: Names of other features or inputs of the set, whose values, transformed, it has. Batches and
-            files have none of its own then.
+        dtype: Type of its values in files and requests: "int", "float" or "text". Values of another type are
+            converted or refused. None means the type that the first transform takes, and without transforms
+            whole numbers, or any values that can be hashed.
+        inputs: Names of other features or inputs of the set, whose transformed values this feature gets.
+            Batches and files then have no values under its own name.
     """
 
     name: _Name
@@ -120,17 +124,17 @@ class Feature:
             )
 
     jagged = True
-    """True: a sample may have any number of values."""
+    """A sample may have any number of values."""
 
     @property
     def columns(self) -> list[str]:
-        """Its columns in files: of the ids, and of the weights if it has some."""
+        """Columns in files: that of the ids, and for a weighted feature that of the weights."""
         ids = self.column or self.name
         return [ids, self.weights_column or f"{ids}.weights"] if self.weighted else [ids]
 
     @property
     def value_type(self) -> Dtype | None:
-        """Type of the values in files and requests; None: whole numbers, of a hashed feature texts too."""
+        """Type of the values in files and requests, or None for whole numbers (and texts, if hashed)."""
         return _value_type(self, "text" if self.hashed else "int")
 
 
@@ -141,7 +145,7 @@ class Input:
     Attributes:
         name: Unique in the set.
         dtype: Type of the values in files and requests: "int", "float" or "text".
-        column: In files; "": the name.
+        column: Column in files. Empty means the name.
         transform: Transforms of its values, as for a Feature.
     """
 
@@ -161,7 +165,7 @@ class Input:
 
     @property
     def columns(self) -> list[str]:
-        """Its column in files."""
+        """Column in files, as a list of one."""
         return [self.column or self.name]
 
     @property
@@ -177,8 +181,8 @@ class Number:
     Attributes:
         name: Unique in the set.
         dim: Number of values.
-        default: For samples that lack it, and for NaN.
-        column: In files; "": the name.
+        default: Value for samples that lack the feature, and in place of NaN.
+        column: Column in files. Empty means the name.
         transform, dtype, inputs: As for a Feature. The last transform makes `dim` values of each sample, or
             none.
     """
@@ -205,21 +209,21 @@ class Number:
 
     @property
     def value_type(self) -> Dtype | None:
-        """Type of the values in files and requests; None: numbers, as many as `dim`."""
+        """Type of the values in files and requests, or None for `dim` numbers in each sample."""
         return _value_type(self, "float")
 
     @property
     def columns(self) -> list[str]:
-        """Its column in files."""
+        """Column in files, as a list of one."""
         return [self.column or self.name]
 
     def of(self, values: Any, samples: int) -> Any:
-        """The values of a batch, an array of numbers or a Jagged, as float32 [samples, dim].
+        """Return the values of a batch, an array of numbers or a Jagged, as float32 [samples, dim].
 
-        None means that all are missing, NaN that one is.
+        None stands for a feature that the batch lacks, and NaN for a missing value.
 
         Raises:
-            ShapeError: They are of another shape.
+            ShapeError: The values have another shape.
             IdError: A value is infinite.
         """
         if values is None:
@@ -391,12 +395,12 @@ class FeatureSet:
 
     @property
     def members(self) -> list[Feature | Number | Input]:
-        """All that the set is made of, Inputs too."""
+        """Every Feature, Number and Input of the set, in order."""
         return list({**self.given, **self.features}.values())
 
     @property
     def looked_up(self) -> list[Feature]:
-        """Those with ids."""
+        """Features that look rows up, that is, all without the Numbers."""
         return [feature for feature in self if isinstance(feature, Feature)]
 
     @property

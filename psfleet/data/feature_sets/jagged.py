@@ -1,4 +1,8 @@
-"""Bags of ids of a batch, one bag for each sample, in the forms in which data comes."""
+"""Jagged arrays, with any number of values for each sample, from all forms of data that users have.
+
+`Jagged` is what transforms take and return. `as_jagged` reads lists, arrays, tensors and data frames without
+importing their libraries: it asks objects for their methods, so none of these libraries has to be installed.
+"""
 
 import contextlib
 import functools
@@ -26,9 +30,9 @@ class Jagged:
 
     Args:
         values: Ids or texts [n], those of the first sample first.
-        lengths: Whole numbers [samples]: how many values each sample has.
+        lengths: Number of values of each sample, whole numbers [samples].
         offsets: In place of lengths, [samples + 1]: where the values of each sample begin, and the end.
-        weights: Floats [n]: a factor on the row of each value; None: 1.
+        weights: Factor on the row of each value, floats [n], or None for factors of 1.
 
     Attributes:
         values: The array of values, [n].
@@ -68,7 +72,7 @@ class Jagged:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     def __getitem__(self, rows: Any) -> "Jagged":
-        """Some of the samples: a slice, their places or a mask, as in an array."""
+        """Return the samples that a slice, a list of positions or a mask selects, as in an array."""
         lengths, starts = self.lengths[rows], self.offsets[:-1][rows]
         if isinstance(rows, slice) and rows.step in (None, 1):
             first = int(starts[0]) if len(starts) else 0
@@ -79,18 +83,18 @@ class Jagged:
         return Jagged(chosen_bags(self.values, starts, lengths), lengths, weights=weights)
 
     def kept(self, keep: NDArray[np.bool_]) -> "Jagged":
-        """The values at which `keep`, [n], is true; the samples stay."""
+        """Return the values where the mask `keep`, [n], is true. Samples may become empty, but stay."""
         counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
         ends = self.offsets
         weights = None if self.weights is None else self.weights[keep]
         return Jagged(self.values[keep], counts[ends[1:]] - counts[ends[:-1]], weights=weights)
 
     def with_values(self, values: NDArray[Any]) -> "Jagged":
-        """Other values in the same places."""
+        """Return the same lengths and weights with other values, [n]."""
         return Jagged(values, self.lengths, weights=self.weights)
 
     def expanded(self, values: NDArray[Any], counts: Lengths) -> "Jagged":
-        """Several other values in place of each one, `counts`, int64 [n], each with its weight."""
+        """Replace each value by `counts` of the new values, int64 [n]. They inherit its weight."""
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         lengths = ends[self.offsets[1:]] - ends[self.offsets[:-1]]
         weights = None if self.weights is None else np.repeat(self.weights, counts)
@@ -98,16 +102,16 @@ class Jagged:
 
     @property
     def rows(self) -> Lengths:
-        """The sample of each value, int64 [n]."""
+        """Number of the sample of each value, int64 [n]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def ranks(self) -> Lengths:
-        """The number of each value within its sample, from 0: int64 [n]."""
+        """Position of each value within its sample, counted from 0, int64 [n]."""
         return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def last(self, count: int) -> "Jagged":
-        """At most `count` values of each sample: the last ones."""
+        """Return the last `count` values of each sample, or all values of a shorter sample."""
         if len(self) == 0 or int(self.lengths.max()) <= count:
             return self
         ends = np.repeat(self.offsets[1:], self.lengths)
@@ -115,7 +119,7 @@ class Jagged:
 
 
 def joined(parts: Sequence[Jagged]) -> Jagged:
-    """The samples of all parts, in order. All parts have weights, or none has."""
+    """Join the samples of all parts, in order. Either all parts have weights, or none."""
     if len(parts) == 1:
         return parts[0]
     weights = [part.weights for part in parts if part.weights is not None]
@@ -127,7 +131,7 @@ def joined(parts: Sequence[Jagged]) -> Jagged:
 
 
 def as_jagged(name: str, bags: Any) -> Jagged:
-    """The bags that one of these stands for.
+    """Read the values of a batch, in one of the forms below, as a Jagged.
 
     Args:
         name: Name of the feature, for messages.
@@ -137,7 +141,7 @@ def as_jagged(name: str, bags: Any) -> Jagged:
             of values, lists, arrays or tensors, or a nested tensor, in which None has no value.
 
     Raises:
-        ShapeError: It is none of these.
+        ShapeError: The object has none of these forms.
     """
     try:
         return _jagged(bags)
@@ -193,7 +197,7 @@ def _of_lists(bags: list[Any]) -> Jagged:
 
 
 def _row(bag: Any) -> Any:
-    """The values of a sample, as a list or an array."""
+    """Return the values of a sample as a list or an array."""
     if bag is None:
         return []
     if isinstance(bag, list | tuple):
@@ -243,13 +247,13 @@ def _whole(what: str, values: ArrayLike | None) -> Lengths:
 
 
 def as_plain(values: Any) -> NDArray[Any]:
-    """The array of numbers or texts that something is, its values as they are.
+    """Return an array of the values, without converting them.
 
-    It may be a list, an array, a tensor of torch on any device, or a column of pandas, Polars or Arrow. A
+    Values may be a list, an array, a tensor of torch on any device, or a column of pandas, Polars or Arrow. A
     masked or null value becomes None. A list of lists becomes an array [n] of lists.
 
     Raises:
-        ShapeError: It is none.
+        ShapeError: The values cannot be read as an array.
     """
     if type(values) is np.ndarray:
         return values
@@ -276,7 +280,7 @@ def _is_column(kind: type) -> bool:
 
 
 def _of_tensor(tensor: Any) -> Any:
-    """An array, or a list of arrays for a nested tensor."""
+    """Return a tensor as an array, or a nested tensor as a list of arrays."""
     try:
         if tensor.is_nested:
             return [each.detach().cpu().numpy() for each in tensor.unbind()]
@@ -288,7 +292,7 @@ def _of_tensor(tensor: Any) -> Any:
 
 
 def array_of(values: Sequence[Any]) -> NDArray[Any]:
-    """The array of Python values, [n], each as it is: of ints or floats alone, or else of objects.
+    """Return Python values as an array [n]: of numbers if all have one type of number, otherwise of objects.
 
     NumPy would make texts of numbers and NaN beside texts, and floats of ints beyond int64.
     """

@@ -1,4 +1,9 @@
-"""Values of a declared type: the same from every file and request; and their hashes, which are ids."""
+"""Judges values by their declared type, and hashes them to ids.
+
+`typed` decides for every file, request and batch what a value such as "007", NaN or 7.0 stands for;
+tests/feature_sets/test_routes.py is its specification. Whole columns are judged at once if they can be, and
+value by value if not.
+"""
 
 import contextlib
 import hashlib
@@ -50,7 +55,7 @@ _DTYPES = {"int": np.int64, "float": np.float32, "text": object, "id": np.int64,
 
 @checked
 def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Ids:
-    """The id of each value, int64 [n]: the same in every process, on every machine.
+    """Return the id of each value, int64 [n], which is the same in every process on every machine.
 
     A text that is a whole number of 64 bits as computers write it, such as "15", stands for that number,
     since files and messages have ids either way. Another text ("015", "red") stands for the first 8 bytes of
@@ -59,11 +64,11 @@ def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Id
 
     Args:
         values: Whole numbers of 64 bits, texts or bytes, [n].
-        buckets: Ids are 0 to buckets - 1; 0: any int64.
-        salt: Another text gives other ids.
+        buckets: Ids are 0 to buckets - 1, or any int64 if this is 0.
+        salt: A different salt gives different ids.
 
     Raises:
-        IdError: A value is none of these.
+        IdError: A value is of another type.
     """
     given, values = values, as_plain(values)
     if values.ndim == 0:
@@ -97,17 +102,17 @@ def _mixed_numbers(values: list[Any]) -> NDArray[np.uint64]:
 
 
 def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
-    """Each value once, and the place of each of them in that list, [n]. 1, 1.0 and True are three values.
+    """Return the distinct values, and for each value its index among them, [n]. 1, 1.0 and True differ.
 
     Raises:
         TypeError: A value is a list.
     """
-    numbers: dict[Any, int] = {}
-    if len(set(map(type, values)) - {str, bytes}) > 1:  # equal numbers are one key of a dict
-        places = [numbers.setdefault((type(value), value), len(numbers)) for value in values]
-        return [value for _, value in numbers], np.array(places, np.intp)
-    places = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), np.array(places, np.intp)
+    # Equal numbers of different types are one key of a dict, so there the type is part of the key.
+    has_types = len(set(map(type, values)) - {str, bytes}) > 1
+    keys = list(zip(map(type, values), values, strict=True)) if has_types else values
+    place_of = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    distinct = [value for _, value in place_of] if has_types else list(place_of)
+    return distinct, np.fromiter(map(place_of.__getitem__, keys), np.intp, len(keys))
 
 
 def _utf8(value: Any) -> bytes:
@@ -126,7 +131,7 @@ def _fits(number: int) -> bool:
 
 
 def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
-    """Return a mask of the values, [n], numbers or texts, that are this one, whichever of the two it is."""
+    """Return a mask of the values, [n], that equal this one. A number equals the text of its digits."""
     text = str(value)
     whole = int(text) if _WHOLE.fullmatch(text) else None
     if values.dtype.kind not in "OUS":
@@ -136,12 +141,12 @@ def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
 
 
 def whole_number(text: str) -> int:
-    """The whole number that a text from outside is, such as "7", " 007" or "-7".
+    """Read a whole number such as "7", " 007" or "-7" from a text of a file or a request.
 
     Blanks around it do not count. Python's `int` also takes `1_0` and the digits of other scripts.
 
     Raises:
-        ValueError: It is none from -2**63 to 2**63 - 1, in decimal digits of ASCII.
+        ValueError: The text is not a number from -2**63 to 2**63 - 1 in decimal digits of ASCII.
     """
     digits = text.strip(_BLANKS)
     number = int(digits) if _WHOLE_NUMBER.fullmatch(digits) else None
@@ -151,13 +156,13 @@ def whole_number(text: str) -> int:
 
 
 def real_number(text: str) -> float:
-    """The number that a text from outside is, such as "7", ".5" or "-1e3"; NaN for "nan", in any case.
+    """Read a number such as "7", ".5" or "-1e3" from a text of a file or a request; "nan" in any case is NaN.
 
     Blanks around it do not count. Python's `float` also takes `1_0`, "infinity" and the digits of other
     scripts.
 
     Raises:
-        ValueError: It is no decimal number in ASCII, or none that is finite as float32.
+        ValueError: The text is not a decimal number in ASCII, or the number is not finite as float32.
     """
     digits = text.strip(_BLANKS)
     if digits.lower() == "nan":
@@ -169,9 +174,9 @@ def real_number(text: str) -> float:
 
 
 def as_typed(owner: str, bags: Jagged, kind: Kind) -> Jagged:
-    """The values in their declared type, as `typed` makes them.
+    """Convert values to their declared type with `typed`, and leave out those that are missing.
 
-    Values that are missing are left out. What is of the type already stays as it is.
+    Values that have the type already are returned as they are.
 
     Raises:
         IdError: A value is not of the type; the error quotes it and its sample.
@@ -187,7 +192,7 @@ def as_typed(owner: str, bags: Jagged, kind: Kind) -> Jagged:
 
 
 def refusal(owner: str, value: Any, kind: Kind, sample: int) -> IdError:
-    """The error for a value of a sample that `typed` finds bad."""
+    """Return the error for a value that `typed` has found bad."""
     advice = _ADVICE.get(kind, f"declare another dtype than {kind!r}")
     value = value.item() if isinstance(value, np.generic) else value
     return IdError(
@@ -197,7 +202,7 @@ def refusal(owner: str, value: Any, kind: Kind, sample: int) -> IdError:
 
 
 def reason(value: Any, kind: Kind) -> str:
-    """Say what a value is that `typed` finds bad, such as "no finite number"."""
+    """Return what is wrong with a value that `typed` has found bad, such as "no finite number"."""
     if isinstance(value, str) and "." in value:
         with contextlib.suppress(ValueError):
             value = real_number(value)
@@ -212,10 +217,10 @@ def reason(value: Any, kind: Kind) -> str:
 
 
 def typed(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
-    """The values in the type, and masks of those that are missing and of those that are not of it.
+    """Convert values to a type, and return masks of the missing values and of those that have another type.
 
-    This is the one place that decides it, for values of every source; the table in docs/features.md says
-    how. Missing are None, NaN and `MISSING_TEXTS`.
+    This is the only place that decides what a value stands for, wherever it comes from. docs/features.md has
+    the rules as a table. None, NaN and `MISSING_TEXTS` are missing values.
 
     Args:
         values: [n], of any kind.
@@ -263,7 +268,7 @@ def _floats(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask]:
 
 
 def _all_texts(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask] | None:
-    """Judge values that are all texts in UTF-8 at once; None: one is not."""
+    """Judge texts all at once. Returns None if a value is no text, or a text has no UTF-8."""
     items = values.tolist()
     try:
         joined = "\n".join(["", *items, ""])
@@ -273,14 +278,14 @@ def _all_texts(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask] | None:
         return None
     values = values if values.dtype == object else np.fromiter(items, object, len(items))
     missing = _none(values)
-    # Searching one text takes a tenth of the time of comparing all of them.
+    # Searching one joined text takes a tenth of the time of comparing each text.
     if "\n\n" in joined or r"\N" in joined:
         missing = np.isin(values, MISSING_TEXTS)
     return values, missing, _none(values)
 
 
 def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
-    """Convert each distinct value."""
+    """Convert values in Python, each distinct value once."""
     items = values.tolist()
     try:
         distinct, places = distinct_values(items)
@@ -325,10 +330,10 @@ _MISSING_BYTES = [text.encode() for text in MISSING_TEXTS]
 
 
 def _written(value: str | bytes) -> str:
-    """The text, which can be written as UTF-8.
+    """Return the text, checked to have a UTF-8 form.
 
     Raises:
-        ValueError: It cannot, as one with half a surrogate pair.
+        ValueError: The text has half a surrogate pair, or the bytes are not UTF-8.
     """
     if isinstance(value, bytes):
         return value.decode()

@@ -1,1 +1,5 @@
-"""Transforms of the values of features, see docs/features.md."""
+"""Transforms of features: what turns raw values into numbers and ids, as docs/features.md describes.
+
+Start with transform.py, which has the base classes. NumPy transforms numbers, Python transforms texts, and a
+kernel hashes texts. Decision 34 says why pyarrow.compute does none of it.
+"""

@@ -1,4 +1,7 @@
-"""Lists of a sample: match of two, sequences of a length, weights, and values where there is none."""
+"""Transforms of lists: Match, Overlap, Truncate, Pad, FillMissing and WeightedValues.
+
+They change how many values a sample has. All samples of a batch are handled at once, by positions of values.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,7 +51,7 @@ class Overlap(Transform):
         Number("title_in_query", inputs=["title", "query"], transform=Overlap("ratio"))
 
     Attributes:
-        measure: "count"; "ratio": their share of the first list, 0 of an empty one.
+        measure: "count", or "ratio" for the share of the first list, which is 0 if that list is empty.
     """
 
     arity = (2, 2)
@@ -64,13 +67,13 @@ class Overlap(Transform):
 
 @dataclass
 class Truncate(Transform):
-    """At most so many values of each sample.
+    """Limits the number of values of each sample.
 
         Feature("seen", items, transform=Truncate(50))
 
     Attributes:
         length: The maximum.
-        keep: The values that stay, the "last" or the "first" ones.
+        keep: Which values of a longer sample stay, the "last" or the "first".
     """
 
     length: PositiveInt
@@ -85,7 +88,7 @@ class Truncate(Transform):
 
 @dataclass
 class Pad(Transform):
-    """Exactly so many values of each sample: those behind are cut off, and a value fills the rest.
+    """Gives every sample the same number of values: cuts longer samples, and fills up shorter ones.
 
         Number("last_prices", dim=5, transform=[Log1p(), Pad(5)])  # [1, 2] -> [1, 2, 0, 0, 0]
 
@@ -93,9 +96,9 @@ class Pad(Transform):
 
     Attributes:
         length: Number of values.
-        value: Fills the rest. Its weight is 0.
-        side: The filled places: "after" or "before" the values.
-        keep: The values that stay where there are more, the "last" or the "first" ones.
+        value: Value that fills samples up. Its weight is 0.
+        side: Where it is filled in, "after" or "before" the values.
+        keep: Which values of a longer sample stay, the "last" or the "first".
     """
 
     length: PositiveInt
@@ -121,10 +124,10 @@ class Pad(Transform):
 
 
 def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """The value of a transform as an array [1] of the same type as others.
+    """Return the `value` of a transform as an array [1] of the type of `values`.
 
     Raises:
-        UsageError: It is a text among numbers, or the other way round.
+        UsageError: The value is a text and the others are numbers, or the reverse.
     """
     value = owner.value
     if not len(values):
@@ -142,7 +145,7 @@ def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class FillMissing(Transform):
-    """A value for samples that have none.
+    """Gives samples without values one value.
 
         Feature("city", cities, hashed=True, transform=FillMissing("unknown"))
 

@@ -1,9 +1,13 @@
-"""Look-up of values in a map, and texts that become words, characters and n-grams."""
+"""Map and text transforms: Lookup, MapLookup, Lowercase, Split and NGrams.
+
+Texts are Python strings, one object for each, because a request has a few of them: converting them to Arrow
+takes longer than what is done with them.
+"""
 
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +29,20 @@ def _texts(bags: Jagged, owner: Transform) -> Jagged:
     return as_typed(type(owner).__name__, bags, "text")
 
 
-def objects(values: list[Any]) -> NDArray[Any]:
-    """An array of these objects, whatever they are."""
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
+def objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return an array of the values as objects, where NumPy would convert numbers and lists."""
+    return np.fromiter(values, object, len(values))
+
+
+def places_in(index: Mapping[Any, int], keys: Iterable[Any]) -> NDArray[np.int64]:
+    """Return the position that an index has for each key, or -1 for a key that it lacks."""
+    # `map` looks keys up without a line of Python for each, in half the time of a comprehension.
+    return np.fromiter(map(index.get, keys, itertools.repeat(-1)), np.int64)
 
 
 @dataclass
 class Lowercase(Transform):
-    """Texts in lower case.
+    """Converts texts to lower case, by the rules of Python's `str.lower`.
 
     Feature("query", words, hashed=True, transform=[Lowercase(), Split()])
     """
@@ -56,7 +64,7 @@ class Split(Transform):
         Feature("name", grams, hashed=True, transform=[Split(""), NGrams(3, separator="")])  # characters
 
     Attributes:
-        separator: The text between parts; None: any white space; "": each character is a part.
+        separator: The text between parts, or None for any white space. "" makes each character a part.
     """
 
     takes = "text"
@@ -81,8 +89,8 @@ class NGrams(Transform):
         # "red summer hat" -> "red", "summer", "hat", "red summer", "summer hat"
 
     Attributes:
-        least: The least number of values of a run.
-        most: The largest; None: the same.
+        least: Number of values of the shortest runs.
+        most: Number of values of the longest runs, or None for that of the shortest.
         separator: Text between the values of a run.
     """
 
@@ -131,8 +139,8 @@ class Lookup(Transform):
 
     Attributes:
         map: From texts, or numbers that are taken as texts, to numbers or to texts.
-        default: For a value that is not in the map; None: it is refused.
-        file: In place of the map, a file with it as a JSON object.
+        default: Result for a value that is not in the map, or None to refuse such a value.
+        file: Path of a JSON object, in place of the map.
     """
 
     takes = "text"
@@ -160,15 +168,16 @@ class Lookup(Transform):
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
         keys = as_typed("Lookup", inputs[0], "text")
-        missing = len(self._places)
-        texts, find = keys.values.tolist(), self._places.get
-        places = np.array([find(key, missing) for key in texts], np.intp)
-        if self.default is None and len(places) and places.max() == missing:
-            key = texts[int(np.argmax(places))]
+        texts = keys.values.tolist()
+        places = places_in(self._places, texts)
+        if self.default is None and len(places) and places.min() < 0:
+            key = texts[int(np.argmin(places))]
             raise UsageError(
-                f"Lookup: the map of {missing} keys lacks {key!r:.80}; add it, or give a default"
+                f"Lookup: the map of {len(self._places)} keys lacks {key!r:.80}; add it, or give a default"
             )
-        return keys.with_values(self._found[places])
+        return keys.with_values(
+            self._found[places]
+        )  # place -1 is the last one, that of the default
 
 
 def _read_map(file: Any) -> Any:
@@ -184,7 +193,7 @@ def _read_map(file: Any) -> Any:
 
 
 def _plain_array(owner: str, values: list[Any]) -> NDArray[Any]:
-    """An array of numbers, or of texts."""
+    """Return values as an array of numbers or of texts, and refuse a mixture."""
     if all(isinstance(value, str) for value in values):
         return objects(values)
     for value in values:
@@ -206,7 +215,7 @@ class MapLookup(Transform):
     Attributes:
         separator: Text between key and value.
         dtype: Type of the values: "int", "float" or "text".
-        default: For a key that is not in the sample's map; None: it is refused.
+        default: Result for a key that is not in the sample's map, or None to refuse such a key.
     """
 
     arity = (2, 2)
@@ -224,11 +233,8 @@ class MapLookup(Transform):
         entries, keys = (as_typed("MapLookup", each, "text") for each in inputs)
         names, values = parted("MapLookup", entries, self.separator)
         typed_values = as_typed("MapLookup", Jagged(values, [len(values)]), self.dtype).values
-        place_of = dict(
-            zip(zip(entries.rows.tolist(), names, strict=True), range(len(names)), strict=True)
-        )
-        pairs = zip(keys.rows.tolist(), keys.values.tolist(), strict=True)
-        places = np.array([place_of.get(each, -1) for each in pairs], np.intp)
+        place_of = dict(zip(zip(entries.rows.tolist(), names, strict=True), itertools.count()))
+        places = places_in(place_of, zip(keys.rows.tolist(), keys.values.tolist(), strict=True))
         if self.default is None and len(places) and places.min() < 0:
             key = keys.values[int(np.argmin(places))]
             raise UsageError(
@@ -239,10 +245,10 @@ class MapLookup(Transform):
 
 
 def parted(owner: str, texts: Jagged, separator: str) -> tuple[list[str], NDArray[Any]]:
-    """The parts of texts before and behind the last separator in each.
+    """Split each text at its last separator, and return the parts before and behind it.
 
     Raises:
-        UsageError: A text has none.
+        UsageError: A text has no separator.
     """
     parts = [text.rpartition(separator) for text in texts.values.tolist()]
     for before, between, value in parts:

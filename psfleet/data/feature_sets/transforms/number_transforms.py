@@ -1,4 +1,8 @@
-"""Numbers that become other numbers: of their bucket, logarithms, within limits, or scaled."""
+"""Transforms of numbers: Log1p, Clip, Normalize, MinMax, Bucketize and Quantiles.
+
+Values of all sources are rounded to float32 first, so that they give the same bits. NumPy then computes in
+float64, except that Bucketize compares float32 with float32.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -43,7 +47,7 @@ class Log1p(Transform):
 
 @dataclass
 class Clip(Transform):
-    """Values below `low` become it, and values above `high` that. None: no such limit.
+    """Limits values to the range from `low` to `high`. A limit of None does not apply.
 
     Number("age", transform=Clip(0, 100))  # 150 -> 100
     """
@@ -71,8 +75,8 @@ class Normalize(FittedTransform):
         Number("price", transform=[Log1p(), Normalize()])
 
     Attributes:
-        mean, std: Mean and standard deviation of the population; None: `fit` computes them, in float64. If
-            all values are alike, std is 1.
+        mean, std: Mean and standard deviation of the population, or None to have `fit` compute them in
+            float64. If all values are equal, std is 1.
     """
 
     takes = "float"
@@ -118,7 +122,7 @@ class MinMax(FittedTransform):
         Number("age", transform=MinMax())
 
     Attributes:
-        low, high: The least and the largest value; None: `fit` finds them.
+        low, high: The smallest and the largest value, or None to have `fit` find them.
     """
 
     takes = "float"
@@ -202,7 +206,7 @@ class Quantiles(FittedTransform):
 
     Attributes:
         count: Number of buckets. There are fewer if quantiles are equal.
-        boundaries: Ascending; None: `fit` computes them.
+        boundaries: Numbers in ascending order, or None to have `fit` compute them.
     """
 
     takes = "float"
@@ -261,7 +265,7 @@ class QuantileSketch:
         self._odd = False
 
     def add(self, values: Doubles) -> None:
-        """Take in values, none of them NaN."""
+        """Add values, among which there is no NaN."""
         self.count += len(values)
         self._fresh.append(values.copy())
         self._pending += len(values)

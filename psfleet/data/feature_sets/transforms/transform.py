@@ -1,4 +1,8 @@
-"""Transforms: functions from bags of values to bags of values, some of them fitted to data."""
+"""Base classes of transforms: Transform, FittedTransform (with statistics) and Function (of a user's).
+
+A transform takes and returns a `Jagged`, all samples of a batch at once. Several threads of a service may
+call it at the same time.
+"""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -24,8 +28,8 @@ class Transform(ABC):
     """A function from the values of a batch to others. Its fields are its arguments, and what JSON has of it.
 
     Attributes:
-        takes: Type of the values that it takes; None: any.
-        arity: Least and most number of inputs.
+        takes: Type of the values that the transform needs, or None for any type.
+        arity: Smallest and largest number of inputs.
     """
 
     takes: ClassVar[Dtype | None] = None
@@ -36,7 +40,7 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, *inputs: Jagged) -> Jagged:
-        """The values that it makes, of as many samples."""
+        """Return the transformed values, of the same number of samples."""
 
 
 @dataclass
@@ -46,10 +50,10 @@ class FittedTransform(Transform):
     @property
     @abstractmethod
     def fitted(self) -> bool:
-        """True once it has what it needs."""
+        """True if all statistics are there, given or computed."""
 
     def begin(self) -> None:
-        """Forget what an earlier pass that failed has seen: the fields that are no arguments."""
+        """Reset the fields that are not arguments, in which a failed earlier pass may have left values."""
         for part in fields(self):
             if not part.init:
                 make = part.default_factory
@@ -57,14 +61,14 @@ class FittedTransform(Transform):
 
     @abstractmethod
     def observe(self, *inputs: Jagged) -> None:
-        """Take in the values of a batch of the first pass."""
+        """Add the values of one batch of the first pass."""
 
     @abstractmethod
     def finish(self) -> None:
         """End the first pass.
 
         Raises:
-            UsageError: Nothing can be made of the values.
+            UsageError: The values that were added are not enough.
         """
 
     def check_fitted(self) -> None:
@@ -111,12 +115,12 @@ class Function(Transform):
 
     @property
     def name(self) -> str:
-        """That of the function, for messages."""
+        """Name of the function, for messages."""
         return getattr(self.function, "__qualname__", repr(self.function))
 
 
 def plain_values(values: Iterable[Any]) -> list[Any]:
-    """The values as those of JSON: scalars of NumPy as Python's."""
+    """Return the values with NumPy's scalars as Python's, which JSON can write."""
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
@@ -138,7 +142,7 @@ def texts_or_ints(owner: str, values: Iterable[Any]) -> list[str | int]:
 
 
 def transforms_of(transforms: Any) -> tuple[Transform, ...]:
-    """The transforms that an argument stands for: one, or several in their order.
+    """Return the transforms of an argument, which may be one or a list, as a tuple.
 
     Raises:
         ConfigError: One is neither a transform nor a function.

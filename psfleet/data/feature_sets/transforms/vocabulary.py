@@ -1,6 +1,8 @@
-"""Values that become ids: their number in a list, or one for each combination of several."""
+"""Transforms that make ids: Vocabulary numbers the values of a list, Cross hashes combinations of values.
 
-import itertools
+`fit` counts the values of a vocabulary exactly, in memory. An index for look-ups is built at the first call.
+"""
+
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, P
 from psfleet.core.engine.kernels.bags import chosen_bags
 from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
 from psfleet.data.feature_sets.jagged import Jagged
-from psfleet.data.feature_sets.transforms.maps import objects
+from psfleet.data.feature_sets.transforms.maps import objects, places_in
 from psfleet.data.feature_sets.transforms.transform import (
     MANY,
     FittedTransform,
@@ -38,12 +40,12 @@ class Vocabulary(FittedTransform):
     Values are texts; a feature of numbers sets dtype="int", which is faster.
 
     Attributes:
-        values: The list; None: `fit` makes it, by descending counts, which are exact, then in the order of
-            texts.
+        values: The list, or None to have `fit` make it: by descending counts, which are exact, and for equal
+            counts in the order of the texts.
         min_count: Values that come fewer times are left out by `fit`.
-        max_size: Most values that `fit` takes; 0: all.
-        oov: Number of ids for other values, of which a hash chooses one: ids 0 to oov - 1. 0: they are left
-            out.
+        max_size: Largest number of values that `fit` takes. 0 means all.
+        oov: Number of ids for values that are not in the list. A hash chooses one of the ids 0 to oov - 1. 0
+            leaves such values out.
     """
 
     takes = "text"
@@ -116,7 +118,7 @@ class Vocabulary(FittedTransform):
         return inputs[0].with_values(ids)
 
     def _places(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """The place of each value in the list; -1: it is not there."""
+        """Return the position of each value in the list, or -1 for a value that is not in it."""
         if self._index is None:
             self._index = _Index(self.values or ())
         if values.dtype.kind in "iu":
@@ -125,9 +127,7 @@ class Vocabulary(FittedTransform):
                 return np.full(len(values), -1)
             at = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
             return np.where(numbers[at] == values, order[at], -1)
-        find = self._index.texts.get
-        # A look-up of each value without a line of Python for it.
-        return np.fromiter(map(find, values.tolist(), itertools.repeat(-1)), np.int64, len(values))
+        return places_in(self._index.texts, values.tolist())
 
 
 def _texts_or_ints(bags: Jagged) -> NDArray[Any]:

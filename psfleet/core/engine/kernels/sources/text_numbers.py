@@ -6,11 +6,16 @@
 
 psfleet/core/engine/kernels/text_hashing.py calls it. hashlib computes the same hash, but takes five times as long:
 nearly all texts are short, and preparing a hash object costs more than hashing one block.
+
+Columns repeat their texts, such as names of countries. A table remembers for each of its slots the text that came
+there last, so that a text is hashed again only if another one has taken its slot in between.
 """
 import numpy as np
 from numba import int64, uint64, void
 
-from psfleet.core.engine.kernels.intrinsics import helper, kernel, load_i64, load_u64, store_u64
+from psfleet.core.engine.kernels.hashing import mix
+from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_i64, load_u64, store_i64,
+                                                    store_u64)
 
 U = uint64  # a bare literal is int64, and int64 with uint64 makes float64
 BLOCK = 128  # bytes
@@ -79,6 +84,14 @@ def compressed(h, block, count, last):
 
 
 @helper
+def word_of(text, length, word):
+    """Return 8 bytes of a text as uint64, zeros in place of what is behind its end."""
+    bits = 8 * min(max(length - 8 * word, 0), 8)
+    value = load_u64(text, word) if bits else U(0)
+    return value if bits == 64 else value & ((U(1) << U(bits)) - U(1))
+
+
+@helper
 def digest(text, length, block):
     """Return the first 8 bytes of a text's BLAKE2b, of which 8 is the whole length.
 
@@ -89,12 +102,8 @@ def digest(text, length, block):
     while length - start > BLOCK:
         h = compressed(h, text + start, start + BLOCK, U(0))
         start += BLOCK
-    # The last block is filled up with zeros. A word that the text ends in is read with bytes behind it.
-    left = length - start
     for word in range(BLOCK // 8):
-        bits = 8 * min(max(left - 8 * word, 0), 8)
-        value = load_u64(text + start, word) if bits else U(0)
-        store_u64(block, word, value if bits == 64 else value & ((U(1) << U(bits)) - U(1)))
+        store_u64(block, word, word_of(text + start, length - start, word))
     return compressed(h, block, length, LAST)[0]
 
 
@@ -120,16 +129,44 @@ def whole_number(text, length):
     return not (is_negative and value > SIGN), U(0) - value if is_negative else value
 
 
-@kernel(void(int64, int64, int64, int64, int64))
-def numbers(texts, lengths, count, block, out):
+@helper
+def are_same(text, other, length):
+    """Return whether two texts of the same length have the same bytes."""
+    for word in range((length + 7) // 8):
+        if word_of(text, length, word) != word_of(other, length, word):
+            return False
+    return True
+
+
+@helper
+def slot_of(text, length, slots):
+    """Return the slot of a text among `slots` of them, a power of two."""
+    x = U(length)
+    for word in range((length + 7) // 8):
+        x = mix(x ^ word_of(text, length, word))
+    return int64(x & U(slots - 1))
+
+
+@kernel(void(int64, int64, int64, int64, int64, int64))
+def numbers(texts, lengths, count, memory, slots, out):
     """Write the number of each text to `out`, uint64 [count].
 
     texts, lengths: addresses of what the head of this file shows; lengths are int64 [count].
-    block: address of 128 bytes, overwritten.
+    memory: address of zeros: the 128 bytes of a block; then int64 [slots, 2], of the text in a slot its place + 1
+    and its address.
     """
+    block, table = memory, memory + BLOCK
     text = texts
     for k in range(count):
         length = load_i64(lengths, k)
-        is_whole, value = whole_number(text, length)
-        store_u64(out, k, value if is_whole else digest(text, length, block))
+        slot = 2 * slot_of(text, length, slots)
+        other = load_i64(table, slot) - 1
+        if other >= 0 and load_i64(lengths, other) == length and are_same(
+                text, load_i64(table, slot + 1), length):
+            store_u64(out, k, load_u64(out, other))
+        else:
+            is_whole, value = whole_number(text, length)
+            store_u64(out, k, value if is_whole else digest(text, length, block))
+            store_i64(table, slot, k + 1)
+            store_i64(table, slot + 1, text)
         text += length
