@@ -22,7 +22,7 @@ def number_of(text: bytes) -> int:
 def texts() -> list[str]:
     """Texts of all lengths around those of blocks, whole numbers and what nearly is one, and random ones."""
     dice = random.Random(1)
-    every = [letter * size for letter in ("x", "é", "😀", "7") for size in (*range(300), 1000)]
+    every = [unit * size for unit in ("x", "é", "😀", "7") for size in (*range(300), 1000)]
     for border in (0, 9, 10, 2**63, 2**64, 10**19, 10**20, 18446744073709551610):
         for near in range(border - 12, border + 13):
             every += [

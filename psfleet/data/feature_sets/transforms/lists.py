@@ -73,7 +73,7 @@ class Truncate(Transform):
 
     Attributes:
         length: The maximum.
-        keep: Which values of a longer sample stay, the "last" or the "first".
+        keep: End of a longer sample whose values stay, "last" or "first".
     """
 
     length: PositiveInt
@@ -97,8 +97,8 @@ class Pad(Transform):
     Attributes:
         length: Number of values.
         value: Value that fills samples up. Its weight is 0.
-        side: Where it is filled in, "after" or "before" the values.
-        keep: Which values of a longer sample stay, the "last" or the "first".
+        side: Place of the filled-in values, "after" or "before" the others.
+        keep: End of a longer sample whose values stay, "last" or "first".
     """
 
     length: PositiveInt
