@@ -1,4 +1,9 @@
-"""Optimizers' constructors: arguments checked, in both orders of the documents, for groups too."""
+"""Arguments of optimizers' constructors: their two documented orders, their checks, and parameter groups.
+
+The API that psfleet follows exists in two versions, which put `parameters` at different places of the same
+constructor. `as_documented` accepts both orders, checks every argument once, and turns a list of parameter
+groups (dicts with `params`) into one optimizer for each group, whose settings the whole optimizer borrows.
+"""
 
 import functools
 import itertools
@@ -20,10 +25,11 @@ _SHARED = frozenset({"learning_rate", "multi_precision", "name", "parameter_list
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """One dict of a list of groups.
+    """Parameters that share settings: one dict of the list passed as `parameters`.
 
     Attributes:
-        factor: On the optimizer's learning rate.
+        parameters: Entry `params` of the dict.
+        factor: Factor on the optimizer's learning rate.
         settings: Arguments of the optimizer's constructor that differ in this group.
     """
 
@@ -32,26 +38,28 @@ class ParameterGroup:
     settings: dict[str, Any]
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of an optimizer for this group, from those of the whole one."""
+        """Return the constructor's arguments for this group: those of the whole optimizer, with the group's
+        own settings."""
         own_names = {"parameters", *self.settings}
+        # A group that sets weight_decay must not inherit regularization, its other name.
         if _DECAY & own_names:
             own_names |= _DECAY
         others = {name: value for name, value in values.items() if name not in own_names}
         return others | self.settings
 
     def lend(self, whole: Any, lender: Any) -> None:
-        """Let the whole optimizer treat the group's parameters as the lender would."""
+        """Make the whole optimizer treat the group's parameters with the settings of `lender`."""
         lender.factor = self.factor
         whole.lend(lender, self.parameters)
 
 
 def groups_of(owner: str, values: Mapping[str, Any], names: Sequence[str]) -> list[ParameterGroup]:
-    """The groups that a constructor was given; none: plain parameters.
+    """Return the groups that a constructor was given, or an empty list for a plain list of parameters.
 
     Args:
         owner: The optimizer, for messages.
         values: The constructor's arguments by name.
-        names: The arguments that a group may have of its own.
+        names: Names of the arguments that a group may set.
 
     Raises:
         ConfigError: A group is no dict, is empty, or has a setting that is not allowed.
@@ -91,15 +99,15 @@ def _group(owner: str, group: Any, names: Sequence[str]) -> ParameterGroup:
 def as_documented(
     *order: str,
 ) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
-    """For an optimizer's constructor: takes what the documents take, and hands on checked arguments.
+    """Decorate an optimizer's constructor so that it accepts every documented form of its arguments.
 
-    Arguments by place may come in the documents' order too, where that fits their annotations and
-    the constructor's own order does not. Groups of parameters become optimizers of their own, which
-    lend the one that is made their settings. A variable of a program stands for its number, but for the
-    learning rate, which is read before each update.
+    Positional arguments are taken in the constructor's order. If their values do not fit its annotations
+    but fit those of the older order, they are taken in that one. Each parameter group becomes an optimizer
+    of its own, which lends its settings to the optimizer under construction. A program variable is replaced
+    by its number, except as the learning rate, which is read before each update.
 
     Args:
-        order: The documents' arguments, from the place where the constructor has `parameters`.
+        order: Names of the older order, starting at the position where the constructor has `parameters`.
     """
 
     def decorate(construct: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
@@ -139,7 +147,8 @@ def as_documented(
 
 
 def _number(form: Form, owner: str, name: str, value: Any) -> Any:
-    """The number for which a variable of a program stands, if the argument may be one."""
+    """Return the number behind a program variable, if the argument takes numbers; any other value is
+    returned unchanged."""
     if name == "learning_rate" or not program_access.is_symbolic(value):
         return value
     is_number = fits(0.5, form.annotations.get(name))
@@ -147,13 +156,14 @@ def _number(form: Form, owner: str, name: str, value: Any) -> Any:
 
 
 def _fit(form: Form, values: Sequence[Any], names: Sequence[str]) -> bool:
-    """Return whether the values may be the arguments of these names."""
+    """Return whether the values fit the annotations of these arguments, in this order."""
     return len(values) <= len(names) and all(
         fits(value, form.annotations[name]) for name, value in zip(names, values, strict=False)
     )
 
 
 def _by_name(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call but for `self`, those of `**older` among them."""
+    """Return the arguments of a call by name, without `self` and with those of `**older` beside the
+    others."""
     rest = {name: value for name, value in arguments.items() if name not in ("self", "older")}
     return rest | dict(arguments.get("older", {}))

@@ -1,4 +1,12 @@
-"""Averages of weights over training, to evaluate with: ExponentialMovingAverage and ModelAverage."""
+"""Averages of the weights over training, to evaluate with: ExponentialMovingAverage and ModelAverage.
+
+Averaged weights often score better than the last ones. Each worker averages the dense weights that it sees,
+in its own memory; the servers' tables do not change. `apply()` shows the averages in place of the weights
+while a block runs:
+
+    with ema.apply():
+        evaluate(model)
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,15 +35,18 @@ from psfleet.regularizer import WeightDecay
 Floats = NDArray[np.float32]
 
 
-_SPILL = 16384  # updates after which sum_1 goes over to sum_2, so that it stays exact
+_SPILL = 16384
+"""Updates after which ModelAverage moves its first sum into the second. A float32 sum of more terms would
+lose the low bits of each further one; the reference uses the same number."""
 _COUNTS = ("num_updates", "num_accumulates", "old_num_accumulates")
 
 
 class WeightAverage:
-    """Common part of both averages: the choice of parameters, and showing the averages in their place.
+    """Base of both averages: chooses the parameters, and shows averages in their place.
 
-    Averages are this worker's, made from the values that it sees. The tables are not changed: other
-    workers train on while this one evaluates. Rows of distributed parameters are not averaged.
+    The averages belong to this worker and are made from the values that it sees. The tables do not change,
+    so other workers go on training while this one evaluates. Rows of distributed parameters are not
+    averaged.
     """
 
     def __init__(self, parameters: Iterable[Any] | None, name: str | None) -> None:
@@ -73,10 +84,13 @@ class WeightAverage:
         return [(p, np.asarray(p.numpy(), np.float32)) for p in parameters]
 
     def _follow(self, accumulate: Callable[[], None], trains: bool = False) -> bool:
-        """Accumulate after each run of the program being built, if there is one that trains.
+        """Accumulate after each run of the program being built, if that program trains.
 
         Args:
-            trains: It will train, if it does not yet.
+            trains: True if the program will train, though it has no update yet.
+
+        Returns:
+            False in eager mode and for programs that do not train: the caller accumulates then.
         """
         program = program_access.training_program(trains)
         if program is None:
@@ -100,10 +114,10 @@ class WeightAverage:
         self.set_state_dict(state_dict)
 
     def _entries(self, state: Any, endings: Sequence[str]) -> dict[str, list[Floats]]:
-        """The arrays `name.ending` of a state by name, one for each ending.
+        """Return the arrays `name.ending` of a state, a list for each name with one array for each ending.
 
         Raises:
-            UsageError: It is no state, or one is missing.
+            UsageError: The state is no mapping, or lacks an array.
         """
         if not isinstance(state, Mapping):
             raise UsageError(
@@ -138,7 +152,7 @@ class WeightAverage:
 
         Args:
             executor: Accepted for the reference's sake.
-            need_restore: False: they stay until `restore()`.
+            need_restore: False leaves the averages in place after the block, until `restore()`.
         """
         averages = self._averages()
         for parameter, average in averages:
@@ -159,13 +173,15 @@ class WeightAverage:
 
 
 class ExponentialMovingAverage(WeightAverage):
-    """ema = d * ema + (1 - d) * w after each update; shown: ema / (1 - d^updates).
+    """Exponential moving average of the weights: ema = d * ema + (1 - d) * w after each update.
+
+    `apply()` shows ema / (1 - d^updates), which corrects for the start at zero.
 
     Args:
         decay: d, in [0, 1).
-        thres_steps: Number of steps s, or what gives it when called or converted; d is then
-            min(decay, (1 + s) / (10 + s)).
-        parameters: Parameters to average; None: those that the program, or any optimizer, updates.
+        thres_steps: Number of steps s, as a number, a function or a variable. Early averages then forget
+            faster: d is min(decay, (1 + s) / (10 + s)).
+        parameters: Parameters to average. None averages those that the program, or any optimizer, updates.
     """
 
     @checked
@@ -183,7 +199,7 @@ class ExponentialMovingAverage(WeightAverage):
         self._ema: dict[str, Floats] = {}
 
     def update(self) -> None:
-        """Take in the current weights: now, or after each run of the program being built."""
+        """Add the current weights to the average: now, or after each run of the program being built."""
         if not self._follow(self._take):
             self._take()
 
@@ -208,7 +224,7 @@ class ExponentialMovingAverage(WeightAverage):
         return [(p, self._ema[p.name] / whole) for p in self._parameters() if p.name in self._ema]
 
     def state_dict(self) -> dict[str, Any]:
-        """`name.ema` of each parameter and the number of updates."""
+        """Return `name.ema` of each parameter, the number of updates and the decay of the last one."""
         return {
             **{f"{name}.ema": ema.copy() for name, ema in self._ema.items()},
             "updates": self._updates,
@@ -225,12 +241,12 @@ class ExponentialMovingAverage(WeightAverage):
 
 
 class ModelAverage(WeightAverage):
-    """The mean of the weights over a window of the last updates.
+    """Mean of the weights over a window of the last updates.
 
-    A window that has min_average_window weights, and min(max_average_window, updates *
-    average_window_rate) of them, becomes the old window and a new one begins; shown is the mean over
-    both. Made while a training program is built, it takes in the weights after each run; otherwise
-    call `step()` after each update.
+    A window is full when it has at least min_average_window weights and at least min(max_average_window,
+    updates * average_window_rate). It then becomes the old window and a new one begins. `apply()` shows the
+    mean over both. If the average is made while a training program is built, it takes the weights after
+    each run; otherwise call `step()` after each update.
 
     Args:
         parameters: Parameters as in ExponentialMovingAverage.
@@ -261,7 +277,7 @@ class ModelAverage(WeightAverage):
 
     @checked
     def step(self) -> None:
-        """Take in the current weights."""
+        """Add the current weights to the window."""
         self.num_updates += 1
         self.num_accumulates += 1
         full = self.num_accumulates >= self._least and (
@@ -286,7 +302,8 @@ class ModelAverage(WeightAverage):
         *,
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Take in the weights, now or after each run of the program being built; nothing is trained.
+        """Add the weights to the window, now or after each run of the program being built; nothing is
+        trained.
 
         Arguments as in Optimizer.minimize; a clip changes no weight, so it has no effect.
 
@@ -313,14 +330,14 @@ class ModelAverage(WeightAverage):
 
     @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Take in the weights; the gradients have no effect.
+        """Add the weights to the window; the gradients have no effect.
 
         Args:
-            params_grads: (parameter, gradient) pairs. With variables of a program for gradients the
-                weights are taken in after each of its runs.
+            params_grads: (parameter, gradient) pairs. If the gradients are program variables, the weights
+                are added after each run of the program.
 
         Returns:
-            No operations.
+            An empty list: there are no operations.
         """
         if program_access.symbolic(program_access.pairs(self._name, params_grads)):
             self._follow(self.step, trains=True)

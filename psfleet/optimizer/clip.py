@@ -1,7 +1,8 @@
-"""Gradient clipping: on the worker, per worker, before the push and before regularization.
+"""Gradient clipping. Each worker clips its own gradients before it pushes them, and before regularization.
 
-Parameters with `need_clip=False` are left out, of a global norm too. The rows of repeated ids in a
-sparse gradient are summed first, so it is clipped as the array that it stands for.
+Parameters with `need_clip=False` are not clipped and do not count in a global norm. In a sparse gradient
+the rows of repeated ids are summed first, so that it is clipped exactly as the dense array that it stands
+for.
 """
 
 import math
@@ -24,14 +25,14 @@ Pairs = Sequence[tuple[Parameter, Grad]]
 
 
 class ClipGradBase:
-    """Base of the clips: calling one clips (parameter, gradient) pairs.
+    """Base of the clips. Calling a clip returns clipped (parameter, gradient) pairs.
 
-    Gradients are arrays, SparseGrad, or variables of a program, whose runs then clip. Pairs without a
-    gradient, (parameter, None), stay.
+    Gradients are arrays, SparseGrad, or program variables; variables are clipped in each run of their
+    program. Pairs without a gradient, (parameter, None), are returned unchanged.
     """
 
     def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """New pairs, in the same order; gradients are not changed in place."""
+        """Return clipped pairs in the same order. The given gradients are not changed."""
         result = [(p, held_by(g)) for p, g in params_grads]
         places = [i for i, (p, g) in enumerate(result) if g is not None]
         pairs = [result[i] for i in places]
@@ -44,12 +45,12 @@ class ClipGradBase:
         return result
 
     def _record(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """The pairs with clipped variables, for gradients that are variables of a program."""
+        """Add clipping operations to the program; return the pairs with the clipped variables."""
         variables = iter(self._operations([g for p, g in pairs if parameter_of(p).need_clip]))
         return [(p, next(variables) if parameter_of(p).need_clip else g) for p, g in pairs]
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        """Variables for the clipped gradients."""
+        """Return a variable with the clipped value for each gradient."""
         raise NotImplementedError
 
     def _clip_pairs(self, params_grads: Pairs) -> list[tuple[Parameter, Grad]]:
@@ -62,7 +63,7 @@ class ClipGradBase:
 
 
 class ClipGradByValue(ClipGradBase):
-    """Every component into [min, max]; min is -max unless given."""
+    """Clips every component to [min, max]. min is -max unless given."""
 
     @checked
     def __init__(self, max: float, min: float | None = None) -> None:
@@ -85,7 +86,7 @@ class ClipGradByValue(ClipGradBase):
 
 
 class ClipGradByNorm(ClipGradBase):
-    """Each gradient scaled down to an L2 norm of at most clip_norm."""
+    """Scales each gradient down to an L2 norm of at most clip_norm."""
 
     @checked
     def __init__(self, clip_norm: Positive) -> None:
@@ -104,7 +105,7 @@ class ClipGradByNorm(ClipGradBase):
 
 
 class ClipGradByGlobalNorm(ClipGradBase):
-    """All gradients scaled by one factor to a common norm of at most clip_norm."""
+    """Scales all gradients by one factor so that their common L2 norm is at most clip_norm."""
 
     @checked
     def __init__(
@@ -142,17 +143,18 @@ def set_gradient_clip(
     param_list: Sequence[Parameter | str | Any] | None = None,
     program: Any = None,
 ) -> None:
-    """Clip the gradients of parameters under any optimizer that has no grad_clip of its own.
+    """Set the clip of parameters whose optimizer has no grad_clip.
 
-    Parameters with one clip are clipped together, by their common norm if it is a global one.
+    Parameters with the same clip are clipped together: a global-norm clip uses their common norm.
 
     Args:
-        clip: The clip; None: none from now on.
-        param_list: Parameters, their variables or names; None: all that the program uses by now.
-        program: None: the default main program.
+        clip: Clip to apply from now on, or None to stop clipping.
+        param_list: Parameters, their variables or names. None means all parameters that the program has so
+            far.
+        program: Program of the parameters. None means the default main program.
 
     Raises:
-        ConfigError: It is no clip. UsageError: An entry is no parameter of the program.
+        ConfigError: `clip` is no clip. UsageError: An entry is no parameter of the program.
     """
     from psfleet.core.graph.program.program import default_main_program
 
@@ -167,7 +169,7 @@ def set_gradient_clip(
 
 
 def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
-    """The pairs clipped by what `set_gradient_clip` has said of their parameters."""
+    """Clip the pairs by the clips that `set_gradient_clip` has set on their parameters."""
     clips = {id(p.gradient_clip): p.gradient_clip for p, _ in pairs if p.gradient_clip is not None}
     result = list(pairs)
     for clip in clips.values():

@@ -1,4 +1,9 @@
-"""DistributedOptimizer: a local optimizer whose parameters live on the fleet's servers."""
+"""DistributedOptimizer: applies a fleet's strategy to a local optimizer.
+
+Optimizers of psfleet push to the servers by themselves. This wrapper adds what the strategy asks for:
+another optimizer in place of the given one (dgc, lars, lamb), recompute, pipelines, merged gradients, and
+gradients in 16 bits.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -23,12 +28,12 @@ from psfleet.optimizer.wrapping_optimizers import (
 
 
 def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
-    """The optimizer itself, or the one that the strategy makes of it.
+    """Return the optimizer that the strategy puts in place of the given one, or the given one itself.
 
-    One that is wrapped for a pipeline or for recompute is replaced within its wrappers.
+    Inside a PipelineOptimizer or RecomputeOptimizer the inner optimizer is replaced.
 
     Raises:
-        ConfigError: The switch does not fit the optimizer.
+        ConfigError: The strategy's dgc, lars or lamb needs another optimizer.
     """
     if type(optimizer) in (PipelineOptimizer, RecomputeOptimizer):
         inner = object.__getattribute__(optimizer, "_inner")
@@ -107,16 +112,15 @@ class DistributedOptimizer:
 
     Args:
         optimizer: The local optimizer.
-        strategy: A DistributedStrategy, or settings in the form of a strategy file; what the launcher
-            says has the last word. None: the one that `fleet.init` was given. Its dgc, lars and lamb
-            put another optimizer in place of this one; its gradient_merge makes one push of several
-            steps' gradients; its amp sends them, and multiplies a program's matrices, in 16 bits;
-            its recompute drops activations and computes them again; its pipeline cuts the program
-            for stages.
+        strategy: A DistributedStrategy, or settings in the form of a strategy file. None means the strategy
+            given to `fleet.init`. Settings of the launcher win over it. Its parts act as follows: dgc, lars
+            and lamb replace the optimizer; gradient_merge pushes the gradients of several steps at once;
+            amp sends gradients, and multiplies a program's matrices, in 16 bits; recompute drops
+            activations and computes them again; pipeline cuts the program into stages.
 
     Attributes:
-        optimizer: The optimizer that does the work.
-        settings: The strategy that counts.
+        optimizer: The optimizer that does the work: the given one, or its replacement.
+        settings: The strategy in effect.
     """
 
     @checked
@@ -187,8 +191,8 @@ class DistributedOptimizer:
             losses: One loss variable, or a list with one.
             scopes: Accepted for the reference's sake; psfleet has one scope.
             startup_programs: One program or a list with one.
-            parameter_list: Parameters to update; None: all that are trainable.
-            no_grad_set: Variables to leave alone.
+            parameter_list: Parameters to update. None means all trainable ones.
+            no_grad_set: Variables that get no gradient.
 
         Returns:
             (optimize_ops, params_grads).
@@ -203,7 +207,8 @@ class DistributedOptimizer:
         return result
 
     def _set_products(self, operations: list[Any]) -> None:
-        """Let the program that has these updates multiply as the strategy's amp says."""
+        """Make the program with these updates multiply its matrices in the precision of the strategy's
+        amp."""
         if operations and self.settings.amp is not None:
             program_access.set_products(self.settings.amp)
 

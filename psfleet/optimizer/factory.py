@@ -1,4 +1,9 @@
-"""Optimizer classes made from what rules declare."""
+"""Makes an optimizer class from what an update rule declares, so that each optimizer is declared only once.
+
+A rule (`psfleet.core.engine.rules`) names its hyperparameters and, in `Rule.optimizer`, the arguments of
+its optimizer. `optimizer_of` builds the class with its signature and docstring;
+`psfleet.optimizer.rule_optimizers` calls it for all rules of psfleet, and a script may call it for its own.
+"""
 
 import dataclasses
 import inspect
@@ -26,7 +31,7 @@ BY_PARAMETER: Mapping[str, tuple[Any, Any]] = {
     "exclude_from_weight_decay_fn": (Callable[[Parameter], bool] | None, None),
     "rescale_grad": (float, 1.0),
 }
-"""Arguments of an optimizer that act on single parameters, with their annotations and defaults."""
+"""Arguments that let an optimizer treat parameters differently, with their annotations and defaults."""
 
 
 class RuleOptimizer(Optimizer):
@@ -38,9 +43,10 @@ class RuleOptimizer(Optimizer):
 
     @override
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The update rule for a parameter; None: for one with rows for any id.
+        """Return the update rule for a parameter, or, for None, for one whose rows may have any id.
 
-        Regularization makes the gradient of a sparse parameter with a known number of rows dense.
+        A sparse parameter with a known number of rows gets the rule for rows only without regularization,
+        which makes its gradient dense.
         """
         rules = self._rules
         if rules.by_rows is not None and (
@@ -74,10 +80,10 @@ class RuleOptimizer(Optimizer):
 
 
 def optimizer_of(rule: type[Rule]) -> type[Any]:
-    """The optimizer class of a rule that declares one (`Rule.optimizer`), with the rule's name.
+    """Make the optimizer class that a rule declares in `Rule.optimizer`. It has the rule's name.
 
     Raises:
-        UsageError: The rule declares none.
+        UsageError: The rule declares no optimizer.
     """
     declared = rule.optimizer
     if declared is None:
@@ -123,14 +129,15 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
 
 
 def _fields(rule: type[Rule], spec: OptimizerSpec) -> dict[str, str]:
-    """By argument the field that it sets."""
+    """Return, for each argument of the constructor, the field of the rule that it sets."""
     renamed = spec.fields.values()
     own = {one.name: one.name for one in dataclasses.fields(rule) if one.name not in renamed}
     return own | dict(spec.fields)
 
 
 def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
-    """The constructor's arguments: those of every optimizer among the rule's own."""
+    """Return the constructor's signature: the rule's hyperparameters and the arguments that every optimizer
+    has."""
     shared = inspect.signature(Optimizer.__init__).parameters
     types = typing.get_type_hints(Optimizer.__init__, include_extras=True)
     values = {field.name: field.default for field in dataclasses.fields(rule)}

@@ -1,4 +1,11 @@
-"""Base of all optimizers: they differentiate, clip, push with the current rate, keep their state."""
+"""Base class of all optimizers: differentiates a loss, clips the gradients and pushes them with the current
+rate.
+
+The update rule itself runs where the tables are, in the servers or in the embedded runtime. An optimizer
+decides which parameters are updated, with which rule, rate and clip, and counts the updates. Its state
+(moments and the like) is read from the tables when a script asks for it
+(`psfleet.optimizer.optimizer_state`).
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack
@@ -32,7 +39,7 @@ T = TypeVar("T", bound="Optimizer")
 
 
 class LegacyArguments(TypedDict, total=False):
-    """Arguments that the older face of the API names differently, and those shared by all."""
+    """Older names of constructor arguments, and arguments that every optimizer accepts by name only."""
 
     parameter_list: Iterable[Any] | None
     regularization: WeightDecay | float | None
@@ -42,33 +49,40 @@ class LegacyArguments(TypedDict, total=False):
 class Optimizer(StatefulOptimizer):
     """Base of the optimizers. A subclass sets `_rule`.
 
-    The optimizer owns no array: weights and state live in the tables of the active runtime, made at
-    the first update. What it does is the same embedded and on a cluster.
+    An optimizer holds no arrays. Weights and state live in the tables of the active runtime, which are
+    created at the first update. The same script gives the same results embedded and on a cluster.
 
     Args:
         learning_rate: A number of at least 0, a schedule from `psfleet.optimizer.lr`, or a variable
             of the program being built, which is then read before each update.
-        parameters: The parameters to update; None: those that are passed with their gradients.
-            Or groups: a list of dicts with `params` and settings of their own: `weight_decay`,
-            `grad_clip`, the rule's hyperparameters, and `learning_rate`, a factor on the optimizer's.
-            Each group's gradients are clipped by themselves, as in the reference.
-        weight_decay: A number (L2), L1Decay or L2Decay; a parameter's own regularizer wins.
-        grad_clip: Applied to each worker's gradients before they are sent.
-        name: For messages.
-        older: `parameter_list` and `regularization` are other names of `parameters` and
-            `weight_decay`. `multi_precision`: the state has the float32 masters of float16 and
-            bfloat16 parameters. (What is updated is the master in any case.)
+        parameters: Parameters to update. None means those that are passed with their gradients. May also be
+            a list of groups, such as `[{"params": [w], "learning_rate": 0.1}]`: dicts with `params` and
+            settings for them. A group may set `weight_decay`, `grad_clip`, the rule's hyperparameters, and
+            `learning_rate`, which is a factor on the optimizer's. Each group's gradients are clipped
+            separately, as in the reference.
+        weight_decay: A number (L2), L1Decay or L2Decay. A parameter's own regularizer wins over it.
+        grad_clip: Clip that each worker applies to its gradients before it sends them.
+        name: Name in error messages. The class's name by default.
+        older: `parameter_list` and `regularization` are older names of `parameters` and `weight_decay`.
+            With `multi_precision`, the state includes the float32 masters of float16 and bfloat16
+            parameters. (Updates always apply to the masters.)
 
     Raises:
         ConfigError: A value is out of range; it is quoted.
     """
 
     _rule: Rule
-    factor = 1.0  # on the learning rate, of the parameters of a group
-    lazy = False  # whether rows of a sparse parameter rest while they have no gradient
-    every_row = False  # whether those of a parameter with rows for any id do not
-    streams_evictions = False  # whether tables say which rows have gone
-    works_on_worker = False  # whether it does more than its rule, which a push past it would skip
+    factor = 1.0  # factor on the learning rate, for the parameters of a group
+    lazy = (
+        False  # True if an update only changes the rows of a sparse parameter that have a gradient
+    )
+    every_row = (
+        False  # True if an update changes all rows, also of a parameter whose rows may have any id
+    )
+    streams_evictions = False  # True if the tables must report the rows that they evict
+    works_on_worker = (
+        False  # True if part of the update runs on the worker, so that a direct push would skip it
+    )
 
     @as_documented("regularization", "name")
     def __init__(
@@ -93,24 +107,24 @@ class Optimizer(StatefulOptimizer):
         )
         self.regularization = as_regularizer(decay, owner)
         self._grad_clip = grad_clip
-        self._lenders: dict[str, Optimizer] = {}  # of parameters in groups, by their names
+        self._lenders: dict[str, Optimizer] = {}  # optimizer of its group, by name of a parameter
         self._promise(self._parameters or [], early=False)
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The update rule for a parameter; None: for one without exceptions."""
+        """Return the update rule for a parameter, or the general rule for None."""
         return self._rule
 
     def decay(self, parameter: Parameter | None = None) -> DecaySpec:
-        """The regularization of a parameter, which the servers add to the gradient."""
+        """Return the regularization that the servers add to a parameter's gradient."""
         return as_decay(self._regularizer(parameter))
 
     def _regularizer(self, parameter: Parameter | None) -> WeightDecay | None:
-        """A parameter's own regularizer, or else the optimizer's."""
+        """Return the parameter's own regularizer or, if it has none, the optimizer's."""
         own = parameter.regularizer if parameter is not None else None
         return self.regularization if own is None else as_regularizer(own, self._name)
 
     def common(self) -> dict[str, Any]:
-        """The arguments that every optimizer takes, to make another one like this."""
+        """Return the arguments that every optimizer takes, to make another optimizer with the same ones."""
         return {
             "learning_rate": self._rate,
             "parameters": self._parameters,
@@ -120,14 +134,14 @@ class Optimizer(StatefulOptimizer):
         }
 
     def rate_factor(self, parameter: Parameter) -> float:
-        """Return the factor on the rate for this parameter."""
+        """Return the factor on the learning rate for this parameter."""
         return self.factor * parameter.learning_rate
 
     def lend(self, lender: "Optimizer", parameters: Iterable[Any]) -> None:
-        """Treat these parameters by the rule, decay, factor and clip of another optimizer.
+        """Use the rule, decay, rate factor and clip of another optimizer for these parameters.
 
         Raises:
-            ConfigError: One of them is in another group.
+            ConfigError: A parameter is in another group already.
         """
         for parameter in program_access.parameters_of(self._name, parameters) or []:
             if parameter.name in self._lenders:
@@ -138,35 +152,36 @@ class Optimizer(StatefulOptimizer):
 
     @property
     def grouped(self) -> bool:
-        """True if some of its parameters have settings of their own."""
+        """True if the optimizer was given parameter groups."""
         return bool(self._lenders)
 
     def clip_by(self, clip: ClipGradBase) -> None:
-        """Clip gradients by this from now on."""
+        """Clip gradients with this clip from now on."""
         for optimizer in (self, *self._lenders.values()):
             optimizer._grad_clip = clip
 
     def lender(self, parameter: Parameter) -> "Optimizer":
-        """The optimizer by whose settings this one treats the parameter: its own, of a group, or this."""
+        """Return the optimizer whose settings apply to a parameter: the parameter's own, its group's, or
+        this one."""
         return parameter.optimizer or self._lenders.get(parameter.name, self)
 
     def _rate_of(self, parameter: Parameter, rate: float) -> float:
-        """The rate of a parameter's update in which this optimizer's own is `rate`."""
+        """Return the learning rate for a parameter, in an update where this optimizer's rate is `rate`."""
         lender = self.lender(parameter)
         base = rate if parameter.optimizer is None else lender.get_lr()
         return base * lender.rate_factor(parameter)
 
     @property
     def parameters(self) -> list[Parameter]:
-        """The parameters that it was given, or else those that it has updated."""
+        """The parameters given to the constructor or, without them, those updated so far."""
         return list(self._known.values()) if self._parameters is None else list(self._parameters)
 
     def get_lr(self) -> float:
-        """The learning rate of the next update."""
+        """Return the learning rate of the next update."""
         return self._rate.last_lr if isinstance(self._rate, LRScheduler) else self._rate
 
     def current_step_lr(self) -> float:
-        """The learning rate of the last update; before the first one, that which it will have."""
+        """Return the learning rate of the last update or, before the first one, of the next."""
         return self.get_lr() if self._last_rate is None else self._last_rate
 
     @checked
@@ -174,7 +189,7 @@ class Optimizer(StatefulOptimizer):
         """Set the learning rate.
 
         Raises:
-            UsageError: A schedule decides the rate; replace it with `set_lr_scheduler`.
+            UsageError: A schedule sets the rate. Replace it with `set_lr_scheduler`.
         """
         if isinstance(self._rate, LRScheduler):
             raise UsageError(
@@ -186,7 +201,7 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
-        """Let a schedule decide the rate from now on."""
+        """Take the learning rate from a schedule from now on."""
         self._rate = scheduler
         self._last_rate = None
 
@@ -201,15 +216,15 @@ class Optimizer(StatefulOptimizer):
         *,
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Differentiate the loss and update: at once if it has a value, else in each run.
+        """Differentiate the loss and update: at once in eager mode, or in each run of the program.
 
         Args:
             loss: A variable with one element.
-            startup_program: Accepted for the reference's sake: parameters start by themselves.
-            parameters: Parameters or names to update; None: all that are trainable.
+            startup_program: Accepted for the reference's sake. Parameters initialize themselves.
+            parameters: Parameters or names to update. None means all trainable ones.
             no_grad_set: Parameters, variables or names that get no gradient.
-            grad_clip: In place of the optimizer's own, from now on.
-            parameter_list: Another name of `parameters`.
+            grad_clip: Clip that replaces the optimizer's from now on.
+            parameter_list: Older name of `parameters`.
 
         Returns:
             (optimize_ops, params_grads).
@@ -235,8 +250,7 @@ class Optimizer(StatefulOptimizer):
             callbacks: Called with (parameter, gradient) for each pair.
 
         Returns:
-            (parameter, gradient) pairs. Gradients are variables of the program, or arrays if the
-            loss has a value.
+            (parameter, gradient) pairs. Gradients are program variables, or arrays in eager mode.
         """
         pairs = program_access.differentiate(
             loss, parameter_list, no_grad_set, self._parameters, callbacks
@@ -250,11 +264,11 @@ class Optimizer(StatefulOptimizer):
         """Second part of minimize: clip, regularize and update.
 
         Args:
-            params_grads: (parameter, gradient) pairs: arrays in the parameter's shape or SparseGrad
-                which update at once; or variables, which update in each run of the program.
+            params_grads: (parameter, gradient) pairs. Arrays in the parameter's shape and SparseGrad update
+                at once. Program variables update in each run of the program.
 
         Returns:
-            The update operations added to the program; none if the update was at once.
+            The update operations added to the program; an empty list if the update happened at once.
         """
         return self.apply_optimize(None, None, params_grads)
 
@@ -262,7 +276,7 @@ class Optimizer(StatefulOptimizer):
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Apply gradients, as `apply_gradients` does; the loss is only shown in the progress display."""
+        """Apply gradients, as `apply_gradients` does. The loss is only used for the progress display."""
         pairs = [(p, g) for p, g in program_access.pairs(self._name, params_grads) if g is not None]
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
@@ -275,7 +289,8 @@ class Optimizer(StatefulOptimizer):
         return []
 
     def get_opti_var_name_list(self) -> list[str]:
-        """The names of the state that it keeps, as in `state_dict()`: `name.slot` by parameter."""
+        """Return the names of the optimizer's state arrays, as in `state_dict()`: `name.slot` for each
+        parameter."""
         parameters = self._known or {parameter.name: parameter for parameter in self._planned}
         return [
             f"{name}.{slot.name}"
@@ -289,9 +304,9 @@ class Optimizer(StatefulOptimizer):
         parameters_and_grads: Sequence[tuple[Any, Any]],
         regularization: WeightDecay | None = None,
     ) -> list[tuple[Any, Any]]:
-        """The pairs with the regularizers' gradients added: arrays or variables.
+        """Return the pairs with the regularizers' gradients added, as arrays or program variables.
 
-        `apply_gradients` does this itself, on the servers.
+        `apply_gradients` needs no such call: the servers add regularization.
         """
         out = []
         for parameter, gradient in parameters_and_grads:
@@ -303,7 +318,7 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def step(self) -> None:
-        """Update the parameters by the gradients that the last backward pass left in `grad`."""
+        """Update the parameters with the gradients that the last backward pass left in `Parameter.grad`."""
         if self._parameters is None:
             raise UsageError(
                 f"{self._name}: step() needs to know the parameters; "
@@ -323,11 +338,11 @@ class Optimizer(StatefulOptimizer):
     clear_gradients = clear_grad
 
     def apply_values(self, pairs: Pairs, samples: int = 0, loss: float | None = None) -> None:
-        """Update by these gradients: the end of one step.
+        """Update with these gradients, which ends one step.
 
         Args:
-            pairs: (parameter, float32 array or SparseGrad).
-            samples: Number of samples that the step has used, for the progress display.
+            pairs: Parameters with their gradients, float32 arrays or SparseGrad.
+            samples: Number of samples in the step, for the progress display.
             loss: The step's loss, for the progress display.
         """
         if self.merger is not None:
@@ -339,7 +354,8 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def push_merged(self) -> None:
-        """Push what gradient_merge keeps, though it is of fewer steps than k; all workers do it together."""
+        """Push the gradients that gradient_merge holds, though fewer than k steps were made. All workers
+        must call it."""
         if self.merger is not None and (self.merger.waiting or tables().runtime.worker_num > 1):
             self._update(*self.merger.take_waiting(), None)
 
@@ -366,7 +382,8 @@ class Optimizer(StatefulOptimizer):
                 own.advance()
 
     def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
-        """The gradients of trainable parameters, as arrays in shapes that fit."""
+        """Return the gradients of the trainable parameters, checked and as arrays in the parameters'
+        shapes."""
         strangers = [p for p, _ in pairs if not isinstance(p, Parameter)]
         if strangers:
             raise UsageError(
@@ -375,7 +392,7 @@ class Optimizer(StatefulOptimizer):
         return [(p, check_gradient(p, g)) for p, g in pairs if p.trainable]
 
     def _clip_pairs(self, pairs: Pairs) -> Pairs:
-        """The pairs as they are sent, in the same order; groups are clipped one by one."""
+        """Clip the pairs, each parameter group separately, and return them in the same order."""
         if not self._lenders:
             return (self._grad_clip or clip_by_own)(pairs)
         gradients: dict[str, Grad] = {p.name: g for p, g in pairs}
@@ -385,7 +402,7 @@ class Optimizer(StatefulOptimizer):
         return [(p, gradients[p.name]) for p, _ in pairs]
 
     def _check_whole(self) -> None:
-        """Refuse to update at once, in every stage, what only a program can be cut for."""
+        """Refuse an eager update in a pipeline: only a program can be cut into stages."""
         if here().processes > 1:
             raise UsageError(
                 f"{self._name} updates at once by computed gradients, and this is "
@@ -394,11 +411,11 @@ class Optimizer(StatefulOptimizer):
             )
 
     def scale(self, scaler: GradientScaler) -> None:
-        """Let gradients travel in 16 bits from now on."""
+        """Send gradients in 16 bits from now on."""
         self.scaler = scaler
 
     def _sent(self, parameter: Parameter, grad: Grad) -> Grad | SparseElements:
-        """Return the gradient to push. A hook for compression."""
+        """Return the gradient to push. Subclasses override this to compress or rescale it."""
         return grad
 
     def _find(self, parameter: Parameter) -> BoundTable | None:
@@ -416,13 +433,14 @@ class Optimizer(StatefulOptimizer):
         return seat
 
     def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
-        """Let the parameters' values come from their tables, which are made when one is needed."""
+        """Bind the parameters to their tables, which are created when a value is first needed."""
         binding = LazyBinding(self._seat, early)
         for parameter in parameters:
             parameter.binding = parameter.binding or binding
 
     def advance(self) -> None:
-        """Count an update: schedules that count updates go on. An update here does this itself."""
+        """Count an update and advance a schedule that counts updates. Every update of this class calls it
+        itself."""
         self._updates += 1
         if isinstance(self._rate, LRScheduler) and self._rate.steps_itself:
             self._rate.step()
@@ -447,7 +465,8 @@ def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any
 
 
 def check_outside(owner: str, optimizer: Any) -> None:
-    """Refuse an optimizer whose rule alone does not do all that it promises."""
+    """Refuse an optimizer that does part of its update on the worker, for a table that is pushed to
+    directly."""
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"the optimizer of {owner} is {optimizer!r}; it must be one of psfleet.optimizer"

@@ -1,4 +1,9 @@
-"""An optimizer's state as arrays by name: gathered from the tables and written back."""
+"""State dicts of optimizers: reads the state arrays from the tables, and writes them back.
+
+Weights, moments and step counts live in the tables (on the servers, in a cluster). `state_dict()` collects
+them under the names `parameter.slot`; `set_state_dict()` checks everything and then writes all tables, so
+that a wrong state changes nothing.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,11 +29,12 @@ _WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weigh
 
 
 class StatefulOptimizer(ABC):
-    """State of an optimizer beside its settings, and how that is saved and set.
+    """Part of an optimizer that keeps its counters and saves and restores its state.
 
     Args:
-        name: For messages.
-        multi_precision: True if the state has float32 masters.
+        name: Name in error messages.
+        rate: Learning rate, or its schedule.
+        multi_precision: True if the state includes the float32 masters of 16-bit parameters.
     """
 
     def __init__(self, name: str, rate: float | LRScheduler, multi_precision: bool) -> None:
@@ -36,8 +42,12 @@ class StatefulOptimizer(ABC):
         self._rate = rate
         self.multi_precision = multi_precision
         self._known: dict[str, Parameter] = {}
-        self._planned: list[Parameter] = []  # what runs of a program update, in all stages
-        self._waiting: dict[str, Any] = {}  # state to set when its parameter is first updated
+        self._planned: list[
+            Parameter
+        ] = []  # parameters that runs of a program update, in all stages
+        self._waiting: dict[
+            str, Any
+        ] = {}  # loaded state, to be written when its parameter is first updated
         self._updates = 0
         self._last_rate: float | None = None
         self.scaler: GradientScaler | None = None
@@ -46,35 +56,37 @@ class StatefulOptimizer(ABC):
     @property
     @abstractmethod
     def parameters(self) -> list[Parameter]:
-        """The parameters that it was given, or else those that it has updated."""
+        """The parameters given to the constructor or, without them, those updated so far."""
 
     @abstractmethod
     def _find(self, parameter: Parameter) -> BoundTable | None:
-        """The parameter's table; None: there is none yet."""
+        """Return the parameter's table, or None if it does not exist yet."""
 
     @abstractmethod
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        """The parameter's table, made if there is none."""
+        """Return the parameter's table, and create it if it does not exist yet."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's whole state, gathered from the tables; empty before the first update.
+        """Return the optimizer's state, read from the tables. It is empty before the first update.
 
         Returns:
-            `name.slot`: float32 in the parameter's shape, `name.step`: how many updates it has had.
-            State that was set and still waits for its parameter's first update is in it as well.
-            A parameter with rows for any id has `name.ids` int64 [n] and slots [n, dim].
-            `LR_Scheduler` and `global_step` are the schedule's state and the number of updates;
-            with multi_precision `master_weights` has the float32 weights by name.
+            For each parameter `name.slot`, float32 in the parameter's shape, and `name.step`, its number of
+            updates. A parameter whose rows may have any id has `name.ids`, int64 [n], and slots [n, dim].
+            `LR_Scheduler` is the schedule's state and `global_step` the number of updates. With
+            multi_precision, `master_weights` has the float32 weights by name. State that was set before and
+            still waits for its parameter's first update is included.
 
         Raises:
-            UsageError: gradient_merge keeps gradients, which the state would lack.
+            UsageError: gradient_merge holds gradients that the state would lack.
         """
         self._check_none_waits()
         if not self._updates:
             return dict(self._waiting)
         home = tables()
         if here().processes > 1:
-            for parameter in self._planned:  # other stages have made the others' tables
+            for (
+                parameter
+            ) in self._planned:  # tables of other stages exist, but not yet in this process
                 self._seat(parameter)
         home.runtime.flush()
         seats = [seat for p in self._known.values() if (seat := self._find(p)) is not None]
@@ -96,14 +108,14 @@ class StatefulOptimizer(ABC):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`; weights are not part of it.
+        """Continue from a state made by `state_dict()`. Weights are not part of it.
 
-        State of a parameter that was not updated yet waits for its first update. On a cluster every
-        worker must call it.
+        State of a parameter without a table waits for the parameter's first update. On a cluster every
+        worker must call this.
 
         Raises:
-            UsageError: An entry is missing, or none is of this optimizer's parameters. ShapeError: One
-                has another shape. Nothing was changed.
+            UsageError: An entry is missing, or no entry belongs to this optimizer's parameters.
+            ShapeError: An entry has another shape. In both cases nothing was changed.
         """
         self._check_state(state_dict)
         home = tables()
@@ -124,7 +136,7 @@ class StatefulOptimizer(ABC):
             check_none_waits(self.merger.waiting, "a state dict")
 
     def _check_state(self, state: Any) -> None:
-        """Refuse what is no state of this optimizer, before any of it is used."""
+        """Refuse a state of another optimizer or model before any part of it is used."""
         if not isinstance(state, Mapping):
             raise UsageError(
                 f"{self._name}: the state is {state!r}, it must be what state_dict() gave"
@@ -155,7 +167,7 @@ class StatefulOptimizer(ABC):
 
 
 def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
-    """`name.slot` and `name.step` (and `name.ids`, see Optimizer.state_dict) of every seat."""
+    """Read `name.slot` and `name.step`, and where rows may have any id `name.ids`, of every given table."""
     state: dict[str, Any] = {}
     for seat in seats:
         name, table = seat.parameter.name, home.runtime.read_table(seat.key)
@@ -170,7 +182,7 @@ def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
 
 
 def masters(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Floats]:
-    """The float32 weights of the parameters that show less precision."""
+    """Return the float32 weights of the parameters whose dtype is float16 or bfloat16."""
     return {
         seat.parameter.name: np.array(home.value(seat.parameter))
         for seat in seats
@@ -181,7 +193,8 @@ def masters(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Floats]
 def restore(
     home: BoundTables, owner: str, seats: Sequence[BoundTable], state: dict[str, Any]
 ) -> None:
-    """Write the entries of `state` that belong to the seats; everything is checked first."""
+    """Write the entries of `state` that belong to the given tables. All entries are checked before the
+    first write."""
     writes = [
         (seat, _state(owner, seat, state))
         for seat in seats
@@ -205,7 +218,7 @@ def restore(
 
 
 def _state(owner: str, seat: BoundTable, entries: dict[str, Any]) -> TableState:
-    """The table's state but for its weights."""
+    """Return the table's state from the entries, without its weights."""
     name, ids = seat.parameter.name, None
     if seat.spec.kind == "sparse":
         ids = seat.all_ids() if seat.bounded else _entry(owner, entries, f"{name}.ids")

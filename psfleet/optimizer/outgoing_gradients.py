@@ -1,4 +1,9 @@
-"""Gradients on their way out: in 16 bits with loss scaling, or merged over several steps."""
+"""What happens to gradients between the backward pass and the push: loss scaling and merging.
+
+`GradientScaler` sends them in 16 bits (the strategy's part amp). `GradientMerger` keeps them for k steps
+and hands on their sum or mean (gradient_merge). An optimizer has at most one of each, and merges before it
+scales.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +26,7 @@ P = TypeVar("P")
 
 
 class _HasTable(Protocol):
-    """Object that has a table."""
+    """Anything with the definition of a table, such as a bound table."""
 
     @property
     def spec(self) -> TableSpec: ...
@@ -31,24 +36,27 @@ S = TypeVar("S", bound=_HasTable)
 
 
 class GradientScaler:
-    """Has the gradients of each step sent in 16 bits.
+    """Marks the gradients of each step to be sent in 16 bits, and adapts the loss scale.
 
-    float16 ends at 65,504 and loses what is below 2^-25, so its gradients travel multiplied by
-    `scale` and the servers divide. As everything else is computed in float32, that has the effect of
-    scaling the loss, and clipping and merging see gradients as they are. A step whose gradients do
-    not fit (or have an infinity or NaN) is skipped: this worker's push names no table.
+    float16 overflows above 65,504 and loses values below 2^-25. Its gradients are therefore multiplied by
+    `scale` when they are sent, and the servers divide again. Everything else is computed in float32, so
+    this has the same effect as scaling the loss, while clipping and merging see unscaled gradients. If a
+    scaled gradient overflows, or has an infinity or NaN, the step is skipped: this worker's push names no
+    table.
 
     Attributes:
-        scale: The factor of the next step.
+        scale: Factor of the next step.
     """
 
     def __init__(self, settings: AMPSettings) -> None:
         self._settings = settings
         self.scale = settings.init_loss_scaling if settings.dtype == "float16" else 1.0
-        self._good = self._bad = 0  # steps in a row
+        self._good = self._bad = (
+            0  # good and bad steps since the last other kind or change of scale
+        )
 
     def take(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
-        """The gradients as they are to be pushed; none if the step is skipped."""
+        """Return the gradients to push, marked with their precision; an empty list if the step is skipped."""
         if self._settings.dtype == "float16":
             return self._scaled(gradients)
         return [
@@ -80,21 +88,21 @@ class GradientScaler:
             self.scale, self._good = min(self.scale * settings.incr_ratio, _LARGEST_SCALE), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which to go on."""
+        """Return the scale and the counts of steps."""
         return {"scale": self.scale, "good": self._good, "bad": self._bad}
 
     @checked
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`."""
+        """Continue from a state made by `state_dict()`."""
         check_scaling("GradientScaler", state)
         self.scale, self._good, self._bad = state["scale"], state["good"], state["bad"]
 
 
 def check_scaling(owner: str, state: Any) -> None:
-    """Refuse what is no state of a GradientScaler.
+    """Check the state of a GradientScaler.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is no dict, or has a wrong entry.
     """
     if not isinstance(state, Mapping):
         raise UsageError(f"{owner}: the state's loss_scaling is {state!r}, it must be a dict")
@@ -103,7 +111,7 @@ def check_scaling(owner: str, state: Any) -> None:
 
 
 def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
-    """The gradient with each id once: it is the sum that has to fit."""
+    """Sum the rows of repeated ids, because the sum is what must not overflow."""
     if seat.spec.kind == "dense" or gradient.ids is None:
         return gradient
     sums = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
@@ -111,10 +119,11 @@ def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
 
 
 class GradientMerger(Generic[P]):
-    """Keeps the gradients of steps and gives their sum or mean every k-th time; P: what has gradients.
+    """Keeps the gradients of k steps and returns their sum or mean at every k-th.
 
-    Gradients are added in the order of the steps; rows of sparse ones are kept side by side and
-    summed by the push. What waits when training ends before a k-th step is only applied by `take_waiting`.
+    Gradients are added in the order of the steps. Rows of sparse gradients are kept side by side and summed
+    by the push. If training ends between two k-th steps, only `take_waiting` returns what is held. P is the
+    type of the parameters.
     """
 
     def __init__(self, settings: GradientMergeSettings) -> None:
@@ -131,7 +140,7 @@ class GradientMerger(Generic[P]):
     def take(
         self, pairs: Sequence[tuple[P, Grad]], samples: int
     ) -> tuple[list[tuple[P, Grad]], int] | None:
-        """Take one step's gradients; they must not be changed afterwards.
+        """Add one step's gradients. The caller must not change their arrays afterwards.
 
         Returns:
             The merged gradients and their samples if this was a k-th step, else None.
@@ -148,7 +157,8 @@ class GradientMerger(Generic[P]):
         return None if self._steps < self._settings.k_steps else self.take_waiting()
 
     def take_waiting(self) -> tuple[list[tuple[P, Grad]], int]:
-        """Return the merged gradients of the steps so far and their samples; afterwards none wait."""
+        """Return the merged gradients of the held steps and their number of samples, and hold none
+        afterwards."""
         factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
         merged_pairs = [
             (p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()
@@ -158,6 +168,6 @@ class GradientMerger(Generic[P]):
         return merged_pairs, total
 
     def drop_waiting(self) -> None:
-        """Forget the gradients that wait."""
+        """Drop the held gradients."""
         self._steps = self._samples = 0
         self._kept.clear()

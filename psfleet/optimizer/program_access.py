@@ -1,4 +1,8 @@
-"""Access of optimizers to the graph; plain arrays and SparseGrad pass without it."""
+"""The only way from optimizers to programs and their variables.
+
+Optimizers also work on plain arrays and SparseGrad, for scripts that never build a program. The functions
+here import the graph only when they meet a variable, so that such scripts do not load it.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,27 +21,27 @@ from psfleet.regularizer import L1Decay, WeightDecay
 
 
 def parameter_of(item: Any) -> Any:
-    """The parameter behind a variable; anything else is returned as it is."""
+    """Return the parameter behind a variable; any other value is returned unchanged."""
     return getattr(item, "parameter", None) or item
 
 
 def held_by(item: Any) -> Any:
-    """The array of a variable that has a value; anything else is returned as it is."""
+    """Return the array of an eager variable; any other value is returned unchanged."""
     value = getattr(item, "value", None)
     return value if isinstance(value, np.ndarray) else item
 
 
 def value_of(loss: Any) -> float | None:
-    """The loss as a number, if it has a value."""
+    """Return the loss as a number, or None if it only gets a value when a program runs."""
     value = getattr(loss, "value", loss)
     return None if value is None else float(np.asarray(value).reshape(-1)[0])
 
 
 def training_program(trains: bool = False) -> Any:
-    """The program being built, if runs of it train; None in eager mode or without a graph.
+    """Return the program being built if its runs train; None in eager mode or if no graph is loaded.
 
     Args:
-        trains: They will train, if they do not yet.
+        trains: True if the program will train, though it has no update yet.
     """
     module = sys.modules.get("psfleet.core.graph.program.program")
     if module is None or module.in_eager_mode():
@@ -47,7 +51,8 @@ def training_program(trains: bool = False) -> Any:
 
 
 def reader(source: Any) -> Callable[[int], float]:
-    """A function of the number of runs before this one that reads a step count.
+    """Return a function that reads a number, such as a step count or a rate, given the number of earlier
+    runs.
 
     Args:
         source: A number, a function without arguments, or a variable of the program being built.
@@ -71,10 +76,10 @@ def reader(source: Any) -> Callable[[int], float]:
 
 
 def constant_of(owner: str, name: str, variable: Any) -> float:
-    """The number of a variable of the program being built that is the same in every run.
+    """Return the number of a program variable that has the same value in every run.
 
     Raises:
-        ConfigError: It depends on data, parameters or the number of runs.
+        ConfigError: The variable depends on data, parameters or the number of runs.
     """
     from psfleet.core.graph.program.operation import ancestors
     from psfleet.core.graph.program.ops.manipulate import StepCounter
@@ -91,7 +96,7 @@ def constant_of(owner: str, name: str, variable: Any) -> float:
 
 
 def is_variable(item: Any) -> bool:
-    """Return whether it is a variable of the graph."""
+    """Return whether the value is a variable, of a program or eager."""
     module = sys.modules.get("psfleet.core.graph.program.variable")
     return module is not None and isinstance(item, module.Variable)
 
@@ -100,7 +105,7 @@ AnyVariable = Annotated[Any, Must(is_variable, "a variable")]
 
 
 def is_symbolic(item: Any) -> bool:
-    """Return whether it is a variable that only runs of a program give a value."""
+    """Return whether the value is a variable that only has a value while a program runs."""
     return is_variable(item) and item.value is None
 
 
@@ -108,7 +113,7 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
     """Return whether the gradients are variables of a program rather than arrays.
 
     Raises:
-        UsageError: Some are, some are not.
+        UsageError: The list mixes both kinds.
     """
     kinds = {is_symbolic(gradient) for _, gradient in pairs}
     if len(kinds) > 1:
@@ -117,7 +122,7 @@ def symbolic(pairs: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
-    """(parameter, gradient) pairs; gradients that are variables with a value become arrays."""
+    """Return checked (parameter, gradient) pairs, with arrays in place of eager variables."""
     entries = list(params_grads) if isinstance(params_grads, Iterable) else [params_grads]
     wrong = [pair for pair in entries if not isinstance(pair, list | tuple) or len(pair) != 2]
     if wrong:
@@ -128,7 +133,7 @@ def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
 
 
 def parameters_of(owner: str, entries: Iterable[Any] | None) -> list[Parameter] | None:
-    """The parameters of a list of them or of their variables; None of None."""
+    """Return the parameters of a list of parameters or of their variables; None if no list was given."""
     if entries is None:
         return None
     if isinstance(entries, Parameter | str):
@@ -149,13 +154,15 @@ def differentiate(
     candidates: Sequence[Any] | None = None,
     callbacks: Sequence[Callable[..., Any]] | None = None,
 ) -> list[tuple[Parameter, Any]]:
-    """(parameter, gradient) pairs of a loss variable, arrays if it has a value.
+    """Differentiate a loss; return (parameter, gradient) pairs, with arrays if the loss is eager.
 
     Args:
-        parameters: Parameters, their variables or names; None: those of `candidates`.
-        no_grad_set: The same, and other variables: what gets no gradient.
-        candidates: Parameters, of which the loss may depend on some; None: all that are trainable.
-        callbacks: Called with (parameter, gradient) for each pair.
+        loss: Loss variable.
+        parameters: Parameters, their variables or names. None means `candidates`.
+        no_grad_set: Parameters, variables or names that get no gradient.
+        candidates: Parameters to choose from: only those that the loss depends on are taken. None means all
+            trainable ones.
+        callbacks: Functions to call with (parameter, gradient) for each pair.
     """
     if parameters is None and candidates is not None:
         parameters = depended_on(loss, candidates)
@@ -197,7 +204,7 @@ def _pairs_of(
 
 
 def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
-    """Those of the parameters that the loss depends on."""
+    """Return the parameters that the loss depends on, of those given."""
     from psfleet.core.graph.program.operation import ancestors
 
     _check_loss(loss)
@@ -217,12 +224,12 @@ def _is_zero(grad: Any) -> bool:
 
 
 def name_of(item: Any) -> str:
-    """The name of a parameter or variable, or the name itself."""
+    """Return the name of a parameter or variable; a string is returned unchanged."""
     return item if isinstance(item, str) else str(item.name)
 
 
 def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> Any:
-    """Let each run of the program end with an update by these gradient variables."""
+    """Add an update with these gradient variables to the end of each run of the program."""
     from psfleet.core.graph.program.program import default_main_program
 
     program = default_main_program()
@@ -240,7 +247,7 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
 
 
 def set_products(settings: AMPSettings) -> None:
-    """Let runs of the program in training multiply matrices as the strategy's part amp says."""
+    """Make training runs of the program multiply matrices in the precision of the strategy's part amp."""
     from psfleet.core.graph.program.ops.matmul import products_under
     from psfleet.core.graph.program.program import default_main_program
 
@@ -248,7 +255,8 @@ def set_products(settings: AMPSettings) -> None:
 
 
 def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | None) -> Any:
-    """The gradient plus the regularizer's, of the same kind; a sparse one becomes dense."""
+    """Add the regularizer's gradient. Arrays stay arrays and variables variables; a sparse gradient becomes
+    dense."""
     if regularizer is None or gradient is None:
         return gradient
     if has_any_id(parameter):

@@ -1,4 +1,9 @@
-"""Optimizers around another one: recompute, LookAhead and pipelines; and which optimizers stand alone."""
+"""Optimizers that wrap another optimizer: recompute, LookAhead and pipelines.
+
+RecomputeOptimizer and PipelineOptimizer pass everything on to the wrapped optimizer except the few methods
+they change, so that code which asks for a learning rate or state need not know of the wrapper. LookAhead
+keeps weights of its own.
+"""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +42,7 @@ Ids = NDArray[np.int64]
 
 
 class WrappingOptimizer(Optimizer):
-    """Its methods and attributes are those of the wrapped optimizer, but for the names in `own`."""
+    """Base of wrappers: every attribute is the wrapped optimizer's, except those named in `own`."""
 
     own: ClassVar[frozenset[str]] = COMMON
 
@@ -55,12 +60,12 @@ class WrappingOptimizer(Optimizer):
 
 
 class RecomputeOptimizer(WrappingOptimizer):
-    """An optimizer whose backward pass drops what lies between checkpoints and computes it again.
+    """Optimizer whose backward pass drops the activations between checkpoints and computes them again.
 
-    Everything but `backward`, `minimize` and `load` is the wrapped optimizer's own.
+    Everything except `backward`, `minimize` and `load` is the wrapped optimizer's.
 
     Args:
-        optimizer: Updates the parameters.
+        optimizer: Optimizer that updates the parameters.
     """
 
     own = COMMON | {"_checkpoints", "_set_checkpoints", "backward", "load"}
@@ -70,13 +75,12 @@ class RecomputeOptimizer(WrappingOptimizer):
         super().__init__(optimizer, _checkpoints=None)
 
     def _set_checkpoints(self, checkpoints: Any) -> None:
-        """Say what to keep.
+        """Choose the activations to keep.
 
         Args:
-            checkpoints: Variables, parameters, or names of variables or layers; or
-                psfleet.core.graph.program.backward.Automatic(budget): the first run chooses. Data and
-                parameters
-                are kept anyway: among the checkpoints they change nothing. Anything else is refused.
+            checkpoints: Variables, parameters, or names of variables or layers. Data and parameters are
+                always kept, so naming them changes nothing. With
+                psfleet.core.graph.program.backward.Automatic(budget) the first run chooses.
         """
         from psfleet.core.graph.program.backward import check_checkpoints
 
@@ -107,7 +111,7 @@ class RecomputeOptimizer(WrappingOptimizer):
         """Run the wrapped optimizer's backward, with recomputing.
 
         Raises:
-            UsageError: No checkpoints were set, or the loss has a value already.
+            UsageError: No checkpoints were set, or the loss is eager.
         """
         from psfleet.core.graph.program.backward import append_backward
 
@@ -120,7 +124,7 @@ class RecomputeOptimizer(WrappingOptimizer):
 
 
 def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeOptimizer:
-    """The optimizer with recomputing as a strategy asks for it."""
+    """Wrap the optimizer for recompute with the strategy's settings."""
     from psfleet.core.graph.program.backward import Automatic
 
     wrapper = RecomputeOptimizer(optimizer)
@@ -129,15 +133,15 @@ def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeO
 
 
 class LookAhead(Optimizer):
-    """Every k updates: slow += alpha * (fast - slow), fast = slow.
+    """Lookahead (Zhang et al., 2019): every k updates slow += alpha * (fast - slow), then fast = slow.
 
-    The slow weights start from the fast ones after the first update, as in the reference. Worker 0
-    keeps them; on a cluster all workers meet at every k-th update.
+    The slow weights start as a copy of the fast ones after the first update, as in the reference. Worker 0
+    keeps them. On a cluster all workers wait for each other at every k-th update.
 
     Args:
-        inner_optimizer: Updates the fast weights.
-        alpha: Fraction of the way that slow goes to fast, in [0, 1].
-        k: Updates between two looks, at least 1.
+        inner_optimizer: Optimizer that updates the fast weights.
+        alpha: Fraction of the way that the slow weights move toward the fast ones, in [0, 1].
+        k: Number of updates between two such moves, at least 1.
     """
 
     works_on_worker = True
@@ -160,23 +164,23 @@ class LookAhead(Optimizer):
         inner_optimizer.streams_evictions = True
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The inner optimizer's."""
+        """Return what the inner optimizer returns."""
         return self.inner_optimizer.rule(parameter)
 
     def decay(self, parameter: Parameter | None = None) -> DecaySpec:
-        """The inner optimizer's."""
+        """Return what the inner optimizer returns."""
         return self.inner_optimizer.decay(parameter)
 
     def get_lr(self) -> float:
-        """The inner optimizer's."""
+        """Return what the inner optimizer returns."""
         return self.inner_optimizer.get_lr()
 
     def current_step_lr(self) -> float:
-        """The inner optimizer's."""
+        """Return what the inner optimizer returns."""
         return self.inner_optimizer.current_step_lr()
 
     def get_opti_var_name_list(self) -> list[str]:
-        """The inner optimizer's, and `name.slow`."""
+        """Return the inner optimizer's names, and `name.slow` for each parameter."""
         slow = [f"{name}.slow" for name in self._slow]
         return self.inner_optimizer.get_opti_var_name_list() + slow
 
@@ -191,11 +195,11 @@ class LookAhead(Optimizer):
         self.inner_optimizer.set_lr_scheduler(scheduler)
 
     def clip_by(self, clip: ClipGradBase) -> None:
-        """Set the clip as Optimizer does: the inner one clips."""
+        """Set the clip of the inner optimizer, which does the clipping."""
         self.inner_optimizer.clip_by(clip)
 
     def scale(self, scaler: GradientScaler) -> None:
-        """Set the scaler as Optimizer does: the inner one sends the gradients."""
+        """Set the scaler of the inner optimizer, which sends the gradients."""
         self.inner_optimizer.scale(scaler)
 
     def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
@@ -232,7 +236,7 @@ class LookAhead(Optimizer):
             home.runtime.write_table(seat.key, state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and on worker 0 `name.slow` in the form of a state slot."""
+        """Return the inner optimizer's state and, on worker 0, `name.slow` like another slot."""
         self._check_none_waits()
         state = self.inner_optimizer.state_dict()
         for name, (ids, slow) in self._slow.items():
@@ -243,7 +247,7 @@ class LookAhead(Optimizer):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`."""
+        """Continue from a state made by `state_dict()`."""
         self.inner_optimizer.set_state_dict(state_dict)
         self._updates = self.inner_optimizer._updates
         if self.merger is not None:
@@ -262,19 +266,19 @@ def _weights(home: BoundTables, seat: BoundTable) -> tuple[Ids | None, Floats]:
 
 
 def _evicted(home: BoundTables, reader: EvictionReader) -> Ids:
-    """Return the ids whose rows have gone since the last call."""
+    """Return the ids whose rows were evicted since the last call."""
     if len(reader.position) != max(home.runtime.server_num, 1):
-        reader.position = ()  # another number of servers counts anew
+        reader.position = ()  # positions start again when the number of servers changes
     return np.concatenate([np.zeros(0, np.int64), *(gone.ids for gone in reader)])
 
 
 def _joined(
     slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable, evicted: Ids
 ) -> Floats:
-    """The slow weights of the table's rows.
+    """Return the slow weights in the order of the table's rows.
 
-    A row that came after the first update was untouched then: it starts from its first value. So does one
-    that has gone since the last look, by eviction or a shrink, and has come back.
+    A row that is new since the last move starts from its initial value, as if it had existed and been
+    untouched. So does a row that was evicted or shrunk away since then and has come back.
     """
     ids, values = slow
     if ids is None or state.ids is None:
@@ -287,30 +291,31 @@ def _joined(
 
 
 class PipelineOptimizer(WrappingOptimizer):
-    """Cuts the program that it minimizes into 2k - 1 sections at k cuts.
+    """Cuts the minimized program at k cuts into 2k - 1 sections: k forward, k - 1 backward.
 
-    How many micro-batches, which schedule and how many stages there are is the strategy's matter
-    (`psfleet-launch --pipeline`, or the part `pipeline` of a DistributedStrategy). Without one the
-    sections run one after the other on the whole batch: the results are those of the program as it
-    was. Everything but `minimize` is the wrapped optimizer's own.
+    The strategy decides the number of stages and micro-batches and the schedule (`psfleet-launch
+    --pipeline`, or the part `pipeline` of a DistributedStrategy). Without a strategy the sections run one
+    after the other on the whole batch, with the results of the uncut program. Everything except `minimize`
+    is the wrapped optimizer's.
 
     Args:
-        optimizer: Updates the parameters.
-        cut_list: For each forward piece the variables that it ends with; the last is [loss]. None:
-            pieces of about equal work, as many as the strategy's stages need.
-        place_list: For each section where it runs; may be left out. If it is given, a stage process
-            whose sections are on CPUPlace keeps to cores of its own, as many as its BLAS has threads.
-            CUDAPlace is accepted: sections run on the CPU, and the process may use every core.
-        concurrency_list: For each section how many copies of it run; may be left out. In a job the
-            strategy's `copies` decide; where they are fewer, a warning says so.
+        optimizer: Optimizer that updates the parameters.
+        cut_list: For each forward section the variables that it ends with; the last entry is [loss]. None
+            makes sections of about equal work, as many as the strategy's stages need.
+        place_list: Device of each section. If given, a stage process whose sections are on CPUPlace pins
+            itself to as many cores as its BLAS has threads. With CUDAPlace sections still run on the CPU,
+            and their process may use every core.
+        concurrency_list: Number of copies of each section. In a job the strategy's `copies` decide; if they
+            are fewer, a warning says so.
         queue_size: Number of micro-batches that may wait before a section.
-        sync_steps: Steps between two synchronisations of copies: 1, as they share weights on servers.
-        start_cpu_core_id: The first process's first core.
+        sync_steps: Number of steps between two synchronisations of copies. Must be 1, because copies share
+            their weights on the servers.
+        start_cpu_core_id: First core of the first process.
 
     Attributes:
-        sections: After `minimize`: psfleet.core.graph.program.pipeline.cutting.Section, in the order of a
-            step.
-        asked: The strategy's part `pipeline`; None: as the launcher says.
+        sections: The sections after `minimize`, psfleet.core.graph.program.pipeline.cutting.Section in the
+            order of a step.
+        asked: Pipeline settings of the script's strategy, or None to use the launcher's.
 
     Raises:
         ConfigError: A list has another length than 2k - 1, or a number is out of range.
@@ -372,7 +377,7 @@ class PipelineOptimizer(WrappingOptimizer):
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Second part of minimize: cut the program, and update at the end of each run."""
+        """Second part of minimize: cut the program, and add an update at the end of each run."""
         passes = {getattr(gradient, "backward_pass", None) for _, gradient in params_grads}
         backward = passes.pop() if passes else None
         if backward is None or passes:
@@ -403,7 +408,8 @@ class PipelineOptimizer(WrappingOptimizer):
             self._settle_process(here())
 
     def _settle_process(self, place: StagePosition) -> None:
-        """Keep to the stage's cores, and say if there are fewer copies than the script asks for."""
+        """Pin this process to its stage's cores, and warn if there are fewer copies than the script asks
+        for."""
         from psfleet.core.graph.execution.executor import CUDAPlace
         from psfleet.core.graph.program.pipeline.cutting import pin
 
@@ -423,7 +429,8 @@ class PipelineOptimizer(WrappingOptimizer):
 
 
 def pipelining(optimizer: Optimizer, settings: PipelineSettings) -> Optimizer:
-    """The optimizer with a pipeline as a strategy asks for it; one of its own keeps its cuts."""
+    """Wrap the optimizer for a pipeline with the strategy's settings. An existing PipelineOptimizer keeps
+    its cuts."""
     inner: Any = optimizer
     while inner is not None:
         if isinstance(inner, PipelineOptimizer):

@@ -1,10 +1,13 @@
-"""Just tables: push and pull from a plain script, embedded or on the cluster the environment names.
+"""Client of a fleet's tables, for scripts that compute their own gradients.
 
-with psfleet.connect() as ps:
-    users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
-    rows = users.pull(ids)
-    users.push(ids, grads).wait()
-    ps.pull({users: ids, items: others})  # several tables in one call; push and pull_ahead likewise
+    with psfleet.connect() as ps:
+        users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
+        rows = users.pull(ids)
+        users.push(ids, grads).wait()
+        ps.pull({users: ids, items: other_ids})  # several tables in one call; so do push and pull_ahead
+
+The same script runs embedded, or on the cluster that its environment names. The handles of tables are in
+`client_tables`, and `connect` is in `process_client`.
 """
 
 import functools
@@ -68,21 +71,23 @@ _CLOSED = (
     "this client is closed, and so are its tables; use them before close() or inside the `with` block, "
     "or call psfleet.connect() again"
 )
-_AFTER_FAILURE = 1.0  # seconds for which a script that has failed waits for other workers
+_AFTER_FAILURE = 1.0  # seconds that a failed script waits for other workers when it leaves
 Table = TypeVar("Table", SparseTable, DenseTable)
 
 
 @checked
 class Client:
-    """Tables of a fleet by name. A context manager; closing flushes and leaves the fleet.
+    """Opens the tables of a fleet by name, and pulls from and pushes to several at once.
 
-    All clients of a process without an environment of their own, and `psfleet.fleet`, share one seat in
-    the fleet: it is left when the last of them is closed, or after `fleet.init()` when the script ends.
+    A context manager: leaving the block waits until all pushes are applied, and leaves the fleet. All
+    clients that `connect()` makes without an `environment`, and `psfleet.fleet`, count as one worker of the
+    fleet. The process leaves the fleet when the last of them is closed; after `fleet.init()`, when the
+    script ends.
 
     Args:
-        runtime: Through which it reaches the tables.
-        leave: Function that closes the runtime; takes the seconds that it may wait for other
-            workers (None: as long as any call); by default it closes it.
+        runtime: Access to the tables: embedded, on a cluster, or only for reading.
+        leave: Function that leaves the fleet. It gets the runtime and the seconds that it may wait for other
+            workers, or None for the usual deadline. By default it closes the runtime.
     """
 
     def __init__(
@@ -104,30 +109,36 @@ class Client:
         servers: ServerCount | None = None,
         precision: RowPrecision = "float32",
     ) -> SparseTable:
-        """Return the table of that name, made if no worker has made it yet.
+        """Open a table of rows by id, and create it if no worker has done so yet.
 
-        Without an optimizer the table is only read: it must be there, and pushes of it are refused.
+            users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Adam(0.001))
+            users = ps.sparse_table("users")  # an existing table, only to read it
+
+        Without an optimizer the table must exist and can only be read; the other arguments except `dim` are
+        then ignored.
 
         Args:
-            name: Unique in the fleet.
-            dim: Width of a row, 1 to 1024. Of a table that is only read None: as it is.
-            optimizer: Its rule and hyperparameters become the table's; pushes carry its rate. None: the
-                table is only read; what else is said of it does not count.
-            initializer: First value of a row, of psfleet.initializer; default uniform in [-0.01, 0.01).
-            seed: Seed of the initializer, if it has none of its own.
-            entry: Rule by which unknown ids of a push get a row and rows go, see
-                psfleet.core.engine.schema.entry; None: all, and none.
-            device: Memory that holds it on the servers, named as by --device; None: as that says.
-            servers: Number of servers that hold it, 1 to 1024, so that a step calls fewer; None:
-                all. A table that is there stays where it is.
-            precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
-                "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
-                All that is computed, pulled and pushed is float32.
+            name: Name of the table, unique in the fleet.
+            dim: Width of a row, 1 to 1024. May be None for a table that is only read.
+            optimizer: Optimizer whose rule and hyperparameters become the table's. Each push carries its
+                current learning rate.
+            initializer: Initial value of a row, from psfleet.initializer. Uniform in [-0.01, 0.01) by
+                default.
+            seed: Seed of the initializer, if it has none itself.
+            entry: Rule that decides which new ids get a row, and which rows are evicted, such as
+                psfleet.CountFilterEntry. With None every pushed id gets a row, and none is evicted.
+            device: Memory of the table on the servers, with the values of --device, which is also the
+                default.
+            servers: Number of servers that hold the table, 1 to 1024. A small table on few servers saves
+                calls in each step. None means all. An existing table stays where it is.
+            precision: Storage of rows on the servers: "float32", "bfloat16" (for the weights),
+                "bfloat16/bfloat16" or "bfloat16/int8" (for weights and state), see docs/tables.md. Pulled and
+                pushed values and all arithmetic are float32.
 
         Raises:
-            ConfigError: The servers lack that device.
+            ConfigError: The servers do not have that device.
             TableConflict: The table exists with another definition.
-            UnknownTable: There is no optimizer, and no such table.
+            UnknownTable: No optimizer was given, and the table does not exist.
         """
         if optimizer is None:
             shape = None if dim is None else (dim,)
@@ -154,11 +165,11 @@ class Client:
         return self._opened(SparseTable(self.runtime, spec, optimizer))
 
     def features(self, features: FeatureSet) -> ClientFeatures:
-        """Return the tables of a feature set, made if no worker has made them yet; see `ClientFeatures`.
+        """Open the tables of a feature set, and create those that no worker has created yet.
 
         Raises:
             TableConflict: A table exists with another definition.
-            UnknownTable: A table has no optimizer, so that it is only read, and is not there.
+            UnknownTable: A table has no optimizer, so that it is only read, and does not exist.
         """
         tables = {
             table.name: self.sparse_table(
@@ -182,10 +193,15 @@ class Client:
         device: Device | None = None,
         servers: ServerCount | None = None,
     ) -> DenseTable:
-        """Return the table of that name; if no worker has made it yet, it starts with `value`.
+        """Open a table that holds one array, and create it with `value` if no worker has done so yet.
 
-        `optimizer`, `device` and `servers` as for `sparse_table`, but servers=None: as few as its size
-        asks for. A table without an optimizer needs no value.
+        Args:
+            name: Name of the table, unique in the fleet.
+            value: Initial value, of any shape. Not needed without an optimizer, which opens an existing
+                table.
+            optimizer: As for `sparse_table`.
+            device: As for `sparse_table`.
+            servers: As for `sparse_table`, but None means as few as the table's size needs.
         """
         if optimizer is None:
             shape = None if value is None else np.shape(value)
@@ -206,9 +222,12 @@ class Client:
         return self._opened(DenseTable(self.runtime, spec, optimizer))
 
     def _find(self, name: Any, kind: str, shape: tuple[int, ...] | None) -> TableSpec:
-        """Return the definition of a table that is there.
+        """Return the definition of an existing table.
 
-        shape: Shape that the script expects; None: any.
+        Args:
+            name: Name of the table.
+            kind: "sparse" or "dense".
+            shape: Shape that the script expects, or None for any.
         """
         spec = self.runtime.open(name)
         if spec.kind != kind or shape not in (None, spec.shape):
@@ -230,7 +249,8 @@ class Client:
         window: int = 0,
         decay: float = 0.0,
     ) -> FleetMetrics:
-        """Metrics over the samples of all workers, counted exactly once; see `fleet.metrics`."""
+        """Make metrics over the samples of all workers, each counted exactly once, as `fleet.metrics`
+        does."""
         return FleetMetrics(self.runtime, metrics, name, slices, window, decay)
 
     def evaluate(
@@ -242,7 +262,7 @@ class Client:
         folder: str | os.PathLike[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> "CutEvaluation":
-        """Evaluate a model at one cut through the training, which goes on meanwhile; see `fleet.evaluate`.
+        """Evaluate a model at one cut through the training, while training goes on, as `fleet.evaluate` does.
 
             def chance(tables, ids):
                 return sigmoid(tables.sparse_table("users").pull(ids).sum(1))
@@ -250,8 +270,8 @@ class Client:
             found = ps.evaluate(chance, [(ids, clicks)], [metrics.Auc()]).result()
 
         Args:
-            model: Gets a client whose tables are those of the cut, to be read only, and the inputs of a
-                batch; gives the predictions. It is called by another thread.
+            model: Function of a client, whose tables have the values at the cut and can only be read, and of
+                the inputs of a batch. Returns the predictions. Another thread calls it.
             batches, metrics, slices, folder, transform: As for `fleet.evaluate`.
         """
 
@@ -263,13 +283,13 @@ class Client:
         return evaluate_cut(self.runtime, make, batches, metrics, slices, folder, transform)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write every table of the fleet, optimizer state included, as `fleet.save_persistables` does.
+        """Write a snapshot of every table with its optimizer state, as `fleet.save_persistables` does.
 
-        Worker 0 saves; for the others the call does nothing. Call `barrier()` first if what they have
-        pushed is to be in it.
+        Worker 0 saves; on other workers the call does nothing. Call `barrier()` first if the snapshot must
+        contain all pushes of the other workers.
 
         Args:
-            folder: Appears whole or not at all; the servers must see it too.
+            folder: Folder to write, which all servers must see, or a URL. It appears complete or not at all.
 
         Raises:
             CheckpointError: The fleet has no table, or the folder cannot be written.
@@ -278,46 +298,50 @@ class Client:
             save(self.runtime, folder_of(folder, "save"))
 
     def load(self, folder: str | os.PathLike[str], tables: TableNames | None = None) -> None:
-        """Set tables from a folder that `save` or `fleet.save_persistables` has written.
+        """Set tables to the contents of a snapshot, which any number of servers may have written.
 
-        Worker 0 loads; the others wait for it. All workers must call it, once their tables are made. The
-        folder may come from a fleet with any number of servers.
+            ps.load("model")                                # every table
+            ps.load("model", tables={"users": "old_users"})  # weights only, from a table of another name
+
+        All workers must call it after they have opened their tables. Worker 0 loads, and the other workers
+        wait for it.
 
         Args:
-            folder: Folder of the checkpoint.
-            tables: None: every table of the checkpoint, with its definition. Else the names of those that get
-                its weights, as a warm start; {"users": "old_users"}: users gets those of old_users. A table
-                has the optimizer state of the checkpoint where that is of the same rule, else the first one.
-                Rows that the checkpoint lacks, and other tables, stay as they are.
+            folder: Folder of the snapshot, or its URL.
+            tables: None loads every table of the snapshot with its definition. Names of tables load the
+                weights of those, as a warm start; a mapping gives each the snapshot's table of another
+                name. A table also gets the snapshot's optimizer state if the rules are equal, else initial
+                state. Rows that the snapshot lacks, and other tables, keep their values.
 
         Raises:
-            CheckpointError: The folder is missing or damaged, or no table of the script would get a
-                value, or a table is missing or has another shape; nothing was changed.
+            CheckpointError: The folder is missing or damaged, no table of the script would get a value, or a
+                table is missing or has another shape. Nothing was changed.
         """
         load(self.runtime, folder_of(folder, "load"), tables)
 
     def pull(self, ids: Mapping[T, ArrayLike | PooledIds | None]) -> dict[T, Floats]:
         """Return current values of several tables, with one call to each server.
 
-            rows = ps.pull({users: ids, items: others, bias: None})
+            rows = ps.pull({users: ids, items: other_ids, bias: None})
             rows[users], rows[bias]
 
         Args:
-            ids: For each table its ids, as for `SparseTable.pull`, or what `pooled` of a batch of features
-                has for it; None for a dense table.
+            ids: For each sparse table its ids, as for `SparseTable.pull`, or its entry of `pooled` of a
+                batch of features. None for a dense table.
 
         Returns:
-            The values by table, in the order of `ids`: sparse float32 [*ids.shape, dim], dense float32
-            of the table's shape.
+            The values by table, in the order of `ids`: float32 [*ids.shape, dim] of a sparse table, float32
+            of the table's shape of a dense one.
 
         Raises:
-            UsageError: A key is no table of this client, or its value cannot be what is asked of it.
+            UsageError: A key is no table of this client, or its ids are not valid.
         """
         reads = reads_of(self.runtime, ids)
         return by_table(ids, reads, self.runtime.pull(reads))
 
     def pull_ahead(self, ids: Mapping[T, ArrayLike | PooledIds | None]) -> TablesAhead[T]:
-        """Begin to pull values of several tables, see `pull` and `SparseTable.pull_ahead`."""
+        """Start to pull values of several tables for a coming batch, as `SparseTable.pull_ahead` does for
+        one."""
         reads = reads_of(self.runtime, ids)
         return TablesAhead(ids, reads, self.runtime.pull_ahead(reads))
 
@@ -326,47 +350,47 @@ class Client:
 
             ps.push({users: (ids, grads), items: (others, slopes), bias: slope})
 
-        Each table is updated once, with its own optimizer and rate. In sync mode the call is this
-        worker's part of one round, however many tables it names; a table that only some workers
-        name gets the mean of their gradients. With an empty mapping the worker takes part in the
-        round and changes nothing.
+        Each table is updated once, with its own optimizer and rate. In sync mode the call is this worker's
+        part of one round, however many tables it names. A table that only some workers name gets the mean
+        of their gradients. An empty mapping takes part in the round and changes nothing.
 
         Args:
-            gradients: For each sparse table the arguments of `SparseTable.push` as a tuple: (ids, grads) or
-                (ids, grads, shows, clicks), or what `pooled_gradients` of a batch of features has for it.
-                For each dense table its gradient.
+            gradients: For each sparse table the arguments of `SparseTable.push` as a tuple, (ids, grads) or
+                (ids, grads, shows, clicks), or its entry of `pooled_gradients` of a batch of features. For
+                each dense table its gradient.
 
         Returns:
             A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
 
         Raises:
-            UsageError: A key is no table of this client, or its value cannot be what is sent to it.
-                Nothing was sent, to no table.
+            UsageError: A key is no table of this client, or its gradient is not valid. Nothing was sent to
+                any table.
         """
         return self.runtime.push(gradients_of(self.runtime, gradients))
 
     @property
     def version(self) -> ReadVersion | None:
-        """Version of the last pull by a client of `connect(job=...)`; None before the first."""
+        """Version of the last pull of a client of `connect(job=...)`, or None before the first pull."""
         version: ReadVersion | None = getattr(self.runtime, "version", None)
         return version
 
     @property
     def cut(self) -> FollowedCut | None:
-        """The cut of the training that a client of `connect(follow=...)` has; None: it is another client."""
+        """Cut of the training that a client of `connect(follow=...)` holds, or None for any other client."""
         cut: FollowedCut | None = getattr(self.runtime, "cut", None)
         return cut
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every push so far is applied."""
+        """Wait until every push so far is applied on the servers."""
         self.runtime.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every worker is here."""
+        """Wait until every worker has called this."""
         self.runtime.barrier(timeout)
 
     def set_mode(self, mode: str, **settings: Any) -> None:
-        """Go on in another consistency mode, see `psfleet.fleet.set_mode`; all workers call it."""
+        """Continue in another consistency mode, as `psfleet.fleet.set_mode` does. All workers must call
+        it."""
         settings_of_mode = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         change(self.runtime, settings_of_mode.consistency)
 
@@ -381,11 +405,12 @@ class Client:
         return self.runtime.worker_num
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return tables, pushes and bytes, one entry per server."""
+        """Return the tables, pushes and bytes of each server, one dict for each."""
         return self.runtime.stats()
 
     def close(self) -> None:
-        """Flush and leave the fleet; afterwards the client's tables are refused. Safe to call twice."""
+        """Wait for all pushes and leave the fleet. Later calls of the client or its tables raise
+        UsageError. Safe to call twice."""
         self._close()
 
     def __enter__(self) -> "Client":
@@ -401,7 +426,7 @@ class Client:
             self.close()
             return
         current().expect_exit(value)
-        try:  # the others may have failed too, and then the round never completes
+        try:  # a short wait: if other workers have failed too, the round never completes
             self._close(_AFTER_FAILURE)
         except PsfleetError as error:
             value.add_note(f"psfleet: the last pushes may not be applied: {error}")

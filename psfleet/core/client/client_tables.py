@@ -1,6 +1,8 @@
-"""Handles of plain tables: what a script pulls from and pushes to, also several of them in one call.
+"""Handles of tables: SparseTable, DenseTable and ClientFeatures, which `Client` opens.
 
-Of several tables every part is checked before anything is sent."""
+They turn a script's arrays into the runtime's reads and gradients. Of a call for several tables every part
+is checked before anything is sent.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
@@ -35,13 +37,14 @@ T = TypeVar("T", bound="ClientTable")
 
 @checked
 class ClientTable:
-    """Part of a table that a call for several tables uses.
+    """Base of the handles, with what calls for several tables need.
 
-    It is no abstract class: whether a table is one of those takes 2 us, for each table of each call.
+    Not an ABC, although its methods are abstract: `isinstance` of an ABC takes 2 us, for each table of each
+    call.
 
     Attributes:
         spec: The table's definition.
-        optimizer: Gives the learning rate of each push; None: the table is only read.
+        optimizer: Optimizer that gives the learning rate of each push, or None if the table is only read.
     """
 
     def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer | None) -> None:
@@ -66,7 +69,7 @@ class ClientTable:
         )
 
     def _write(self, values: Any, ids: NDArray[np.int64] | None = None) -> None:
-        """Set weights; see `write` of the tables."""
+        """Set weights, of the given ids or of the whole dense table."""
         if self.optimizer is None:
             self._refuse("written to")
         write_weights(self._runtime, self.spec, values, ids)
@@ -75,7 +78,7 @@ class ClientTable:
         """Return the table's part of a pull.
 
         Raises:
-            UsageError: `ids` cannot be one.
+            UsageError: `ids` are not valid for this table.
         """
         raise NotImplementedError
 
@@ -83,13 +86,13 @@ class ClientTable:
         """Return the table's part of a push.
 
         Raises:
-            UsageError: `part` cannot be one.
+            UsageError: `part` is not valid for this table.
         """
         raise NotImplementedError
 
 
 class TablesAhead(Generic[T]):
-    """Values of several tables on their way, see `Client.pull_ahead`."""
+    """Result of `Client.pull_ahead`: values of several tables that are still on their way."""
 
     def __init__(self, ids: Mapping[T, Any], reads: Sequence[Read], pull: PendingPull) -> None:
         self._asked = dict(ids)
@@ -107,9 +110,9 @@ def by_table(
     """Return the values with the tables as keys, in the order of the call.
 
     Args:
-        ids: See `Client.pull`.
-        reads: Result of `reads_of`.
-        values: The values of each read.
+        ids: Argument of `Client.pull`.
+        reads: Result of `reads_of(runtime, ids)`.
+        values: Values of each read.
     """
     return {
         table: as_asked(part, read, value)
@@ -118,19 +121,19 @@ def by_table(
 
 
 def reads_of(runtime: Runtime, ids: Mapping[T, Any]) -> list[Read]:
-    """Return the reads for which `Client.pull` asks the runtime.
+    """Turn the argument of `Client.pull` into reads for the runtime.
 
     Raises:
-        UsageError: One of the parts cannot be meant; the error names its table.
+        UsageError: A key or its ids are not valid. The error names the table.
     """
     return [table._read(part) for table, part in _parts(runtime, ids, "pull")]
 
 
 def gradients_of(runtime: Runtime, gradients: Mapping[T, Any]) -> list[Gradient]:
-    """Return the gradients that `Client.push` gives to the runtime.
+    """Turn the argument of `Client.push` into gradients for the runtime.
 
     Raises:
-        UsageError: One of the parts cannot be meant; the error names its table.
+        UsageError: A key or its gradient is not valid. The error names the table.
     """
     return [table._gradient(part) for table, part in _parts(runtime, gradients, "push")]
 
@@ -151,7 +154,7 @@ def _parts(runtime: Runtime, parts: Mapping[T, Any], call: str) -> Sequence[tupl
 
 @checked
 class RowsAhead:
-    """Rows on their way, see `SparseTable.pull_ahead`."""
+    """Result of `SparseTable.pull_ahead`: rows that are still on their way."""
 
     def __init__(self, pull: PendingPull) -> None:
         self._awaited = pull
@@ -163,24 +166,28 @@ class RowsAhead:
 
 @checked
 class SparseTable(ClientTable):
-    """Rows by id. Made by `Client.sparse_table`."""
+    """Table of rows by id, opened by `Client.sparse_table`."""
 
     def pull(self, ids: ArrayLike) -> Floats:
         """Return the current rows: float32 [*ids.shape, dim].
 
         Args:
-            ids: Whole numbers of 64 bits, any shape, repeats allowed. An id that was never pushed
-                gets its deterministic first value and no row is made for it.
+            ids: int64 of any shape, repeats allowed. An id that was never pushed gets its initial value,
+                which depends only on the id and the seed. A pull creates no row.
         """
         return self._runtime.pull([self._read(ids)])[0]
 
     def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
-        """Begin to pull the rows of a batch to come, while this one is worked on.
+        """Start to pull the rows of the next batch while this one is computed.
 
-        Async mode: the next push overtakes it, so its rows lack the gradients of exactly one batch. Ask
-        for rows before the push whose turn it is; that push then travels with the next question. Ask
-        before you look at the rows that were asked for last: the servers are at work meanwhile. In the
-        other modes and embedded it is a plain pull, made at once.
+            coming = table.pull_ahead(first_ids)
+            for ids, next_ids in zip(batches, batches[1:]):
+                rows = coming.wait()
+                coming = table.pull_ahead(next_ids)  # takes the previous push along in the same call
+                table.push(ids, gradients(rows))
+
+        In async mode the rows lack the gradients of exactly one batch, the one that is pushed after this
+        call. Call it before that push. In the other modes and embedded it is a plain pull, made at once.
         """
         return RowsAhead(self._runtime.pull_ahead([self._read(ids)]))
 
@@ -194,33 +201,33 @@ class SparseTable(ClientTable):
         """Send gradients, to be applied with the optimizer's current learning rate.
 
         Args:
-            ids: int64 of any shape; the gradients of repeated ids are summed in order.
-            grads: float32 [*ids.shape, dim], as `pull` gives rows.
-            shows: float32 [*ids.shape], of a table with a ShowClickEntry: how often each id was shown;
-                None: once.
-            clicks: float32 [*ids.shape], likewise: how often it was clicked; None: never.
+            ids: int64 of any shape. Gradients of repeated ids are summed in their order.
+            grads: float32 [*ids.shape, dim], the shape that `pull` returns.
+            shows: float32 [*ids.shape], for a table with a ShowClickEntry: how often each id was shown. None
+                means once each.
+            clicks: float32 [*ids.shape], for such a table: how often each id was clicked. None means never.
 
         Returns:
             A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
 
         Raises:
-            IdError, ShapeError: These are no ids, or no gradients for them; nothing was sent.
+            IdError, ShapeError: The ids, or the gradients for them, are not valid. Nothing was sent.
         """
         return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
 
     def write(self, ids: ArrayLike, rows: ArrayLike) -> None:
-        """Set rows, such as ones that were trained elsewhere; their optimizer state begins anew.
+        """Set rows, for example to values trained elsewhere. Their optimizer state starts again.
 
-        It takes effect at once, beside pushes and rounds: where several workers train, let one of them write
-        between two barriers. Rows of other ids stay as they are.
+        The rows change at once, outside of any round. If several workers train, one of them should write
+        between two barriers. Rows of other ids keep their values.
 
         Args:
             ids: int64 of any shape, no id twice.
-            rows: float32 [*ids.shape, dim], as `pull` gives them.
+            rows: float32 [*ids.shape, dim], the shape that `pull` returns.
 
         Raises:
-            IdError, ShapeError: These are no ids, or no rows for them. Nothing was written.
-            UsageError: The table was opened without an optimizer, or has no room for the rows.
+            IdError, ShapeError: The ids, or the rows for them, are not valid. Nothing was written.
+            UsageError: The table was opened without an optimizer, or may not hold that many rows.
         """
         where = f"table {self.spec.name!r}"
         keys, values = as_ids(ids, where), as_numbers(rows, f"the rows for {where}")
@@ -231,7 +238,7 @@ class SparseTable(ClientTable):
         self._write(values.reshape(-1, self.spec.dim), keys.reshape(-1))
 
     def evictions(self, position: Sequence[int] = ()) -> EvictionReader:
-        """Return a reader of the ids whose rows go from the table, see `psfleet.fleet.evictions`."""
+        """Return a reader of the ids whose rows are evicted, as `psfleet.fleet.evictions` does."""
         return EvictionReader(self._runtime, self.spec, position)
 
     def _read(self, ids: Any) -> Read:
@@ -240,7 +247,7 @@ class SparseTable(ClientTable):
         return Read(self.spec.key, as_ids(ids, self.spec.label))
 
     def _gradient(self, part: Any) -> Gradient:
-        """Make the gradient of the arguments of `push`, or of a PooledGradient."""
+        """Make a gradient from a tuple of `push`'s arguments, or from a PooledGradient."""
         if isinstance(part, PooledGradient):
             gradient = gradient_of(self.spec.key, part, self._rate())
             return gradient if self._runtime.pools else gradient.spread()
@@ -285,7 +292,7 @@ class SparseTable(ClientTable):
         return np.concatenate([grads, *columns], axis=1)
 
     def _column(self, numbers: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
-        """Return one number for each id, below each other."""
+        """Broadcast numbers to the ids; return them as one column, float32 [n, 1]."""
         array = as_numbers(numbers, f"the {what} for table {self.spec.name!r}")
         try:
             return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
@@ -298,18 +305,18 @@ class SparseTable(ClientTable):
 
 @checked
 class DenseTable(ClientTable):
-    """One array. Made by `Client.dense_table`."""
+    """Table that holds one array, opened by `Client.dense_table`."""
 
     def pull(self) -> Floats:
         """Return the current value: float32 of the table's shape."""
         return self._runtime.pull([self._read(None)])[0]
 
     def push(self, grad: ArrayLike) -> PendingPush:
-        """Send a gradient of the table's shape; see SparseTable.push."""
+        """Send a gradient of the table's shape. Returns a ticket, as `SparseTable.push` does."""
         return self._runtime.push([self._gradient(grad)])
 
     def write(self, value: ArrayLike) -> None:
-        """Set the whole array; its optimizer state stays. See `SparseTable.write`."""
+        """Set the whole array at once. Its optimizer state stays."""
         where = f"table {self.spec.name!r}"
         values = as_numbers(value, f"the value of {where}")
         if values.shape != self.spec.shape:
@@ -332,7 +339,7 @@ class DenseTable(ClientTable):
 
 
 class ClientFeatures:
-    """The tables of a feature set. Made by `Client.features`.
+    """Tables of a feature set, opened by `Client.features`.
 
         features = ps.features(feature_set)
         batch = features.batch({"user": users, "friends": Jagged(ids, lengths)})
@@ -341,11 +348,11 @@ class ClientFeatures:
         ...
         ps.push({**batch.pooled_gradients(gradients), bias: slope})
 
-    A script that wants the rows pulls `batch.ids`; `batch.pool` and `batch.gradients` go with that.
+    To pool the rows in the script instead, pull `batch.ids`, then use `batch.pool` and `batch.gradients`.
 
     Attributes:
-        features: The set.
-        tables: By name.
+        features: The feature set.
+        tables: Its tables by name.
     """
 
     def __init__(self, features: FeatureSet, tables: Mapping[str, SparseTable]) -> None:
@@ -353,15 +360,15 @@ class ClientFeatures:
         self.tables = dict(tables)
 
     def batch(self, batch: Any) -> FeatureLookup[SparseTable]:
-        """Return the ids of a batch by table, which pool the rows and spread the gradients.
+        """Return the ids of a batch by table, to pull with and to push gradients with.
 
         Args:
-            batch: By feature its ids: a `Jagged`, an array [n] or [n, k], a list of lists, a mapping with
-                `values` and `lengths`; for a Number its values. Or a KeyedJaggedTensor of TorchRec. A
-                feature that is missing has no ids.
+            batch: The ids of each feature: a `Jagged`, an array [n] or [n, k], a list of lists, or a
+                mapping with `values` and `lengths`. For a Number its values. May also be a
+                KeyedJaggedTensor of TorchRec. A missing feature has no ids.
 
         Raises:
-            UsageError: The batch does not fit the set; the error names the feature.
+            UsageError: The batch does not fit the feature set. The error names the feature.
         """
         return FeatureLookup(self.features, batch, self.tables)
 

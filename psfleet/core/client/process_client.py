@@ -1,4 +1,8 @@
-"""The client of this process: in a cluster, embedded, on a checkpoint, or beside a running job."""
+"""`psfleet.connect()`: opens a client on a cluster, embedded, on a checkpoint, or beside a running job.
+
+Which one is decided by the arguments and by the environment that the launcher sets (PSFLEET_ROLE and
+others). Without either, the tables live in this process.
+"""
 
 import dataclasses
 import os
@@ -32,35 +36,39 @@ def connect(
     follow: str | os.PathLike[str] | Sequence[str] | None = None,
     snapshot: str | os.PathLike[str] | None = None,
 ) -> Client:
-    """Connect to the cluster that the environment names, or to an embedded fleet where it names none.
+    """Connect to the cluster that the environment names, or to an embedded fleet if it names none.
 
-    A process has one seat in its fleet: after `fleet.init()`, or while another client is open, the new
-    client shares what is there, tables included.
+        psfleet.connect()                                # a worker of the cluster, or embedded
+        psfleet.connect(checkpoint="snapshots/best")     # tables of a snapshot, to read
+        psfleet.connect(job="psfleet-logs/taste")        # tables of a running job, to read
+        psfleet.connect(follow="psfleet-logs/taste")     # a copy of its weights, kept up to date
+
+    A process is one worker of its fleet. After `fleet.init()`, or while another client is open, a new
+    client shares that connection and its tables.
 
     Args:
-        environment: Instead of the process's own; the client then has a seat for itself.
-        mode: Consistency mode, unless the launcher has decided; see docs/strategies.md. In
-            sync mode each push of every worker makes a round; push the tables of a step together. None: that
-            of `fleet.init()`, else async.
-        tls: The folder of this process's credentials, for servers on TCP; see docs/security.md.
-        insecure: Use TCP in the clear, without credentials.
-        wire: fp32, bf16 or int8: how values travel, unless the launcher has decided; see docs/wire.md.
-        checkpoint: The folder of a snapshot, whose tables are then read in this process, without servers; all
-            that would change them is refused. It goes with no other argument.
-        job: A running job, whose tables are then read while it trains, without a seat in it: the folder of
-            its logs ("psfleet-logs/NAME"), or the endpoints of all its servers in their order, as a list or
-            with commas between them. All that would change tables is refused. It goes with `tls`, `insecure`
-            and `wire` only; see docs/prediction.md.
-        follow: A running job likewise, whose weights are copied to this process and kept up to date. It goes
-            with `tls`, `insecure` and `snapshot` only; see docs/serving.md.
-        snapshot: With `follow` a snapshot of the job with which the copy begins, its folder or URL, or a
-            folder of its snapshots; None: the newest one in the job's folder, if there is one.
+        environment: Environment to use instead of the process's own. The client is then a worker by itself.
+        mode: Consistency mode, unless the launcher sets it (docs/strategies.md). In sync mode each push of
+            every worker makes a round, so push all tables of a step together. None means the mode of
+            `fleet.init()`, or async without it.
+        tls: Folder of this process's credentials, for servers on TCP (docs/security.md).
+        insecure: True to use TCP without encryption and credentials.
+        wire: How values travel: fp32, bf16 or int8, unless the launcher sets it (docs/wire.md).
+        checkpoint: Folder of a snapshot. Its tables are read in this process, without servers, and cannot be
+            changed. Excludes all other arguments.
+        job: Running job whose tables are read while it trains: its log folder ("psfleet-logs/NAME"), or the
+            endpoints of all its servers in order, as a list or separated by commas. The client is no worker
+            of the job and cannot change tables. Only `tls`, `insecure` and `wire` may be given too
+            (docs/prediction.md).
+        follow: Running job, given like `job`, whose weights are copied to this process and kept up to date.
+            Only `tls`, `insecure` and `snapshot` may be given too (docs/serving.md).
+        snapshot: Snapshot of the followed job to start the copy from: its folder or URL, or a folder of
+            snapshots. None means the newest one in the job's folder, if it has one.
 
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
         ServerUnavailable: A server of the job does not answer.
-        ConfigError: The process is a server, a value is unknown, or the seat that is shared is in
-            another mode.
+        ConfigError: The process is a server, a value is unknown, or the shared connection is in another mode.
     """
     access = {"tls": tls, "insecure": insecure}
     if follow is not None:
