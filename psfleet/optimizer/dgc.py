@@ -173,8 +173,8 @@ class DGCMomentum(Optimizer):
             return np.zeros((), np.float32)
         if name in self._velocity:
             return self._velocity[name]
-        # A state saved before compression has only the servers' velocity. Under Nesterov u is one momentum step
-        # ahead of that.
+        # A state saved before compression has only the servers' velocity. Under Nesterov u is one momentum
+        # step ahead of that.
         velocity = np.asarray(self._waiting.get(f"{name}.velocity", 0), np.float32)
         return self._momentum * velocity if self._nesterov else velocity
 
