@@ -1,12 +1,16 @@
 """Building blocks of programs, under the reference's names and argument names.
 
-A layer records its operation in the default program if an input is symbolic (`data`), and computes
-at once if one has a value (`psfleet.to_variable`).
+    x = layers.data("x", [None, 4])
+    hidden = layers.fc(x, 64, act="relu")
+    loss = layers.mean(layers.square(layers.fc(hidden, 1)))
 
-A layer that has weights owns the parameters `name.w_0`, `name.b_0`. Without `name` it gets a number
-(`fc_0`, `fc_1`, ...) at each call; called again with the same `name` it uses the same parameters.
+A layer adds its operation to the default program if an input is symbolic, as `data` returns it. If an input
+has a value (`psfleet.to_variable`), the layer computes at once; that is eager mode.
 
-The layers are those that these modules name in their `__all__`.
+The parameters of a layer are named `name.w_0`, `name.b_0`. Without `name` each call numbers its layer
+(`fc_0`, `fc_1`, ...). A second call with the same `name` uses the same parameters.
+
+Each module here lists its layers in `__all__`.
 """
 
 from psfleet.layers import (

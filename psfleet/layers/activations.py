@@ -1,4 +1,4 @@
-"""Activations: all that the `act` of a layer may name."""
+"""Activation functions, also usable by name as the argument `act` of a layer."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ _BY_NAME: dict[str, Callable[..., Variable]] = {
 
 
 def activate(x: Variable, act: str | None, name: str | None = None) -> Variable:
-    """The activation that a layer's `act` names; None: x itself."""
+    """Apply the activation that a layer's `act` names, or return x unchanged for None."""
     if act is None:
         return x
     if act not in _BY_NAME:

@@ -1,4 +1,8 @@
-"""Elementwise arithmetic, and measures of likeness made of it."""
+"""Elementwise arithmetic with broadcasting, and similarity measures.
+
+The functions `elementwise_*` take the reference's argument `axis`: it says where the axes of y stand in the
+shape of x.
+"""
 
 from typing import Any
 
@@ -33,7 +37,7 @@ __all__ = [
 
 
 def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str | None) -> Variable:
-    """y's axes stand under x's from `axis` on; -1: under the last ones."""
+    """Apply an operation with y's axes aligned to those of x from `axis` on; -1 aligns the last axes."""
     x, y = as_variable(x), as_variable(y)
     after = x.ndim - axis - y.ndim
     if axis >= 0 and y.ndim and after < 0:
@@ -50,7 +54,8 @@ def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str |
 def elementwise_add(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """x + y, broadcast; `axis`: the axis of x under which y's first one stands."""
+    """x + y with broadcasting. `axis` is the axis of x that y's first axis is aligned with; -1 aligns the
+    last axes."""
     return _elementwise(arithmetic.Add(), x, y, axis, act, name)
 
 

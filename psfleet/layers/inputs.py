@@ -1,4 +1,8 @@
-"""Sources of values: feeds, constants, the features of a FeatureSet, and rows of a table."""
+"""Layers without an input variable: feeds, constants, the features of a FeatureSet, and rows of a table.
+
+A model begins with these. `features` brings everything that a FeatureSet describes; `embedding` looks up
+one table.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,13 +34,16 @@ def data(
     lod_level: int = 0,
     stop_gradient: bool = True,
 ) -> Variable:
-    """A variable that each run is fed.
+    """Declare an input that each run feeds.
+
+        label = layers.data("label", [None, 1])
+        exe.run(feed={"label": np.zeros((8, 1), np.float32)})
 
     Args:
-        name: Its key in the feed.
-        shape: With the batch axis; None or -1 where only the feed decides.
+        name: Key of the input in the feed.
+        shape: Shape with the batch axis. None or -1 stands for an extent that only the feed decides.
         dtype: float32, or int64 for ids and labels.
-        lod_level: Must be 0: psfleet has no nested sequences.
+        lod_level: Must be 0, because psfleet has no nested sequences.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"the name of data is {name!r}; it must be a text")
@@ -54,7 +61,7 @@ def fill_constant(
     force_cpu: bool = False,
     out: Any = None,
 ) -> Variable:
-    """An array of one value."""
+    """Make an array with every element equal to `value`."""
     return apply(FillConstant(tuple(shape), dtype_of(dtype).name, value))
 
 
@@ -72,19 +79,20 @@ def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
 
 @checked
 def features(features: FeatureSet) -> dict[str, Variable]:
-    """The values of all features, by name in the order of the set.
+    """Return the values of all features of a set, by name and in the order of the set.
 
         values = layers.features(feature_set)
         hidden = layers.fc(layers.concat(list(values.values()), axis=1), 64, act="relu")
         ...
         exe.run(feed={**psfleet.features.feed(feature_set, batch), "label": labels})
 
-    The rows of all features are brought in one call to each server, and their gradients leave in one push.
-    A table with an optimizer of its own is updated by that one, the others by the one that minimizes.
+    One call to each server brings the rows of all features, and one push sends their gradients. A table
+    with its own optimizer is updated by that one, any other table by the optimizer that minimizes the loss.
 
     Args:
-        features: Each Feature becomes the inputs `NAME.ids`, `NAME.lengths` and, if weighted,
-            `NAME.weights`, each Number the input `NAME`; `psfleet.features.feed` makes them of a batch.
+        features: The feature set. Each Feature becomes the inputs `NAME.ids`, `NAME.lengths` and, if
+            weighted, `NAME.weights`; each Number the input `NAME`. `psfleet.features.feed` makes these
+            feeds from a batch.
 
     Returns:
         float32 [samples, dim]; for pooling "none" [n, dim] or, with `last`, [samples, last, dim].
@@ -138,21 +146,23 @@ def embedding(
     name: str | None = None,
     entry: Entry | None = None,
 ) -> Variable:
-    """Rows of a table by id: [*input.shape, dim].
+    """Look up rows of a table by id; returns [*input.shape, dim].
+
+        users = layers.embedding(layers.data("user", [None], "int64"), [None, 16], is_distributed=True)
 
     Args:
         input: int64 ids of any shape.
-        size: [rows, dim]; rows may be None with `is_distributed`.
-        is_sparse: The gradient holds the batch's rows only, and they alone are updated.
-        is_distributed: Ids are any int64; rows appear when first updated. Implies is_sparse.
-        padding_idx: This id gives zeros and its row is never updated.
-        param_attr: Attributes of the weights `name.w_0`. They start uniform in [-0.01, 0.01), the
-            same whether sparse or not.
-        entry: With `is_distributed`: which unknown ids of a push get a row, see
-            psfleet.core.engine.schema.entry. The two
-            inputs that a ShowClickEntry names must be there already: layers.data of any dtype, of the
-            shape of `input` or with one value for each sample. Runs that do not train need no value of
-            them. Computed at once (eager), each id counts one show and no click.
+        size: [rows, dim]. rows may be None with `is_distributed`.
+        is_sparse: True if the gradient holds only the rows of the batch, and only those are updated.
+        is_distributed: True if ids may be any int64, and rows are created by their first update. Implies
+            is_sparse.
+        padding_idx: Id whose row is zeros and is never updated.
+        param_attr: Attributes of the weights `name.w_0`. Their initial values are uniform in [-0.01, 0.01),
+            the same for sparse and dense tables.
+        entry: With `is_distributed`, the rule that decides which new ids get a row, such as
+            psfleet.CountFilterEntry. The two inputs that a ShowClickEntry names must exist already:
+            layers.data of any dtype, in the shape of `input` or with one value for each sample. Runs that do
+            not train need no value for them. In eager mode each id counts as one show and no click.
     """
     if dtype_of(dtype) != np.float32:
         raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
@@ -184,7 +194,7 @@ def embedding(
 
 
 def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
-    """The inputs of the program that a ShowClickEntry names."""
+    """Return the two inputs of the program that a ShowClickEntry names."""
     counting = part_of(entry, ShowClickEntry)
     if counting is None or ids.value is not None:
         return []

@@ -1,4 +1,9 @@
-"""Losses, one value per sample (`layers.mean` makes a scalar of them), and measures of predictions."""
+"""Losses and measures of predictions.
+
+A loss has one value for each sample; `layers.mean` makes the scalar that an optimizer minimizes:
+
+    loss = layers.mean(layers.log_loss(chance, label))
+"""
 
 from typing import Any, Literal, overload
 
@@ -33,8 +38,8 @@ def cross_entropy(
     """-log of the probability that `input` [..., classes] gives to the label: [..., 1].
 
     Args:
-        label: int64 [..., 1]; with `soft_label` probabilities of input's shape.
-        ignore_index: Samples with this label get 0.
+        label: int64 [..., 1], or with `soft_label` probabilities in input's shape.
+        ignore_index: Label whose samples get the loss 0.
     """
     return apply(loss.CrossEntropy(soft_label, ignore_index), input, label)
 
@@ -78,7 +83,8 @@ def softmax_with_cross_entropy(
     return_softmax: bool = False,
     axis: int = -1,
 ) -> Variable | tuple[Variable, Variable]:
-    """cross_entropy of softmax(logits), without overflow; `return_softmax`: and the softmax."""
+    """cross_entropy of softmax(logits), computed without overflow. With `return_softmax` also returns the
+    softmax."""
     cost = apply(loss.SoftmaxCrossEntropy(soft_label, ignore_index, axis), logits, label)
     return (cost, apply(Softmax(axis), logits)) if return_softmax else cost
 
@@ -94,9 +100,9 @@ def sigmoid_cross_entropy_with_logits(
     """The binary cross entropy of sigmoid(x), elementwise, without overflow.
 
     Args:
-        label: float32 in [0, 1], of x's shape.
-        ignore_index: Values with this label get 0.
-        normalize: Divide by the number of values that are not ignored.
+        label: float32 in [0, 1], in x's shape.
+        ignore_index: Label whose values get the loss 0.
+        normalize: True to divide by the number of values that are not ignored.
     """
     return apply(loss.SigmoidCrossEntropy(float(ignore_index), normalize), x, label, name=name)
 
@@ -113,7 +119,7 @@ def log_loss(
 def accuracy(
     input: Variable, label: Variable, k: PositiveInt = 1, correct: Any = None, total: Any = None
 ) -> Variable:
-    """The share of the batch whose label [n, 1] is among the k largest of input [n, classes]."""
+    """Fraction of the batch whose label [n, 1] is among the k largest of input [n, classes]."""
     return apply(Accuracy(k), input, label)
 
 
@@ -126,11 +132,11 @@ def auc(
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Variable, Variable, list[Variable]]:
-    """The area under the ROC curve of scores in [0, 1].
+    """Area under the ROC curve of scores in [0, 1].
 
     Returns:
-        The AUC over all runs of the program so far, that of the batch, and an empty list where the
-        reference has its state variables.
+        The AUC over all runs of the program so far, the AUC of the batch, and an empty list in the place of
+        the reference's state variables.
     """
     if curve != "ROC":
         raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")

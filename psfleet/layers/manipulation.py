@@ -1,4 +1,8 @@
-"""Changing shape and dtype, taking parts, putting together."""
+"""Layers that change the shape or dtype of a value, take parts of it, or put values together.
+
+They have no parameters. Arguments and results follow the reference; where NumPy has the function too, it
+does the same.
+"""
 
 import builtins
 from collections.abc import Sequence
@@ -34,7 +38,7 @@ __all__ = [
 
 @checked
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Variables one after the other along an axis."""
+    """Concatenate variables along an existing axis."""
     return apply(manipulate.Concat(axis), *input, name=name)
 
 
@@ -42,7 +46,8 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
 def split(
     input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None
 ) -> list[Variable]:
-    """Parts along an axis: so many equal ones, or of the given widths (one may be -1)."""
+    """Split along an axis into a number of equal parts, or into parts of the given widths, of which one may
+    be -1."""
     axis = axis_of(dim, input.shape, f"split of {input.name!r}")
     extent = input.shape[axis]
     if extent is None:
@@ -71,7 +76,7 @@ def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
 
 @checked
 def stack(x: Sequence[Variable], axis: int = 0) -> Variable:
-    """Variables of one shape side by side along a new axis."""
+    """Stack variables of one shape along a new axis."""
     return apply(manipulate.Stack(axis), *([x] if isinstance(x, Variable) else x))
 
 
@@ -84,7 +89,7 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Another shape: -1 is worked out, 0 copies x's extent."""
+    """Change the shape. -1 stands for the extent that fits, 0 for x's extent at this axis."""
     if isinstance(actual_shape, Variable):
         raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
     target = tuple(-1 if extent is None else int(extent) for extent in shape)
@@ -94,7 +99,7 @@ def reshape(
 
 @checked
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """A matrix whose rows are the axes before `axis`."""
+    """Flatten to a matrix: the axes before `axis` become its rows, the axes from there its columns."""
     width = 1
     for extent in x.shape[axis:]:
         width = -1 if extent is None or width == -1 else width * extent
@@ -106,7 +111,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 
 @checked
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
-    """Without axes of extent 1: those named, all if none is."""
+    """Remove axes of extent 1: the named ones, or all of them if none is named."""
     places = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
         i for i, extent in enumerate(input.shape) if extent == 1
     }
@@ -119,7 +124,7 @@ def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) 
 
 @checked
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
-    """With new axes of extent 1 where `axes` says, as positions in the result."""
+    """Insert axes of extent 1. `axes` are their positions in the result."""
     positions = [axes] if isinstance(axes, int) else list(axes)
     rank = input.ndim + len(positions)
     places = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}
@@ -128,7 +133,7 @@ def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = Non
 
 
 def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:
-    """Reshape to a shape of which at most one extent is unknown."""
+    """Reshape to a shape with at most one unknown extent."""
     if list(shape).count(None) > 1:
         raise ShapeError(f"{x.name!r} {x.shape} has more than one unknown extent")
     return apply(manipulate.Reshape(tuple(-1 if n is None else n for n in shape)), x, name=name)
@@ -136,7 +141,7 @@ def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:
 
 @checked
 def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
-    """Axes in the order `perm`."""
+    """Reorder the axes: axis i of the result is axis perm[i] of x."""
     return apply(manipulate.Transpose(tuple(perm)), x, name=name)
 
 
@@ -156,17 +161,17 @@ def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable
 
 @checked
 def cast(x: Variable, dtype: DTypeLike) -> Variable:
-    """The values in another dtype."""
+    """Convert to another dtype."""
     return apply(manipulate.Cast(dtype_of(dtype).name), x)
 
 
 @checked
 def one_hot(input: Variable, depth: PositiveInt, allow_out_of_range: bool = False) -> Variable:
-    """Whole numbers [..., 1] (or [...]) as float32 [..., depth]: 1 at the number."""
+    """Encode whole numbers [..., 1] or [...] as float32 [..., depth]: 1 at the number's position, else 0."""
     return apply(manipulate.OneHot(int(depth), allow_out_of_range), input)
 
 
 @checked
 def expand(x: Variable, expand_times: Sequence[PositiveInt], name: str | None = None) -> Variable:
-    """Each axis repeated so many times."""
+    """Repeat the values along each axis as often as `expand_times` says."""
     return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

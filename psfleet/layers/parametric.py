@@ -1,4 +1,7 @@
-"""Layers with parameters, and products."""
+"""Layers with parameters: fully connected, normalization, dropout; and matrix products.
+
+A layer's parameters live in the fleet's tables under `name.w_0`, `name.b_0` and so on.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -37,7 +40,7 @@ def channel_axis(data_layout: str, rank: int) -> int:
 
 
 def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
-    """A parameter that no optimizer trains: a moving average of what batches show."""
+    """Make a parameter that no optimizer trains: a moving average of statistics of the batches."""
     attributes = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
     parameter = make_parameter(shape, name, attributes, initializer.Constant(start))
     promise(parameter, momentum)
@@ -54,16 +57,17 @@ def fc(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """A fully connected layer: act(sum of input_i @ w_i + b).
+    """Fully connected layer: act(sum of input_i @ w_i + b).
+
+        hidden = layers.fc(x, 64, act="relu")
 
     Args:
-        input: One variable or several, each with its own weights `name.w_0`, `name.w_1`, ...
-        size: The number of outputs.
-        num_flatten_dims: So many leading axes stay; the others are flattened into the inputs.
-        param_attr: Attributes of the weights (one, or a list for several inputs). Default start:
-            Xavier.
-        bias_attr: Attributes of the bias `name.b_0`, False for none. Default start: zeros.
-        act: The name of an activation (psfleet.layers.activations), or None.
+        input: One variable, or a list of several, each with its own weights `name.w_0`, `name.w_1`, ...
+        size: Number of outputs.
+        num_flatten_dims: Number of leading axes to keep. The axes after them are flattened into the inputs.
+        param_attr: Attributes of the weights, or a list of them for several inputs. Xavier by default.
+        bias_attr: Attributes of the bias `name.b_0`, or False for no bias. Zeros by default.
+        act: Name of an activation (psfleet.layers.activations), or None.
     """
     label = name or names.generate("fc")
     inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
@@ -99,7 +103,7 @@ def _weights(x: Variable, size: int, axes: int, name: str, argument: Attribute) 
 
 
 def _vector(size: int, name: str, argument: Attribute, start: float) -> Variable | None:
-    """Weights that all start with one value; None: the argument is False."""
+    """Make a parameter vector with one initial value, or return None if its attribute is False."""
     attr = attribute(argument)
     if attr is None:
         return None
@@ -131,16 +135,17 @@ def dropout(
         "downgrade_in_infer", "upscale_in_train"
     ] = "downgrade_in_infer",
 ) -> Variable:
-    """Sets values to 0 at random in training.
+    """Set values to 0 at random in training.
 
-    The mask is a pure function of (seed, name, the program's step).
+    The mask only depends on the seed, the layer's name and the program's step, so a repeated run has the
+    same bits.
 
     Args:
-        dropout_prob: The share set to 0.
-        is_test: True: as in a program cloned for tests.
-        seed: None: the program's random_seed.
-        dropout_implementation: `downgrade_in_infer`: x * mask in training, x * (1 - p) in tests.
-            `upscale_in_train`: x * mask / (1 - p) in training, x in tests.
+        dropout_prob: Fraction p of the values that become 0.
+        is_test: True to act as in a program cloned for tests.
+        seed: Seed of the mask, or None for the program's random_seed.
+        dropout_implementation: `downgrade_in_infer` gives x * mask in training and x * (1 - p) in tests;
+            `upscale_in_train` gives x * mask / (1 - p) in training and x in tests.
     """
     label = name or names.generate("dropout")
     op = dropping.Dropout(
@@ -164,7 +169,8 @@ def layer_norm(
     """(x - mean) / sqrt(variance + epsilon) within each sample, times `name.w_0` plus `name.b_0`.
 
     Args:
-        begin_norm_axis: Mean and variance are over this axis and those after it.
+        begin_norm_axis: First of the axes over which mean and variance are taken; they reach to the last
+            axis.
     """
     label = name or names.generate("layer_norm")
     width = size_of(input.shape[begin_norm_axis:])
@@ -199,34 +205,33 @@ def batch_norm(
 ) -> Variable:
     """(x - mean) / sqrt(variance + epsilon) for each channel, times `name.w_0` plus `name.b_0`.
 
-    In training mean and variance are the batch's, and each update takes them into moving ones:
-    moving = momentum * moving + (1 - momentum) * batch's. Programs cloned for tests, inference models,
-    `is_test` and `use_global_stats` use the moving ones, the parameters `name.w_1` (mean, from 0) and
-    `name.w_2` (variance, biased, from 1).
+    In training, mean and variance are those of the batch, and each update moves the moving statistics:
+    moving = momentum * moving + (1 - momentum) * batch. Programs cloned for tests, inference models,
+    `is_test` and `use_global_stats` use the moving statistics: the parameters `name.w_1` (mean, initially
+    0) and `name.w_2` (biased variance, initially 1).
 
-    The moving statistics are dense tables of the fleet, which checkpoints and inference models hold. A worker
-    normalises by its own batch and sends the batch's statistics along with its gradients. In sync mode a
-    round takes the mean over the workers, so that the bits are those of any number of servers; in the
-    other modes each push is one update of them. With merged gradients they are the mean of the merged
-    batches'. They change with the optimizer's updates only: a training program without an optimizer leaves
-    them alone. In a pipeline, whose stages see parts of batches, training with them is refused.
+    The moving statistics are dense tables, saved in checkpoints and inference models. A worker normalizes
+    by its own batch and sends the batch's statistics with its gradients. In sync mode a round takes their
+    mean over the workers, which gives the same bits for any number of servers; in other modes each push
+    updates them once. With merged gradients the mean over the merged batches is sent. Only updates of an
+    optimizer change them. A pipeline refuses to train them, because its stages only see parts of a batch.
 
     Args:
         input: [batch, channels], [batch, channels, ...] or, with NHWC, [batch, ..., channels].
-        act: The name of an activation (psfleet.layers.activations), or None.
-        is_test: True: as in a program cloned for tests.
-        momentum: In [0, 1].
-        epsilon: At least 0.
-        param_attr: Attributes of the scale, False for none. Default start: 1.
-        bias_attr: Attributes of the shift, False for none. Default start: 0.
-        data_layout: NCHW or NHWC: where the channels are.
-        in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake: averages of weights
-            leave the moving statistics out.
+        act: Name of an activation (psfleet.layers.activations), or None.
+        is_test: True to act as in a program cloned for tests.
+        momentum: Weight of the previous moving statistics, in [0, 1].
+        epsilon: Added to the variance, at least 0.
+        param_attr: Attributes of the scale, or False for no scale. 1 by default.
+        bias_attr: Attributes of the shift, or False for no shift. 0 by default.
+        data_layout: Position of the channels: NCHW or NHWC.
+        in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake. Averages of weights
+            never include the moving statistics.
         moving_mean_name, moving_variance_name: Names of the moving statistics.
-        use_global_stats: Normalise by the moving statistics in training too, and leave them.
+        use_global_stats: True to normalize by the moving statistics in training too, without updating them.
 
     Raises:
-        ConfigError: momentum, epsilon or data_layout is none of these.
+        ConfigError: momentum, epsilon or data_layout is out of range.
         ShapeError: The number of channels is not known.
     """
     label = name or names.generate("batch_norm")

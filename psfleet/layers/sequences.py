@@ -1,4 +1,4 @@
-"""Padded sequences: one row for each."""
+"""Pooling of padded sequences and of bags of ids, to one row for each."""
 
 from typing import Any
 
@@ -19,23 +19,25 @@ def sequence_pool(
     pad_value: float = 0.0,
     name: str | None = None,
 ) -> Variable:
-    """One row for each padded sequence: [batch, time, ...] to [batch, ...].
+    """Pool each padded sequence to one row: [batch, time, ...] to [batch, ...].
 
-    Steps outside a sequence count for nothing, whatever they hold. A bag of ids is such a sequence: the
-    rows of an embedding [batch, ids, dim] are pooled to [batch, dim].
+        rows = layers.embedding(ids, [None, 16], is_distributed=True)   # [batch, 20, 16]
+        pooled = layers.sequence_pool(rows, "average", lengths=lengths)  # [batch, 16]
+
+    Values of padding steps have no effect. A bag of ids is such a sequence too.
 
     Args:
-        input: Floats [batch, time, ...].
-        pool_type: sum; average (sum / n); sqrt (sum / sqrt(n)); max, of each column; last or first, the
-            step there. In any case of letters.
+        input: float32 [batch, time, ...].
+        pool_type: sum, average (sum / n), sqrt (sum / sqrt(n)), max of each column, or the first or last
+            step. Upper and lower case are equal.
         lengths: int64 [batch] or [batch, 1], each from 0 to time.
-        mask: [batch, time]: what is not 0 is part of the sequence, which may have holes. In place of
-            lengths; with neither all steps are.
-        pad_value: Value of the steps beyond a sequence's end.
+        mask: [batch, time], nonzero for the steps of the sequence, which may have gaps. Used instead of
+            lengths. Without both, all steps belong to the sequence.
+        pad_value: Result for an empty sequence.
 
     Raises:
-        ConfigError: There is no such pool_type.
-        ShapeError: A length is outside, or a shape does not fit.
+        ConfigError: pool_type is unknown.
+        ShapeError: A length is out of range, or a shape does not fit.
         UsageError: Both lengths and a mask are given.
     """
     if lengths is not None and mask is not None:
