@@ -1,4 +1,11 @@
-"""convert(): a plain torch model and its optimizers, moved to the servers."""
+"""convert(): moves a plain torch model and its optimizers to the servers.
+
+    model, opt = psfleet.torch.convert(model, torch.optim.Adam(model.parameters()))
+
+Everything is checked before anything changes, so an error leaves model and optimizers as they were. The
+second half of the file does the opposite for predictions: `module_predictor` computes a module with the
+values of a runtime's tables.
+"""
 
 import copy
 from collections.abc import Callable, Collection, Mapping
@@ -41,24 +48,24 @@ def convert(
 ) -> tuple[M, DistributedOptimizer]:
     """Move a model and its optimizers to the servers, with the weights it has now.
 
-    Every `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` that an optimizer trains
-    becomes a table of rows; every other parameter that an optimizer trains becomes a dense table.
-    What no optimizer trains stays as it is. A weight on the device "meta" has no values to move:
-    its rows start from the standard normal distribution, as torch's, when they are first updated.
+    Each `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` that an optimizer trains becomes a
+    table of rows. Each other parameter that an optimizer trains becomes a dense table. Everything else
+    stays as it is. A weight on the device "meta" has no values to move: its rows start from the standard
+    normal distribution, as torch's do, when they are first updated.
 
     Args:
-        model: Is changed in place.
-        optimizers: One torch optimizer or several, for disjoint parameters. State that they have, of
-            steps taken or loaded, goes to the servers too.
+        model: Model to convert, changed in place.
+        optimizers: One torch optimizer, or several for disjoint parameters. State from earlier steps or from
+            loading moves to the servers too.
         name, runtime: As for DistributedOptimizer.
-        servers: By the name of an embedding in the model how many servers hold its table, as for Embedding.
+        servers: Number of servers for the table of an embedding, by its name in the model, as for Embedding.
 
     Returns:
         The model and the optimizer to use from now on.
 
     Raises:
-        ConfigError: An optimizer, a module or an option of them has no exact counterpart.
-        UsageError: The optimizers do not fit the model. Either way nothing was changed.
+        ConfigError: An optimizer, a module or one of their options has no exact counterpart.
+        UsageError: The optimizers do not fit the model. In both cases nothing was changed.
     """
     return converted(
         model, optimizers, DistributedOptimizer, name=name, runtime=runtime, servers=servers
@@ -74,7 +81,7 @@ def converted(
     runtime: Runtime | None,
     servers: Mapping[str, int] | None = None,
 ) -> tuple[M, Kind]:
-    """Convert as convert() does, with an optimizer of this kind."""
+    """Convert as convert() does, with an optimizer of the given class."""
     listed_optimizers = listed(optimizers)
     trainable = {
         id(p) for o in listed_optimizers for group in o.param_groups for p in group["params"]
@@ -97,7 +104,7 @@ def converted(
 
 
 def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
-    """The model with its sparse embeddings of these names on tables, as `convert` would put them there."""
+    """Return the model with its sparse embeddings of these names moved to tables, as `convert` does."""
     modules = {
         path: module
         for path, module in model.named_modules()
@@ -109,7 +116,7 @@ def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
 
 
 class _ModuleExchange:
-    """Exchanges modules in the model, and their weights in the optimizers' groups; can undo it."""
+    """Replaces modules in the model, and their weights in the optimizers' groups. Can be undone."""
 
     def __init__(
         self,
@@ -136,15 +143,15 @@ class _ModuleExchange:
         ]
 
     def there(self) -> None:
-        """Put the tables in."""
+        """Replace torch's modules by those with tables."""
         self._exchange(1)
 
     def back(self) -> None:
-        """Put torch's own modules back."""
+        """Put torch's modules back."""
         self._exchange(0)
 
     def root(self) -> nn.Module:
-        """The model, which may itself be an embedding."""
+        """Return the model, which is a new module if the model itself is an embedding."""
         pair = self._pairs.get(id(self._model))
         return pair[1] if pair else self._model
 
@@ -167,7 +174,7 @@ def _is_table(module: nn.Module) -> bool:
 def _counterparts(
     model: nn.Module, modules: dict[str, nn.Module], servers: Mapping[str, int] | None = None
 ) -> dict[int, tuple[nn.Module, TableModule]]:
-    """Each module with the one on the servers; those that share a weight share a table."""
+    """Pair each embedding with its replacement on the servers. Modules that share a weight share a table."""
     counts = {id(modules[path].weight): count for path, count in (servers or {}).items()}
     pairs: dict[int, tuple[nn.Module, TableModule]] = {}
     first: dict[int, TableModule] = {}
@@ -180,7 +187,7 @@ def _counterparts(
 
 
 def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -> None:
-    """Refuse to place what becomes no table."""
+    """Refuse a number of servers for a name that becomes no table."""
     for path in servers:
         if path not in modules:
             raise ConfigError(
@@ -192,7 +199,7 @@ def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -
 def _check_tied(
     model: nn.Module, path: str, module: nn.Module, modules: dict[str, nn.Module]
 ) -> None:
-    """Refuse a weight that is used by more than embeddings with sparse gradients."""
+    """Refuse a weight that an embedding with sparse gradients shares with any other kind of module."""
     for other, user in model.named_modules():
         is_user = any(p is module.weight for p in user._parameters.values())
         if is_user and other not in modules:
@@ -204,7 +211,7 @@ def _check_tied(
 
 
 def _counterpart(path: str, module: Any, servers: int | None) -> TableModule:
-    """The module on the servers, as many as that, that does what a torch embedding does."""
+    """Make the module that replaces a torch embedding, with its table on this number of servers."""
     if type(module) not in (nn.Embedding, nn.EmbeddingBag):
         raise ConfigError(
             f"{path!r} is a {type(module).__name__}, a class of your own; convert() knows "
@@ -263,23 +270,25 @@ def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
 
 
 def module_predictor(model: nn.Module) -> MakePredictor:
-    """Return a predictor that computes as the model does, with the values of a runtime's tables.
+    """Return a function that makes predictors of a runtime: they compute the model with the tables' values.
 
-    Parameters and embeddings have the tables that `DistributedOptimizer` gives them: those of their names in
-    the model. Buffers, and parameters without gradients that have no table, stay as they are in the model.
+    Tables are found by the names of parameters and embeddings in the model, as `DistributedOptimizer` names
+    them. Buffers, and frozen parameters without a table, keep the model's values.
     """
     unbound = _unbound(model)
     return lambda runtime: ModulePredictor(unbound, runtime)
 
 
 class ModulePredictor:
-    """A predictor that computes as a module does, with the values of a runtime's tables.
+    """Predictor that computes a module with the values of a runtime's tables.
 
     Args:
-        direct: Call modules without torch's search for hooks, for speed; they cannot be traced then.
+        model: Module with the structure and the names of the tables.
+        runtime: Runtime that has the tables.
+        direct: True to call modules without torch's search for hooks, which is faster but cannot be traced.
 
     Attributes:
-        module: The module.
+        module: The copy of the module that computes.
     """
 
     def __init__(self, model: nn.Module, runtime: Runtime, *, direct: bool = True) -> None:
@@ -291,13 +300,13 @@ class ModulePredictor:
             return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
 
     def refresh(self) -> None:
-        """Take the dense values that the tables have now."""
+        """Copy the present dense values of the tables into the module."""
         specs = {spec.name: spec for spec in self._runtime.specs().values()}
         _fill(self.module, self._runtime, specs)
 
 
 def _unbound(model: nn.Module) -> nn.Module:
-    """A copy whose embeddings have no table."""
+    """Copy the model without the tables of its embeddings."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, TableModule) and module.table.bound:
@@ -315,7 +324,7 @@ def _unbound_table(module: TableModule, memo: dict[int, Any]) -> TableModule:
 
 
 def _bound(model: nn.Module, runtime: Runtime, *, direct: bool) -> nn.Module:
-    """The model with the values of the runtime's tables."""
+    """Return a copy of the model that reads the runtime's tables."""
     specs = {spec.name: spec for spec in runtime.specs().values()}
     model, client = with_tables(model, specs), ParameterClient(runtime)
     for path, module in model.named_modules():
@@ -333,9 +342,11 @@ def _bound(model: nn.Module, runtime: Runtime, *, direct: bool) -> nn.Module:
 
 
 def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None) -> None:
-    """Let a call of a module be one of its `forward`, or of this function, without torch's search for hooks.
+    """Make calls of a module go directly to its `forward`, or to the given function, past torch's search
+    for hooks.
 
-    Parameters and modules become plain attributes: torch's `__getattr__` takes longer than a small layer.
+    Parameters and modules become plain attributes, because torch's `__getattr__` takes longer than a small
+    layer.
     """
     kind, own = type(module), module.__dict__
     hooks = "forward", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl"
@@ -350,7 +361,7 @@ def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None
 
 
 def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., Tensor]:
-    """The module's function without what only training needs."""
+    """Return the module's forward function without the parts that only training needs."""
     key, count, dim = module.table.key, module.num_embeddings, module.embedding_dim
     owner, padding = f"embedding {module.table.name!r}", module.padding_idx
     mean = isinstance(module, EmbeddingBag) and module.mode == "mean"
@@ -399,7 +410,7 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
 
 
 def _fill(model: nn.Module, runtime: Runtime, specs: dict[str, TableSpec]) -> None:
-    """Give parameters the values of their tables."""
+    """Copy the values of the tables into the model's parameters."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, TableWeight) or (
             name not in specs and not parameter.requires_grad

@@ -1,4 +1,9 @@
-"""One embedding's rows: the table they live in and what the current step has seen of them."""
+"""Rows of one embedding: the table that holds them, and what the current step has pulled of them.
+
+`Embedding` and `EmbeddingBag` look rows up here. A lookup may be served from rows that were pulled ahead
+for it, or held from an earlier forward pass of the same step, so that a recomputed pass sees the same
+values.
+"""
 
 import copy
 import weakref
@@ -35,18 +40,19 @@ _living: "weakref.WeakSet[EmbeddingRows]" = weakref.WeakSet()
 
 
 class LookupObserver(Protocol):
-    """Observer of lookups that knows those of the next step (see prefetching)."""
+    """Observer of lookups that knows the lookups of the next step, such as a prefetching loader."""
 
     def note(self, rows: "EmbeddingRows", ids: Tensor) -> None:
-        """A lookup of these ids is being made."""
+        """Record that these ids are being looked up."""
 
     def expected(self, rows: "EmbeddingRows") -> list[Ids]:
-        """The lookups that the next step will make of these rows."""
+        """Return the lookups that the next step will make of these rows."""
 
 
 @dataclass(slots=True)
 class _CachedLookup:
-    """A lookup that is here. `used` None: not handed out yet; else the tensor's version then."""
+    """Pulled values of a lookup. `used` is torch's version of the tensor when it was handed out, or None
+    before that."""
 
     ids: Asked
     rows: Tensor
@@ -57,19 +63,18 @@ class EmbeddingRows:
     """Rows of float32 by id on the servers, as one embedding uses them.
 
     Attributes:
-        name: Name of the table; None: the optimizer derives it from the module's place in the
-            model.
-        count: Ids are 0 to count - 1; None: any int64.
+        name: Name of the table, or None if the optimizer derives it from the module's name in the model.
+        count: Number of rows, with ids 0 to count - 1, or None if ids are any int64.
         dim: Width of a row.
-        padding: An id whose row begins as zeros; None: there is none.
-        initializer, seed: First values of the rows.
-        entry: Rule by which unknown ids of a push get a row; None: all.
-        precision: Precision in which the servers store them.
-        servers: Number of servers that hold the table; None: all.
+        padding: Id whose row is initially zero, or None.
+        initializer, seed: Initial values of the rows.
+        entry: Rule that decides which new ids get a row, or None if every pushed id does.
+        precision: Precision in which the servers store the rows.
+        servers: Number of servers that hold the table, or None for all.
         weight: The stand-in that torch's optimizers see.
-        content: Rows to begin with, float32 [count, dim], instead of the initializer's.
+        content: Initial rows, float32 [count, dim], instead of the initializer's.
         watcher: Observer of each lookup.
-        bags: Gradients of what was pooled of the rows.
+        bags: Gradients of pooled rows.
         counts: True if the table counts shows and clicks.
     """
 
@@ -125,12 +130,12 @@ class EmbeddingRows:
 
     @property
     def bound(self) -> bool:
-        """True if there is a table."""
+        """True if the table exists."""
         return self._client is not None
 
     @property
     def client(self) -> ParameterClient:
-        """The way to the table."""
+        """Client that reaches the table."""
         if self._client is None:
             raise UsageError(
                 f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
@@ -140,7 +145,7 @@ class EmbeddingRows:
 
     @property
     def runtime(self) -> Runtime:
-        """Runtime that has the table."""
+        """Runtime that holds the table."""
         return self.client.runtime
 
     @property
@@ -155,7 +160,7 @@ class EmbeddingRows:
         return self.spec.key
 
     def bind(self, client: ParameterClient, name: str, formula: RuleMapping) -> None:
-        """Make the table. `fill` must follow on all workers."""
+        """Create the table. All workers must call `fill` afterwards."""
         if self._client is not None:
             raise UsageError(
                 f"the embedding {self.name!r} has an optimizer already; give each model one"
@@ -181,11 +186,11 @@ class EmbeddingRows:
         _living.add(self)
 
     def read_from(self, client: ParameterClient, spec: TableSpec) -> None:
-        """Look rows up in this table."""
+        """Use an existing table, only to look rows up."""
         self.name, self._client, self._spec = spec.name, client, spec
 
     def fill(self) -> None:
-        """Write the rows that the table begins with. Call it within `exclusively`."""
+        """Write the initial rows into the table. Call it within `exclusively`."""
         if self.content is not None:
             ids, rows = np.arange(len(self.content), dtype=np.int64), self.content
         elif self.padding is not None:
@@ -195,14 +200,14 @@ class EmbeddingRows:
         self.client.begin_rows(self.spec, ids, rows)
 
     def replace(self, values: Floats, ids: Ids | None = None) -> None:
-        """Set rows; optimizer state stays. Call it within `exclusively`.
+        """Set all rows and keep the optimizer state. Call it within `exclusively`.
 
         Args:
             values: float32 [count, dim], or [n, dim] with ids.
-            ids: Ids to store of a table for any id: int64 [n], among them every id that has a row.
+            ids: int64 [n], for a table whose ids are any int64. Must include every id that has a row.
 
         Raises:
-            UsageError: A row would be left as it was.
+            UsageError: An existing row is missing in `ids`, and would keep its old value.
         """
         state = self.runtime.read_table(self.key)
         assert state.ids is not None
@@ -218,10 +223,11 @@ class EmbeddingRows:
         self.forget()
 
     def saved(self) -> tuple[Ids | None, Floats]:
-        """Every row, float32 [n, dim]; their ids, int64 [n], where there is no number of rows.
+        """Return the ids and all rows, float32 [n, dim]. The ids are int64 [n], or None if the number of
+        rows is fixed.
 
         Raises:
-            UsageError: A state dict cannot hold them.
+            UsageError: The rows do not fit into a state dict.
         """
         self._check_saved()
         if self.count is not None:
@@ -234,10 +240,10 @@ class EmbeddingRows:
         return torch.from_numpy(self.saved()[1])
 
     def saved_state(self) -> tuple[int, Ids | None, list[Floats]]:
-        """The table's step, ids as in `saved`, and one array for each slot of the rule.
+        """Return the table's step, the ids as in `saved`, and one array for each slot of the rule.
 
         Raises:
-            UsageError: A state dict cannot hold them.
+            UsageError: The state does not fit into a state dict.
         """
         self._check_saved()
         state = self.runtime.read_table(self.key)
@@ -247,12 +253,12 @@ class EmbeddingRows:
         return state.step, None, slots_of(self.spec, ids, state)
 
     def restore(self, step: int | None, slots: Sequence[Floats], ids: Ids | None = None) -> None:
-        """Set optimizer state; the rows' values stay. Call it within `exclusively`.
+        """Set the optimizer state and keep the rows' values. Call it within `exclusively`.
 
         Args:
-            step: Step of the table; None: it stays.
-            slots: One array for each slot, float32 [count, dim], or [n, dim] with ids. Rows that are
-                not named get the slots' first values.
+            step: Step of the table, or None to keep it.
+            slots: One array for each slot, float32 [count, dim], or [n, dim] with ids. Rows whose ids are not
+                given get the slots' initial values.
             ids: int64 [n].
         """
         state = self.runtime.read_table(self.key)
@@ -261,7 +267,7 @@ class EmbeddingRows:
             assert self.count is not None
             ids = np.arange(self.count, dtype=np.int64)
         initial = [slot.initial for slot in self.spec.rule.slots]
-        # A row whose state is as at the beginning need not be on the servers, unless it is there.
+        # A row with initial state needs no row on the servers, unless it already has one.
         is_stored = np.isin(ids, state.ids)
         for values, first in zip(slots, initial, strict=True):
             is_stored |= (values != np.float32(first)).any(1)
@@ -301,17 +307,17 @@ class EmbeddingRows:
     def look_up(
         self, ids: Tensor, *, keep: bool, padding: int | None = None, scores: Floats | None = None
     ) -> Tensor:
-        """Current rows: float32 [*ids.shape, dim] on the ids' device.
+        """Return the current rows: float32 [*ids.shape, dim] on the ids' device.
 
         Args:
-            ids: Whole numbers.
-            keep: Hand out equal values for equal ids until the next step, so that a recomputed
-                forward pass sees what the first one saw.
-            padding: An id that gets no gradient; None: there is none.
-            scores: Shows and clicks of each id, float32 [n, 2]; None: one show and no click.
+            ids: int64 of any shape.
+            keep: True to return equal values for equal ids until the next step, so that a recomputed forward
+                pass sees the values of the first one.
+            padding: Id that gets no gradient, or None.
+            scores: Shows and clicks of each id, float32 [n, 2]. None means one show and no click each.
 
         Raises:
-            IdError: An id is not below `count`.
+            IdError: An id is negative or not below `count`.
         """
         numbers = as_ids(ids.detach().cpu().numpy(), f"embedding {self.name!r}")
         self._check(numbers)
@@ -329,23 +335,23 @@ class EmbeddingRows:
         return out
 
     def read(self, ids: Ids) -> Read:
-        """Return the read of a lookup."""
+        """Return the runtime's read for a lookup of these ids."""
         return Read(self.key, ids)
 
     def expected(self) -> list[Ids]:
-        """The lookups of the next step, as far as they are known."""
+        """Return the lookups of the next step, as far as a watcher knows them."""
         return self.watcher.expected(self) if self.watcher is not None else []
 
     def hold(self, ids: Asked, values: Floats) -> None:
-        """Keep rows that were pulled for a lookup to come."""
+        """Keep rows that were pulled ahead, for the lookup that will ask for them."""
         self._held.append(_CachedLookup(ids, as_tensor(values)))
 
     def forget(self) -> None:
-        """The table may have changed: hold nothing."""
+        """Drop all held rows, because the table may have changed."""
         self._held.clear()
 
     def gradient(self) -> SparseGrad | None:
-        """Gradient of the backward passes since the last zero_grad; None: there was none."""
+        """Return the gradient of the backward passes since the last zero_grad, or None if there was none."""
         return self.bags.gradient() if self.bags else self._ledger.gradient()
 
     def _find(self, ids: Asked) -> _CachedLookup | None:
@@ -372,11 +378,12 @@ class EmbeddingRows:
 
 
 def pooled_of(lookups: Sequence[tuple[EmbeddingRows, PooledIds]], keep: bool) -> list[Floats]:
-    """Pool rows of several tables, float32 [bags, dim]: the held ones, and the others in one pull.
+    """Return pooled rows of several tables, float32 [bags, dim] each, with one pull for all that are not
+    held.
 
     Args:
-        lookups: Tables of one runtime, with what is asked of each.
-        keep: Hold them for the same look-up within the step, see `EmbeddingRows.look_up`.
+        lookups: Tables of one runtime, with the ids and bags to pool of each.
+        keep: True to hold the results for the same lookup within the step, as in `EmbeddingRows.look_up`.
     """
     entries = [rows._find(ids) for rows, ids in lookups]
     missing = [pair for pair, entry in zip(lookups, entries, strict=True) if entry is None]
@@ -395,5 +402,5 @@ def _pull(lookups: Sequence[tuple[EmbeddingRows, PooledIds]]) -> list[Floats]:
 
 
 def living_rows() -> list[EmbeddingRows]:
-    """The rows that have a table, in the order of their names."""
+    """Return the rows of this process that have a table, in the order of their names."""
     return sorted(_living, key=lambda rows: rows.name or "")

@@ -1,4 +1,8 @@
-"""Embedding and EmbeddingBag as torch has them, with their rows on the servers."""
+"""Embedding and EmbeddingBag: torch's modules, with their rows on the servers.
+
+They take torch's arguments and return what torch's modules would. In addition `num_embeddings` may be None:
+ids are then any int64, and rows are created when they are first updated.
+"""
 
 import copy
 from collections.abc import Callable
@@ -34,12 +38,12 @@ def scores_of(
 
     Args:
         ids: Ids of a lookup, any shape.
-        shows: In the shape of the ids, or one number for each sample (bag); None: once.
-        clicks: Likewise; None: never.
-        ends: For flat ids: start of each bag, and the number of ids.
+        shows: Number of shows, in the shape of the ids or one for each sample (bag). None means one each.
+        clicks: Number of clicks, in the same shapes. None means zero.
+        ends: For flat ids the start of each bag and, last, the number of ids.
 
     Raises:
-        ShapeError: They are neither.
+        ShapeError: shows or clicks have another shape.
     """
     columns = [
         np.full(ids.numel(), default, np.float32)
@@ -65,15 +69,15 @@ def _by_id(name: str, ids: Tensor, values: Tensor, ends: Tensor | None) -> Float
 
 @checked
 class TableModule(nn.Module):
-    """Base of both embeddings: the rows, their stand-in `weight`, and loading and saving.
+    """Base of both embeddings: holds the rows and their stand-in `weight`, and loads and saves them.
 
     Attributes:
-        num_embeddings: Ids are 0 to num_embeddings - 1; None: any int64.
+        num_embeddings: Number of rows, with ids from 0, or None if ids are any int64.
         embedding_dim: Width of a row.
-        padding_idx: An id whose row gets no gradient.
-        weight: Stands for the rows in `parameters()`; reading it gives NaN.
-        optimizer: A psfleet optimizer that updates these rows; None: the torch optimizer whose
-            parameter groups hold `weight`.
+        padding_idx: Id whose row gets no gradient, or None.
+        weight: Stand-in for the rows in `parameters()`. Reading it gives NaN.
+        optimizer: psfleet optimizer that updates these rows, or None if it is the torch optimizer whose
+            parameter groups contain `weight`.
         table: Rows of the embedding.
     """
 
@@ -119,11 +123,12 @@ class TableModule(nn.Module):
         self.weight = self.table.weight
 
     def share(self, other: "TableModule") -> None:
-        """Look up the other module's rows; gradients of both are summed. Before there is a table."""
+        """Use the rows of another module; gradients of both are summed. Must be called before the table
+        exists."""
         self.table, self.weight = other.table, other.weight
 
     def extra_repr(self) -> str:
-        """For print(model)."""
+        """Return the arguments to show in print(model)."""
         count = "any id" if self.num_embeddings is None else self.num_embeddings
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{count}, {self.embedding_dim}{padding}, name={self.table.name!r}"
@@ -142,7 +147,7 @@ class TableModule(nn.Module):
         return self.table.look_up(ids, keep=self.training, padding=self.padding_idx, scores=scores)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        """A copy has values of its own: once there is a table, torch's module with the rows of now."""
+        """Return an independent copy: once the table exists, torch's own module with the present rows."""
         if not self.table.bound:
             twin = self.__class__.__new__(self.__class__)
             memo[id(self)] = twin
@@ -163,7 +168,7 @@ class TableModule(nn.Module):
         return plain
 
     def _plain(self, weight: nn.Parameter) -> nn.Module:
-        """Torch's own module with this weight."""
+        """Make torch's own module with this weight."""
         raise NotImplementedError
 
     # The stand-in has no memory that could move or change its type, so .to(), .cuda() and .half()
@@ -172,7 +177,8 @@ class TableModule(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The weight that torch would have; of a table for any id its rows, and `ids`, int64 [n]."""
+        """Save the weight as torch does. If ids are any int64, save the existing rows, and their ids as
+        `ids`, int64 [n]."""
         ids, rows = self.table.saved()
         if ids is not None:
             destination[prefix + "ids"] = torch.from_numpy(ids)
@@ -207,22 +213,25 @@ class TableModule(nn.Module):
 class Embedding(TableModule):
     """torch.nn.Embedding with its rows on the servers.
 
+        users = psfleet.torch.Embedding(None, 16, name="users")  # ids are any int64
+        rows = users(torch.tensor([7, 2**40]))                   # float32 [2, 16]
+
     Args:
-        num_embeddings: Ids are 0 to num_embeddings - 1; None: any int64, rows appear when first
-            updated.
+        num_embeddings: Number of rows, with ids from 0. None allows any int64; a row is then created by its
+            first update.
         embedding_dim: Width of a row, 1 to 1024.
-        padding_idx: This id's row is zero and gets no gradient.
-        name: The table's name in the fleet; None: the module's name in the model.
-        initializer: First values, of psfleet.initializer; default uniform in [-0.01, 0.01).
-        seed: Seed of the initializer, if it has none of its own.
-        optimizer: A psfleet optimizer for these rows; None: the torch optimizer that is given
+        padding_idx: Id whose row is zero and gets no gradient.
+        name: Name of the table in the fleet. None means the module's name in the model.
+        initializer: Initial values, from psfleet.initializer. Uniform in [-0.01, 0.01) by default.
+        seed: Seed of the initializer, if it has none itself.
+        optimizer: psfleet optimizer for these rows. None leaves them to the torch optimizer that has
             `weight`.
-        entry: With `num_embeddings` None: which unknown ids of a push get a row, see
-            psfleet.core.engine.schema.entry.
-        precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
-            "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
-        servers: Number of servers that hold the table, so that a step calls fewer; None: all. A
-            table that is there stays where it is.
+        entry: With `num_embeddings` None, the rule that decides which new ids get a row, such as
+            psfleet.CountFilterEntry.
+        precision: Storage of rows on the servers: "float32", "bfloat16" (for the weights),
+            "bfloat16/bfloat16" or "bfloat16/int8" (for weights and state), see docs/tables.md.
+        servers: Number of servers that hold the table. A small table on few servers saves calls in each step.
+            None means all. An existing table stays where it is.
     """
 
     def __init__(
@@ -263,13 +272,15 @@ class Embedding(TableModule):
     def forward(
         self, input: Tensor, shows: Tensor | None = None, clicks: Tensor | None = None
     ) -> Tensor:
-        """Rows: float32 [*input.shape, embedding_dim].
+        """Return the rows of the ids: float32 [*input.shape, embedding_dim].
 
         Args:
-            input: Ids of any shape.
-            shows: With a ShowClickEntry: how often each id was shown, in the shape of `input`, or each
-                sample, [n] or [n, 1]; None: once. It reaches the table with the gradient.
-            clicks: Likewise how often it was clicked; None: never.
+            input: int64 ids of any shape.
+            shows: With a ShowClickEntry, how often each id was shown: in the shape of `input`, or [n] or
+                [n, 1] with one number for each sample. None means once. The numbers reach the table with
+                the gradient.
+            clicks: With a ShowClickEntry, how often each id was clicked, in the same shapes. None means
+                never.
         """
         return self._look_up(input, shows, clicks)
 
@@ -282,8 +293,8 @@ class EmbeddingBag(TableModule):
         num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers: As
             for Embedding.
         mode: "sum", "mean" or "max" of a bag's rows. An empty bag gives zeros.
-        include_last_offset: `offsets` has one more entry, the number of ids.
-        padding_idx: This id is left out of its bag.
+        include_last_offset: True if `offsets` has one more entry, the number of ids.
+        padding_idx: Id that is left out of its bag.
     """
 
     def __init__(
@@ -343,18 +354,19 @@ class EmbeddingBag(TableModule):
         shows: Tensor | None = None,
         clicks: Tensor | None = None,
     ) -> Tensor:
-        """One row for each bag: float32 [bags, embedding_dim].
+        """Return one row for each bag: float32 [bags, embedding_dim].
 
         Args:
-            input: Ids: [bags, n], or [n] with `offsets`.
+            input: int64 ids: [bags, n], or [n] with `offsets`.
             offsets: Start of each bag in a flat `input`.
-            per_sample_weights: Mode "sum" only: a factor for each id, float32 like `input`.
-            shows, clicks: As for Embedding; one value for each id or each bag.
+            per_sample_weights: Factor for each id, float32 in the shape of `input`. Only with mode "sum".
+            shows, clicks: As for Embedding, one value for each id or for each bag.
         """
         has_scores = shows is not None or clicks is not None
         ends = self._ends(offsets, input.numel()) if has_scores and offsets is not None else None
         rows = self._look_up(input, shows, clicks, ends).reshape(-1, self.embedding_dim)
-        # The pulled rows are the weight of a small embedding_bag, and each id's place its index.
+        # The pulled rows are the weight of a small embedding_bag, and the position of each id's row in them is
+        # its index.
         places = torch.arange(input.numel(), device=input.device).reshape(input.shape)
         places, padding = self._without_padding(input, places)
         return F.embedding_bag(
@@ -368,7 +380,7 @@ class EmbeddingBag(TableModule):
         )
 
     def extra_repr(self) -> str:
-        """For print(model)."""
+        """Return the arguments to show in print(model)."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
     def _ends(self, offsets: Tensor, count: int) -> Tensor:

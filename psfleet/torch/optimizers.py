@@ -1,4 +1,9 @@
-"""DistributedOptimizer for torch: one push and one pull for each step."""
+"""DistributedOptimizer for torch: trains a model's parameters on the servers, with one push and one pull a
+step.
+
+`convert()` makes one from torch's optimizers. The tables are planned and checked in `parameter_plan`, rules
+are matched in `rule_mapping`, and state dicts are in `state_dicts`.
+"""
 
 import functools
 import operator
@@ -43,26 +48,25 @@ _key_of = operator.attrgetter("spec.key")
 
 @checked
 class DistributedOptimizer(torch.optim.Optimizer):
-    """A torch optimizer whose parameters live on the servers.
+    """Optimizer whose parameters live on the servers.
 
-    `step()` sends all gradients in one push and brings the new dense parameters in one pull. The
-    parameter groups are those of the optimizers it is made of, so torch's schedulers change its
-    rates; every other option is fixed once the tables exist. All workers must make it with the same
-    model; they start from the values of worker 0.
+    `step()` sends all gradients in one push and brings the new dense parameters in one pull. The parameter
+    groups are those of the given optimizers, so torch's schedulers can change the learning rates. Every
+    other option is fixed once the tables exist. All workers must make the optimizer with the same model,
+    and start from the values of worker 0.
 
-    Of the fleet's strategy it does gradient_merge, amp, localsgd and recompute.
+    The parts gradient_merge, amp, localsgd and recompute of the fleet's strategy apply.
 
     Args:
-        model: Its parameters and embeddings are found by their names.
-        optimizers: One torch optimizer or several, for disjoint parameters. State that they have goes
-            to the servers too; they cannot step any more. None: every embedding has its own psfleet
-            optimizer.
-        name: Goes before the names of the tables, to tell two models apart.
-        runtime: Runtime that has the tables; default the fleet's.
+        model: Model whose parameters and embeddings are trained; their names become the tables' names.
+        optimizers: One torch optimizer, or several for disjoint parameters. Their state moves to the
+            servers, and they can no longer step. None if every embedding has its own psfleet optimizer.
+        name: Prefix of the tables' names, to tell two models apart.
+        runtime: Runtime that holds the tables. The fleet's by default.
 
     Raises:
-        ConfigError: An optimizer or option has no exact rule, or the strategy asks for what torch's
-            optimizers have no counterpart for. Nothing was changed.
+        ConfigError: An optimizer or option has no exact rule, or the strategy has a part that torch's
+            optimizers do not support. Nothing was changed.
         UsageError: The optimizers do not fit the model. Nothing was changed.
     """
 
@@ -115,14 +119,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """Change the model as the strategy says."""
+        """Apply the parts of the strategy that change the model."""
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 
     def _make(
         self, plan: ParameterPlan, states: Mapping[Tensor, Any]
     ) -> tuple[list[DenseBinding], list[SparseBinding]]:
-        """The tables, with the values and state of worker 0, unless they are trained already."""
+        """Create the tables with the values and state of worker 0, unless they have been trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         dense, sparse = self._client.create(plan.make, joins_late)
         if not joins_late:
@@ -134,7 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return dense, sparse
 
     def _wake(self, parameters: Collection[Tensor] = ()) -> None:
-        """Make the tables of parameters that were frozen until now."""
+        """Create the tables of parameters that were frozen until now."""
         if not self._plan.waking(parameters):
             return
         joins_late = is_trained(self.runtime, self._plan.dense_tables(self.runtime))
@@ -161,15 +165,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         samples: int = 0,
         loss: LossValue | None = None,
     ) -> Any:
-        """Push every gradient, then bring the new values. Under gradient_merge every k-th time.
+        """Push all gradients, then pull the new dense values. With gradient_merge, at every k-th call.
 
         Args:
-            closure: Computes the loss anew, as for any torch optimizer.
+            closure: Function that computes the loss again, as for any torch optimizer.
             samples: Number of samples of this step, for the progress display.
             loss: Loss of this step, for the progress display. If it is NaN, --on-nan decides what happens.
 
         Returns:
-            What the closure returned.
+            The closure's result.
         """
         value = None
         if closure is not None:
@@ -188,7 +192,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def push_merged(self) -> None:
-        """Push what gradient_merge keeps, though it is of fewer steps than k; all workers do it together."""
+        """Push the gradients that gradient_merge holds, though fewer than k steps were made. All workers
+        must call it."""
         if self._merger is not None and (self._merger.waiting or self.runtime.worker_num > 1):
             self._push(*self._merger.take_waiting(), None)
 
@@ -199,37 +204,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.refresh()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients as torch does; also of the embeddings that have an optimizer of their own."""
+        """Reset gradients as torch does, also those of embeddings with their own optimizer."""
         super().zero_grad(set_to_none)
         for sparse in self._sparse:
             sparse.rows.weight.grad = None
 
     def clear_grad(self, set_to_none: bool = True) -> None:
-        """The same as zero_grad()."""
+        """Reset gradients, as zero_grad() does."""
         self.zero_grad(set_to_none)
 
     def refresh(self) -> None:
-        """Bring the dense parameters, and the rows that a prefetching loader announced, in one pull."""
+        """Pull the dense parameters, and the rows that a prefetching loader has announced, in one call."""
         self._bring(self._own, self._ahead())
         self._stale = len(self._own) < len(self._dense)
 
     def forget(self) -> None:
-        """The tables may have changed: the model's next forward pass brings their values."""
+        """Mark all values as out of date, so that the model's next forward pass pulls them."""
         self._stale = True
         for sparse in self._sparse:
             sparse.rows.forget()
 
     def upload(self) -> None:
-        """Make the model's dense parameters, changed by hand, those of the fleet.
+        """Write the model's dense parameters, which the script has changed, into the fleet's tables.
 
-        Every worker must call it; the values of worker 0 count. Optimizer state stays.
+        Every worker must call it; the values of worker 0 are taken. Optimizer state stays.
         """
         self._changed = False
         self._client.exclusively(self._write)
         self.refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group as torch does, but not after the tables were made."""
+        """Add a parameter group as torch does. Refused once the tables exist."""
         if hasattr(self, "_dense"):
             raise UsageError(
                 "add_param_group was called on a distributed optimizer, whose tables are "
@@ -238,13 +243,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fleet's present state in torch's form: torch's optimizers can load it too.
+        """Return the fleet's present state in torch's layout, which torch's optimizers can load too.
 
-        `tables` has the state of embeddings for any id and of those with an optimizer of their own,
-        `loss_scaling` that of amp, `psfleet` the version of this layout.
+        In addition, `tables` has the state of embeddings whose ids are any int64 or that have their own
+        optimizer, `loss_scaling` the state of amp, and `psfleet` the version of this layout.
 
         Raises:
-            UsageError: A state dict cannot hold it; the error says how to save it.
+            UsageError: The state does not fit into a state dict. The error says how to save it instead.
         """
         state_dicts.check_saved(self._settings, self.runtime.worker_num)
         if self._merger is not None:
@@ -263,14 +268,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict()` gave, or that of the torch optimizer this was made of.
+        """Continue from a state of `state_dict()`, or from one of the torch optimizer that was converted.
 
-        Every worker must call it; the state of worker 0 counts. A parameter without state begins anew,
-        as in torch.
+        Every worker must call it; the state of worker 0 is taken. A parameter without state starts with
+        initial state, as in torch.
 
         Raises:
-            UsageError, ShapeError: It is of another model, or of other optimizers or options. Nothing
-                was changed.
+            UsageError, ShapeError: The state belongs to another model, or to other optimizers or options.
+                Nothing was changed.
         """
         groups = self.param_groups
         try:
@@ -298,12 +303,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.refresh()
 
     def narrow(self, modules: Iterable[nn.Module]) -> None:
-        """From now on this process trains these modules; the rest is brought when the model is used."""
+        """Train only these modules in this process. Values of all others are pulled when the whole model is
+        used."""
         self._modules = list(modules)
         self._narrow()
 
     def _narrow(self) -> None:
-        """Sort out what this process trains."""
+        """Choose the tables that this process trains."""
         self._own, self._own_rows = self._dense, self._sparse
         if self._modules is not None:
             own = {id(p) for part in self._modules for p in part.parameters()}
@@ -311,7 +317,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._own_rows = [sparse for sparse in self._sparse if id(sparse.rows.weight) in own]
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
-        """The gradients to push and their samples; None: they are kept for a later step."""
+        """Return the gradients to push and their number of samples, or None if they are held for a later
+        step."""
         pairs: list[Pair] = []
         own: list[DenseBinding | SparseBinding] = [*self._own, *self._own_rows]
         for each in own:
@@ -346,7 +353,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             each.hold(ids, array)
 
     def _ahead(self) -> list[tuple[EmbeddingRows, Ids]]:
-        """The lookups of the next step, as far as they are known. What is held is out of date."""
+        """Drop the held rows, and return the lookups of the next step as far as they are known."""
         ahead: list[tuple[EmbeddingRows, Ids]] = []
         for sparse in self._own_rows:
             sparse.rows.forget()
@@ -355,10 +362,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return ahead
 
     def _check_groups(self, groups: Sequence[dict[str, Any]] | None = None) -> None:
-        """Refuse options that are not those the tables were made with.
+        """Refuse options that differ from those that the tables were made with.
 
         Args:
-            groups: Parameter groups that are to take the place of these; None: these.
+            groups: Parameter groups to check, or None for the optimizer's own.
         """
         for settings in self._plan.groups:
             if groups is None:
@@ -368,7 +375,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             settings.check(settings.group | groups[place], " of the state dict")
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
-        """Before the whole model computes or is saved: what others have changed is brought."""
+        """Hook before the whole model computes or is saved: pull the values that other workers have
+        changed."""
         if self._model() is module:  # not a copy, which has the same hooks and values of its own
             self._exchange(is_forward=len(hook_arguments) == 1)
 
@@ -387,7 +395,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._client.set_weights(dense.spec, array_of(dense.parameter))
 
     def _loaded(self, module: nn.Module, keys: Any) -> None:
-        """After the whole model was loaded: what it has now is the fleet's."""
+        """Hook after the whole model was loaded: write its values into the fleet's tables."""
         if self._model() is not module:
             return
         own = {id(parameter) for parameter in module.parameters()}
@@ -410,14 +418,15 @@ def _all(writes: Iterable[Callable[[], None]]) -> None:
 
 
 def _begun(states: Mapping[Tensor, Any]) -> Iterator[tuple[Tensor, Any]]:
-    """The state of parameters that an optimizer has updated."""
+    """Yield the parameters that an optimizer has updated, with their state."""
     for parameter, state in states.items():
         if state and float(state.get("step", 1)):  # Adagrad has state before its first step
             yield parameter, state
 
 
 def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """The options that all of them have, by which torch's schedulers know what they may set."""
+    """Return the options that all the optimizers have. Torch's schedulers look there for what they may
+    set."""
     if not optimizers:
         return {}
     first, *others = (optimizer.defaults for optimizer in optimizers)
@@ -425,11 +434,12 @@ def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, A
 
 
 def _retire(optimizer: torch.optim.Optimizer) -> None:
-    """From now on the optimizer refuses what would have no effect, or would be out of date."""
+    """Make a converted torch optimizer refuse calls that no longer have an effect, or would return old
+    state."""
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         setattr(optimizer, name, _refusal(getattr(optimizer, name)))
     optimizer.state.clear()
-    # A scheduler made before the conversion sets the rates too, and warns unless this has stepped.
+    # A scheduler made before the conversion also sets the rates, and warns unless this optimizer has stepped.
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,7 @@
-"""Pipeline: an nn.Sequential trained in micro-batches, by as many stages as the launcher starts."""
+"""Pipeline: trains an nn.Sequential in micro-batches on the stages that the launcher starts.
+
+This file cuts the model into chunks and is what a script uses. `pipeline_step` runs one step of one stage.
+"""
 
 import math
 from collections import Counter
@@ -40,10 +43,10 @@ from psfleet.torch.table_weight import TableWeight
 
 
 def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
-    """The model, if it can be cut, and there.
+    """Check that the model can be cut at these positions, and return it.
 
     Raises:
-        UsageError: It is no nn.Sequential, or a cut is not between two of its modules.
+        UsageError: The model is no nn.Sequential, or a cut is not between two of its modules.
     """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         raise UsageError(
@@ -62,18 +65,18 @@ def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
 def chunks_of(
     model: nn.Sequential, cuts: Sequence[int] | None, count: int, batch: Any
 ) -> list[range]:
-    """The modules of each chunk, by their places.
+    """Return the modules of each chunk, as ranges of their positions in the model.
 
-    Without cuts the chunks are about equal in work, measured on a batch by what each module's
-    parameters and results count for one sample; then by what crosses the cuts. As no clock is asked,
-    all stages find the same.
+    Without cuts, chunks have about equal work, and among equal choices the least data crosses the cuts.
+    Work is counted, as the multiplications and results of each module for one sample. No clock is read, so
+    all stages find the same cuts.
 
     Args:
-        cuts: Modules that begin a chunk; None: `count` chunks.
+        cuts: Positions of the modules that begin a chunk, or None to find `count` chunks.
         batch: Input of the model, a few samples.
 
     Raises:
-        ConfigError: The model has fewer modules than that.
+        ConfigError: The model has fewer modules than chunks.
     """
     if cuts is not None:
         return [range(a, b) for a, b in pairwise([0, *cuts, len(model)])]
@@ -89,10 +92,10 @@ def chunks_of(
 
 
 def refuse_shared(model: nn.Sequential, chunks: Sequence[range]) -> None:
-    """Refuse a weight that two chunks use.
+    """Refuse a model in which two chunks share a weight.
 
     Raises:
-        UsageError: There is one.
+        UsageError: Two chunks share a weight.
     """
     users = Counter(
         parameter
@@ -110,7 +113,8 @@ def refuse_shared(model: nn.Sequential, chunks: Sequence[range]) -> None:
 
 @torch.no_grad()
 def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]:
-    """Work of each module, and how many values cross before it and at the end, for one sample."""
+    """Return the work of each module, and the number of values that cross before it and at the end, for one
+    sample."""
     samples = samples_of(batch)
     work, crossing, value = [], [0], batch
     modes = {module: module.training for module in model.modules()}
@@ -142,7 +146,7 @@ def _watched(child: nn.Module, value: Any) -> tuple[Any, float]:
 
 
 def _multiplications(module: nn.Module, out: Any) -> float:
-    """By a module's own dense parameters, on the whole batch."""
+    """Return the number of multiplications by a module's own dense parameters, on the whole batch."""
     own = [p for p in module._parameters.values() if p is not None]
     size = sum(p.numel() for p in own if not isinstance(p, TableWeight))
     first = out[0] if isinstance(out, tuple) and out else out
@@ -157,7 +161,7 @@ def _multiplications(module: nn.Module, out: Any) -> float:
 
 
 class _PipelineOptimizer(DistributedOptimizer):
-    """Optimizer of a model that is trained in pieces."""
+    """Optimizer of a model that is trained in stages."""
 
     _cut = True
 
@@ -174,28 +178,29 @@ class Pipeline:
         for x, y in fleet.shard(loader):
             loss = trainer.step(x, y)
 
-    The same script runs in one process and on stages: every stage runs all of it with the same batches
-    and computes its own modules. With the same micro-batches, losses and weights are the same bits on
-    any number of stages, in every schedule. Without a launcher there is one micro-batch, the batch.
+    The same script runs in one process and on stages. Every stage runs the whole script with the same
+    batches, and computes only its own modules. With the same micro-batches, losses and weights have the
+    same bits on any number of stages and in every schedule. Without a launcher the whole batch is one
+    micro-batch.
 
-    The model is moved to the servers as convert() does. `model(x)` and `model.state_dict()` are of the
-    whole model, in every stage.
+    The model is moved to the servers as convert() does. In every stage `model(x)` and `model.state_dict()`
+    use the whole model.
 
     Args:
-        model: Is changed in place. Its modules give a tensor or a tuple of tensors.
+        model: nn.Sequential to train, changed in place. Its modules return a tensor or a tuple of tensors.
         optimizers: Optimizers as for convert().
-        loss: Loss of the model's output and the targets: a mean over the samples.
-        cuts: Places of the modules that begin a piece, such as [2, 5]; None: pieces of about equal
-            work, found with the first batch.
+        loss: Function of the model's output and the targets that returns a mean over the samples.
+        cuts: Positions of the modules that begin a stage's chunk, such as [2, 5]. None finds chunks of
+            about equal work with the first batch.
         name, runtime: As for DistributedOptimizer.
-        servers: Number of servers as for convert().
+        servers: Number of servers, as for convert().
 
     Attributes:
         model: The converted model.
         optimizer: Its DistributedOptimizer, for schedulers of the learning rate.
 
     Raises:
-        ConfigError: The strategy asks for what there is not, see docs/torch.md.
+        ConfigError: The strategy has a part that pipelines of torch do not support, see docs/torch.md.
         UsageError: The model or the optimizers cannot be cut.
     """
 
@@ -240,8 +245,8 @@ class Pipeline:
         """Train on one batch: all micro-batches forward and back, then one update.
 
         Args:
-            inputs: Inputs of the first module: tensors of equal length, in tuples, lists and dicts.
-            targets: Targets of the loss, likewise.
+            inputs: Inputs of the first module: tensors of equal length, also inside tuples, lists and dicts.
+            targets: Targets of the loss, in the same form.
 
         Returns:
             The loss of the batch before the update, float32 []; the same in every stage.

@@ -1,4 +1,8 @@
-"""The state_dict() of a distributed optimizer: gathered from the tables, and written back to them."""
+"""state_dict() of torch's DistributedOptimizer: read from the tables, and written back to them.
+
+The layout is torch's, so that a plain torch optimizer can load it. Tables that torch's layout has no place
+for, such as embeddings whose ids are any int64, are in an additional entry `tables`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -25,10 +29,10 @@ Write = Callable[[], None]
 
 
 def check_saved(settings: Settings, workers: int) -> None:
-    """Refuse to save optimizer state that no process has whole.
+    """Refuse to save optimizer state that no single process has completely.
 
     Raises:
-        UsageError: Each worker has state of its own.
+        UsageError: Each worker has its own state.
     """
     if settings.consistency.declared.adds_deltas:
         mode = f"in {settings.consistency.mode} mode"
@@ -43,15 +47,15 @@ def check_saved(settings: Settings, workers: int) -> None:
 
 
 def version() -> int:
-    """Return the version of the layout; under HEADER it tells a state dict of psfleet from one of torch."""
+    """Return the version of the layout. Its key HEADER tells a state dict of psfleet from one of torch."""
     return _FORMAT.version
 
 
 def check_version(state_dict: Mapping[str, Any]) -> None:
-    """Refuse a state dict of psfleet that is of another version; torch's own have none.
+    """Refuse a state dict of psfleet with another version. Those of torch have no version and pass.
 
     Raises:
-        UsageError: Errors named above.
+        UsageError: The version is another one.
     """
     if HEADER in state_dict:
         with reading("the state dict", UsageError):
@@ -62,7 +66,7 @@ def check_version(state_dict: Mapping[str, Any]) -> None:
 def entries(
     runtime: Runtime, dense: Sequence[DenseBinding], sparse: Sequence[SparseBinding]
 ) -> dict[Tensor, dict[str, Any]]:
-    """The state of every parameter as torch's optimizers keep it."""
+    """Return the state of every parameter in the form that torch's optimizers keep."""
     states: dict[Tensor, dict[str, Any]] = {}
     for each in dense:
         if each.spec.rule.slots:
@@ -76,7 +80,7 @@ def entries(
 
 
 def table_entries(sparse: Sequence[SparseBinding]) -> dict[str, dict[str, Any]]:
-    """The state of the embeddings that torch's layout has no place for, by the tables' names."""
+    """Return the state of the embeddings that torch's layout has no place for, by the tables' names."""
     states = {}
     for table in sparse:
         if _in_layout(table):
@@ -100,16 +104,16 @@ def prepared(
     states: Mapping[Tensor, Entry],
     tables: Mapping[str, Entry],
 ) -> list[Write]:
-    """Return the writes by which the tables get a loaded state; everything is checked first.
+    """Check a loaded state completely, and return the writes that put it into the tables.
 
     Args:
-        runtime: Runtime that has the tables.
+        runtime: Runtime that holds the tables.
         dense, sparse: The tables.
-        states: Entries of torch's layout. A parameter without one begins anew, as in torch.
-        tables: Result of `table_entries`.
+        states: Entries of torch's layout. A parameter without an entry gets initial state, as in torch.
+        tables: Entry `tables`, as `table_entries` returns it.
 
     Raises:
-        UsageError, ShapeError: The state is of another model or of other optimizers.
+        UsageError, ShapeError: The state belongs to another model or to other optimizers.
     """
     own = {table.spec.name: table for table in sparse if not _in_layout(table)}
     specs = [each.spec for each in dense] + [each.spec for each in sparse]
@@ -140,7 +144,7 @@ def begun(
     sparse: Sequence[SparseBinding],
     states: Mapping[Tensor, Entry],
 ) -> list[Write]:
-    """Return `prepared` writes of parameters that torch's optimizers updated before the conversion."""
+    """Return the writes for the state that torch's optimizers had before the conversion."""
     writes = []
     for each in dense:
         if each.parameter in states:
@@ -175,7 +179,7 @@ def _rows_write(table: SparseBinding, slots: StateSlots) -> Write:
 
 
 def _table_write(table: SparseBinding, entry: Entry) -> Write:
-    """Return the write of a table for which torch's layout has no place."""
+    """Return the write of a table that torch's layout has no place for."""
     rows, name = table.rows, table.spec.name
     keys = ["step", *(["ids"] if rows.count is None else [])]
     keys += [slot.name for slot in table.spec.rule.slots]

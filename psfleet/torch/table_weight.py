@@ -1,4 +1,9 @@
-"""The stand-in for an embedding's weight, its sparse gradients, and what torch must run untraced."""
+"""Stand-in for an embedding's weight, with torch's sparse gradients but without the rows.
+
+Torch's optimizers, hooks and `zero_grad` work on parameters and their `.grad`. TableWeight is such a
+parameter: it takes no memory, and its sparse gradient is built by a custom autograd function from the rows
+that were pulled.
+"""
 
 import functools
 import inspect
@@ -36,15 +41,16 @@ _MOST = 2**30  # numbers of bags begin anew before they get there
 
 
 def refuse_graph() -> None:
-    """Say why the model cannot become a graph."""
+    """Raise a UsageError that says why the model cannot be exported as a graph."""
     raise UsageError(_REASON)
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which torch.compile calls between its graphs, and which no exported graph can have.
+    """Wrap a function so that torch.compile calls it between its graphs, and exporting a graph fails with a
+    reason.
 
     Raises:
-        UsageError: It is called to make a graph.
+        UsageError: The returned function is called during an export.
     """
 
     @functools.wraps(function)
@@ -61,12 +67,11 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class TableWeight(nn.Parameter):
-    """Has the shape of the weight whose rows are on the servers, takes no memory and reads as NaN.
+    """Parameter in the shape of an embedding's weight. It takes no memory and reads as NaN.
 
-    `detach()` brings the rows, so that averages of a model (torch.optim.swa_utils) are of real values.
-
-    It is what optimizers and `model.parameters()` see. Its `.grad` is a sparse tensor, as that of
-    `nn.Embedding(sparse=True)`, so accumulating, `zero_grad` and hooks are torch's own.
+    Optimizers and `model.parameters()` see this in place of the weight. Its `.grad` is a sparse tensor,
+    like that of `nn.Embedding(sparse=True)`, so accumulation, `zero_grad` and hooks are torch's own.
+    `detach()` pulls the rows, so that averages of a model (torch.optim.swa_utils) get real values.
     """
 
     source: Callable[[], Tensor | None] = staticmethod(lambda: None)
@@ -79,7 +84,8 @@ class TableWeight(nn.Parameter):
         return weight
 
     def detach(self) -> Tensor:
-        """The rows that the servers have now, float32 [rows, dim]; NaN while there is no table."""
+        """Return the present rows of the servers, float32 [rows, dim], or NaN while the table does not
+        exist."""
         value = self.source()
         return super().detach() if value is None else value
 
@@ -94,11 +100,11 @@ class TableWeight(nn.Parameter):
 
 
 class GradientIds:
-    """Id behind each index of a weight's sparse gradient.
+    """Maps the indices of a weight's sparse gradient to ids.
 
-    With a known number of rows the index is the id, as in torch. For "any id" torch has no index
-    wide enough (ids are any int64), so the index is the number of the lookup and the ledger keeps
-    the ids, and how often they were shown and clicked.
+    If the number of rows is fixed, the index is the id, as in torch. If ids are any int64, torch's indices
+    are too narrow. The index is then a running number of looked-up ids, and this object keeps the id of
+    each number, with its shows and clicks.
     """
 
     def __init__(self, weight: TableWeight, bounded: bool) -> None:
@@ -109,10 +115,11 @@ class GradientIds:
         self._count = 0
 
     def indices(self, ids: Ids, scores: Floats | None = None) -> Ids:
-        """The indices under which gradients of these ids, int64 [n], go into the sparse gradient.
+        """Return the indices of these ids in the sparse gradient.
 
         Args:
-            scores: Scores of a table that counts shows and clicks: float32 [n, 2].
+            ids: int64 [n].
+            scores: Shows and clicks of each id, float32 [n, 2], for a table that counts them.
         """
         if self._bounded:
             return ids
@@ -124,10 +131,7 @@ class GradientIds:
         return np.arange(first, self._count, dtype=np.int64)
 
     def gradient(self) -> SparseGrad | None:
-        """Return the weight's `.grad`; None where it has none.
-
-        Ids that the gradient no longer names are forgotten.
-        """
+        """Return the weight's `.grad`, or None if it has none. Ids that no gradient uses are dropped."""
         grad = self._weight.grad
         indices = None if grad is None else grad._indices()[0].cpu().numpy()
         if self._bounded:
@@ -147,7 +151,7 @@ class GradientIds:
 
 
 class _LookUp(torch.autograd.Function):
-    """Rows that were pulled, as a function of the weight."""
+    """Autograd function from the weight to rows that were pulled."""
 
     @staticmethod
     def forward(
@@ -187,23 +191,23 @@ def look_up(
     device: torch.device,
     scores: Floats | None = None,
 ) -> Tensor:
-    """The rows, float32 [*ids.shape, dim], so that their gradient arrives at the weight.
+    """Return pulled rows as a tensor, float32 [*ids.shape, dim], whose gradient flows to the weight.
 
     Args:
         weight: The stand-in.
-        rows: Pulled rows; the result shares their memory.
-        ids: The rows' ids; those equal to `padding` get no gradient.
-        ledger: The weight's.
-        padding: An id or None.
+        rows: Pulled rows. The result shares their memory.
+        ids: Ids of the rows.
+        ledger: The weight's map from indices to ids.
+        padding: Id that gets no gradient, or None.
         device: Device of the result.
-        scores: Shows and clicks of each id, float32 [n, 2]; None: the table does not count.
+        scores: Shows and clicks of each id, float32 [n, 2], or None if the table does not count them.
     """
     out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device, scores)  # type: ignore[no-untyped-call]
     return out
 
 
 def as_tensor(array: Floats) -> Tensor:
-    """The array as a tensor without a copy, unless it must not be written to."""
+    """Return the array as a tensor: a view of its memory, or a copy if the array is read-only."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -213,9 +217,10 @@ def _values(grad: Tensor) -> Floats:
 
 
 class GradientBags:
-    """Bag behind each index of a weight's sparse gradient.
+    """Maps the indices of a weight's sparse gradient to bags, for pooled rows of a table whose ids are any
+    int64.
 
-    As GradientIds, but for what was pooled of the rows of a table for any id: an index is a number of a bag.
+    Like GradientIds, but an index is the running number of a bag.
     """
 
     def __init__(self, weight: TableWeight) -> None:
@@ -224,20 +229,17 @@ class GradientBags:
         self._first = 0  # the number of the first bag
 
     def __bool__(self) -> bool:
-        """Return whether there has been a gradient since the last one that was forgotten."""
+        """Return whether any bag is kept for a gradient."""
         return bool(self._of)
 
     def sparse(self, gradient: PooledGradient) -> Tensor:
-        """The gradient of the weight that this one makes up."""
+        """Return the sparse gradient of the weight for a pooled gradient."""
         first = self._first + sum(map(len, self._of))
         self._of.append(gradient.of)
         return _sparse(self._weight, first, gradient.values)
 
     def gradient(self) -> PooledGradient | None:
-        """Return the weight's `.grad`; None where it has none.
-
-        Bags that the gradient no longer names are forgotten.
-        """
+        """Return the weight's `.grad`, or None if it has none. Bags that no gradient uses are dropped."""
         grad = self._weight.grad
         if grad is None:
             self._of, self._first = [], 0
@@ -259,7 +261,7 @@ class GradientBags:
 
 
 def _chosen(gradient: PooledGradient, indices: NDArray[np.int64]) -> PooledGradient:
-    """Some of the bags, whose numbers are given with the values: the gradients of their rows."""
+    """Return the part of a pooled gradient that belongs to the bags with these numbers."""
     of, mask = gradient.of, np.zeros(len(gradient.of), np.bool_)
     mask[indices] = True
     whole = np.zeros((len(of), gradient.values.shape[1]), np.float32)
