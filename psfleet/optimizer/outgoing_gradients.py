@@ -1,4 +1,5 @@
-"""What happens to gradients between the backward pass and the push: loss scaling and merging.
+"""Steps between the backward pass and the push: loss scaling in 16 bits, and merging gradients of several
+steps.
 
 `GradientScaler` sends them in 16 bits (the strategy's part amp). `GradientMerger` keeps them for k steps
 and hands on their sum or mean (gradient_merge). An optimizer has at most one of each, and merges before it

@@ -53,7 +53,7 @@ def connect(
             `fleet.init()`, or async without it.
         tls: Folder of this process's credentials, for servers on TCP (docs/security.md).
         insecure: True to use TCP without encryption and credentials.
-        wire: How values travel: fp32, bf16 or int8, unless the launcher sets it (docs/wire.md).
+        wire: Form in which values travel, fp32, bf16 or int8, unless the launcher sets it (docs/wire.md).
         checkpoint: Folder of a snapshot. Its tables are read in this process, without servers, and cannot be
             changed. Excludes all other arguments.
         job: Running job whose tables are read while it trains: its log folder ("psfleet-logs/NAME"), or the
