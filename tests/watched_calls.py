@@ -1,4 +1,4 @@
-"""Calls of a worker to its servers, watched: for `meddle` of a ClusterRuntime."""
+"""Calls of a worker to its servers, watched: for `inject_faults` of a ClusterRuntime."""
 
 from collections.abc import Callable
 

@@ -48,6 +48,9 @@ EXCEPTIONS = {
     ("psfleet.serving.model_export", "psfleet.torch.onnx_modules"): (
         "a PyTorch model is exported by PyTorch, which other models do not need"
     ),
+    ("psfleet.core.base.faults", "psfleet_launch.chaos.injection"): (
+        "workers and servers of a job under --chaos inject faults, which no other process loads"
+    ),
     ("psfleet.fleet.testing.server_thread", "psfleet_server.process"): (
         "a LocalFleet runs real servers, which are a program and no part of the library"
     ),

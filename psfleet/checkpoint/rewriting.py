@@ -27,7 +27,6 @@ from psfleet.checkpoint.manifest import Manifest
 from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.checkpoint.writing import SnapshotDraft, write_frozen
 from psfleet.core.base.errors import CheckpointError, PsfleetError
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.files import reason
 from psfleet.core.base.json_documents import Format
 from psfleet.core.base.object_store import upload
@@ -160,7 +159,7 @@ def rewrite(
     """
     state = snapshot.server(0)
     files, specs = [], []
-    with SnapshotDraft(target, CrashFaults.wanted()) as draft:
+    with SnapshotDraft(target) as draft:
         for index in range(servers):
             shard = Shard(index, servers)
             load(shard)

@@ -34,8 +34,8 @@ from psfleet.checkpoint.tensors import (
     digest,
     place_of,
 )
+from psfleet.core.base import faults
 from psfleet.core.base.errors import CheckpointError
-from psfleet.core.base.faults import NO_CRASH, CrashFaults
 from psfleet.core.base.files import exchange, reason, sync
 from psfleet.core.base.object_store import ObjectStore, readable
 from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
@@ -63,7 +63,6 @@ class SnapshotDraft:
 
     Args:
         path: Path of the finished snapshot.
-        crashes: For tests.
 
     Attributes:
         folder: Folder or URL that its files are written to.
@@ -72,8 +71,7 @@ class SnapshotDraft:
         CheckpointError: There is something else at `path`, or the folder cannot be made.
     """
 
-    def __init__(self, path: str | Path, crashes: CrashFaults = NO_CRASH) -> None:
-        self._crashes = crashes
+    def __init__(self, path: str | Path) -> None:
         self._url = url_of(path)
         if self._url is not None:
             self._path, self.folder = shown_url(self._url), self._url
@@ -98,7 +96,7 @@ class SnapshotDraft:
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folder = str(folder)
-        self._crashes.reach("began")
+        faults.reach("began")
 
     def __enter__(self) -> "SnapshotDraft":
         return self
@@ -131,10 +129,10 @@ class SnapshotDraft:
             Shard().become(snapshot.server(index).shard)
         if check is not None:
             check(snapshot)
-        self._crashes.reach("unnamed")
+        faults.reach("unnamed")
         self._check_place()
         self._take_place(folder)
-        self._crashes.reach("named")
+        faults.reach("named")
         sync(self._place.parent)
 
     def _finish_in_store(self, manifest: Manifest) -> None:
@@ -148,9 +146,9 @@ class SnapshotDraft:
                 )
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
             write_manifest(Path(staging), manifest)
-            self._crashes.reach("unnamed")
+            faults.reach("unnamed")
             self._store.put(Path(staging) / MANIFEST, MANIFEST)
-        self._crashes.reach("named")
+        faults.reach("named")
         names = {MANIFEST, *(file.file for file in manifest.files)}
         for name in sizes:
             if name not in names and name.startswith("shard-"):
@@ -172,7 +170,7 @@ class SnapshotDraft:
             return
         old = beside(place, "old")
         place.rename(old)
-        self._crashes.reach("away")
+        faults.reach("away")
         folder.rename(place)
         old.rename(folder)
 
@@ -193,7 +191,7 @@ def save_fleet(
         CheckpointError: It cannot be written; what was is removed.
     """
     files, cut = [], CutPosition()
-    with _told(path), SnapshotDraft(path, CrashFaults.wanted()) as draft:
+    with _told(path), SnapshotDraft(path) as draft:
         for shard in shards:
             frozen = shard.freeze(cutting)
             cut = CutPosition(frozen.number, frozen.mode, frozen.round, dict(frozen.pushes))

@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 
 from psfleet.checkpoint import load_shard
+from psfleet.core.base import faults
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.job_files import write_ready
 from psfleet.core.base.logs import log_of, set_up_logs
 from psfleet.core.base.observability.tracing import open_tracing
@@ -28,7 +28,6 @@ from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
 from psfleet.core.net.http2.calls import InboundMessages
 from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
-from psfleet.core.runtime.chaos.injection import say_what_is_held
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
 from psfleet_server.durability.log import ServerLog
@@ -335,7 +334,7 @@ class Server:
     def _make_runner(self) -> SnapshotRunner:
         place = self.environment.snapshot_place
         folder = SnapshotFolder(place) if place else None
-        return SnapshotRunner(self.host, self._access, folder, crashes=CrashFaults.wanted())
+        return SnapshotRunner(self.host, self._access, folder)
 
     def wait(self) -> None:
         """Return when every worker has left, or `stop` is called."""
@@ -397,7 +396,8 @@ class Server:
         self.host.lanes.stop()
         self.host.parts.stop()
         self._pool.shutdown()
-        say_what_is_held(self._shard)
+        if (chaos := faults.chaos()) is not None:
+            chaos.write_held_tables(self._shard)
         if self.host.journal is not None:
             self.host.journal.log.close()
         if self.host.tracing is not None:

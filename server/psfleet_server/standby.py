@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import grpc
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import ProtocolError, PsfleetError, ServerUnavailable
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
@@ -70,7 +70,6 @@ class Standby:
         self._endpoint = environment.servers[environment.rank]
         self._name = f"the primary of server {environment.rank} at {self._endpoint}"
         self._access = access
-        self._crashes = CrashFaults.wanted()
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[FollowRequest | None] = queue.SimpleQueue()
         self._taking = threading.Lock()  # held while a record is taken
@@ -214,11 +213,11 @@ class Standby:
         with self._taking:
             if self.term:
                 return
-            self._crashes.reach("receive")
+            faults.reach("receive")
             if self._journal is not None:
                 self._journal.follow(kind, body)
             take(kind, body, self._host.shard, self._host.coordinator)
-            self._crashes.reach("took")
+            faults.reach("took")
             self.records += 1
             self.bytes += len(body)
             if number:

@@ -16,8 +16,8 @@ import pytest
 
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
-from psfleet.core.runtime.chaos.audit import ChaosSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.audit import ChaosSettings
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of
 from tests.pools import started_pool
 

@@ -9,9 +9,9 @@ from psfleet.core.base.scaling_files import Scaled, write_scale, write_scaled
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
-from psfleet.core.runtime.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
-from psfleet.core.runtime.chaos.injection import count_rows, counted_in, owners
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
+from psfleet_launch.chaos.injection import count_rows, counted_in, owners
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, findings
 
 DENSE = TableSpec("dense", "dense", (90_001,), make_rule("adam", {}))

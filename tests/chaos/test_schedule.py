@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.runtime.chaos.audit import AuditedRow, AuditFile, read_pushed
+from psfleet_launch.chaos.audit import AuditedRow, AuditFile, read_pushed
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule, FaultSignal, schedule
 from psfleet_launch.chaos.report import FinishedJob, Leftovers, followed
 from psfleet_launch.job.job_plan import Member

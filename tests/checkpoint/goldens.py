@@ -48,10 +48,10 @@ from psfleet.core.engine.worker_state import PLACE, LoopPosition, WorkerState
 from psfleet.core.graph.execution.inference import save_inference
 from psfleet.core.graph.program.names import guard as names_guard
 from psfleet.core.graph.program.operation import Op
-from psfleet.core.runtime.chaos.audit import HELD, AuditedRow, AuditFile
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer.lr import StepDecay
+from psfleet_launch.chaos.audit import HELD, AuditedRow, AuditFile
 
 _FORMATS = Path(__file__).parents[1] / "goldens" / "formats"
 VERSION, VERSION_2 = (_FORMATS / version / "checkpoint" for version in ("v1", "v2"))

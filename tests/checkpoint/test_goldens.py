@@ -30,10 +30,10 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.worker_state import read_states
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.execution.inference import load_inference
-from psfleet.core.runtime.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.fluid.layer_modules import load
+from psfleet_launch.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from tests.checkpoint.goldens import VERSION, VERSION_2, build, build_groups, names
 from tests.fuzz.files import of_folder
 

@@ -9,13 +9,14 @@ import pytest
 
 import psfleet
 from psfleet.core.base.errors import ServerUnavailable
-from psfleet.core.base.faults import MessageFaults, Send
+from psfleet.core.base.faults import Send
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine import rules
 from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retries import Patience
@@ -39,11 +40,11 @@ def connect(
     endpoint: str,
     mode: Mode = "async",
     lane: str = "auto",
-    meddle: Callable[[int, Send], Send] | None = None,
+    inject_faults: Callable[[int, Send], Send] | None = None,
 ) -> ClusterRuntime:
     """A worker with a table of each kind."""
     environment = Environment("worker", 0, (endpoint,), 1, lane=lane)
-    runtime = ClusterRuntime(environment, mode, meddle=meddle)
+    runtime = ClusterRuntime(environment, mode, inject_faults=inject_faults)
     runtime.create(ROWS)
     runtime.create(WHOLE, np.zeros(WHOLE.shape, np.float32))
     return runtime
@@ -80,7 +81,7 @@ def test_one_push_behind(endpoint: str, lane: str, is_asked_first: bool) -> None
 @pytest.mark.parametrize(("lane", "drop"), [("auto", 0.3), ("inline", 0.0)])
 def test_looked_at_in_any_order(endpoint: str, lane: str, drop: float) -> None:
     """Values are those of their moment whenever they are looked at, with and without lost answers."""
-    runtime = connect(endpoint, lane=lane, meddle=MessageFaults(5, drop=drop))
+    runtime = connect(endpoint, lane=lane, inject_faults=MessageFaults(5, drop=drop))
     tickets = []
     for _ in range(20):
         tickets.append(runtime.pull_ahead(READS))
@@ -100,7 +101,7 @@ def reply_slowly(server: int, method: str, request: bytes) -> None:
 def test_one_call_for_each_step(endpoint: str) -> None:
     """However long a server takes, a push behind a pull read ahead leaves with the next one."""
     slow = WatchedCalls(after=reply_slowly)
-    runtime = connect(endpoint, meddle=slow)
+    runtime = connect(endpoint, inject_faults=slow)
     for _ in range(100):  # between answer and question this process may be held up
         ahead = runtime.pull_ahead(READS)
         push(runtime)
@@ -119,7 +120,7 @@ def test_memory_grows_while_calls_are_under_way(endpoint: str) -> None:
         if method == "Shard/Exchange":
             sizes.append(len(request))
 
-    runtime = connect(endpoint, meddle=WatchedCalls(measure))
+    runtime = connect(endpoint, inject_faults=WatchedCalls(measure))
     ids = np.arange(200_000, dtype=np.int64)
     rows = np.ones((len(ids), 8), np.float32)
     ahead = runtime.pull_ahead([Read(ROWS.key, ids)])

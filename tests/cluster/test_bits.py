@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from psfleet.core.base.faults import MessageFaults
 from psfleet.core.engine.interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.push_counts import CountingWorkload
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
@@ -17,12 +17,14 @@ TRAINING = TrainingWorkload()
 
 
 def train(
-    fleet: LocalFleet, meddle: Callable[[int], Any] = lambda worker: None
+    fleet: LocalFleet, inject_faults: Callable[[int], Any] = lambda worker: None
 ) -> list[TableState]:
     """Sync training by every worker; the tables."""
 
     def connect(worker: int) -> ClusterRuntime:
-        return ClusterRuntime(fleet.environment(worker), "sync", meddle=meddle(worker))
+        return ClusterRuntime(
+            fleet.environment(worker), "sync", inject_faults=inject_faults(worker)
+        )
 
     states = train_together(fleet.workers, TRAINING, connect)
     assert fleet.wait() == [0] * fleet.servers
@@ -63,7 +65,7 @@ def test_every_push_is_counted_once() -> None:
     faults = [MessageFaults(worker, 0.2, 0.2) for worker in range(2)]
 
     def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async", meddle=faults[worker])
+        runtime = ClusterRuntime(fleet.environment(worker), "async", inject_faults=faults[worker])
         counting.run(runtime)
         runtime.close()
 

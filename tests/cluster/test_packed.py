@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.base.faults import MessageFaults, Send
+from psfleet.core.base.faults import Send
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.rules import make_rule
@@ -20,6 +20,7 @@ from psfleet.core.net import frame
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.strategy import WireSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import TrainingWorkload, same_bits, train_together
 
@@ -71,7 +72,7 @@ def test_servers_lanes_and_faults_do_not_change_a_bit(
     with LocalFleet(1, 2, in_process=True) as fleet:
         expected = train(fleet, wire, training)
     with LocalFleet(3, 2, in_process=True) as fleet:
-        same_bits(train(fleet, wire, training, lane="inline", meddle=sent), expected)
+        same_bits(train(fleet, wire, training, lane="inline", inject_faults=sent), expected)
     assert sum(len(attempts) > 1 for attempts in sent.pushes.values()) > 3
     assert all(len(set(attempts)) == 1 for attempts in sent.pushes.values())
 

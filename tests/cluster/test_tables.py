@@ -219,7 +219,7 @@ def counted(mode: Mode, how: str) -> tuple[int, list[int]]:
     """Calls that a worker makes for its steps to a fleet of two servers, and the pushes they count."""
     calls = WatchedCalls()
     with LocalFleet(2, 1, in_process=True) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), mode, meddle=calls)
+        runtime = ClusterRuntime(fleet.environment(0), mode, inject_faults=calls)
         with Client(runtime) as client:
             getattr(Model(client), how)(0)
             methods = ("Shard/Pull", "Shard/Push", "Shard/Exchange")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.faults import MessageFaults
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step, taken, together
 from tests.trainings import in_threads
@@ -45,7 +45,7 @@ def test_every_change() -> None:
 
     def train(fleet: LocalFleet, worker: int) -> None:
         faults = MessageFaults(seed=worker, drop=0.1, duplicate=0.3)
-        cluster = ClusterRuntime(fleet.environment(worker), "async", meddle=faults)
+        cluster = ClusterRuntime(fleet.environment(worker), "async", inject_faults=faults)
         runtime = ModeSwitchRuntime(cluster, ConsistencySettings("async"))
         runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
         runtime.create(ROWS)

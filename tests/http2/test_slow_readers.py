@@ -105,6 +105,8 @@ def test_the_thread_that_sends_for_others_ends_its_process() -> None:
         "DeferredSending(PlainTransport(ends[0])).send([bytes(1 << 23)])\n"
         "time.sleep(100)\n"
     )
-    process = ended([sys.executable, "-c", script], env={"PSFLEET_BROKEN_THREAD": "http2 sending"})
+    process = ended(
+        [sys.executable, "-c", script], env={"PSFLEET_CRASH": "thread http2 sending:1:raise"}
+    )
     assert process.returncode == 1
     assert "psfleet: thread 'http2 sending' has failed" in process.stderr

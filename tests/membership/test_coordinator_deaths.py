@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from psfleet.core.base.faults import DeathFault
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train
 from tests.trainings import in_threads, same_bits
+from tests.worker_deaths import DeathFault
 
 POINTS: tuple[str, ...] = ("appended", "install")
 if MORE:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import Fenced
-from psfleet.core.base.faults import DeathFault, SimulatedDeath
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.round_plan import Range
@@ -23,6 +22,7 @@ from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, same_bits
+from tests.worker_deaths import DeathFault, SimulatedDeath
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SILENCE = 5.0  # seconds after which a worker is taken for dead; a living one on a busy host is not
@@ -100,7 +100,7 @@ def run(
     def work(worker: int) -> None:
         for death in incarnations(deaths.get(worker, [])):
             try:
-                runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
+                runtime = ClusterRuntime(fleet.environment(worker), mode, inject_faults=death)
             except SimulatedDeath:  # while it asked a server that was away
                 continue
             try:

@@ -27,7 +27,9 @@ def test_server_0_hears_last_of_a_worker_that_leaves() -> None:
             events.append(server)
 
     with LocalFleet(3, 1, in_process=True) as fleet:
-        ClusterRuntime(fleet.environment(0), "async", meddle=WatchedCalls(delay, record)).close()
+        ClusterRuntime(
+            fleet.environment(0), "async", inject_faults=WatchedCalls(delay, record)
+        ).close()
         assert fleet.wait(60) == [0, 0, 0]
     assert events == [1, 2, 0]
 

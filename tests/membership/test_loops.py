@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.core.base.faults import DeathFault, Send, SimulatedDeath
+from psfleet.core.base.faults import Send
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.rules import make_rule
@@ -28,6 +28,7 @@ from psfleet.optimizer.lr import StepDecay
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import in_threads, same_bits
 from tests.watched_calls import WatchedCalls
+from tests.worker_deaths import DeathFault, SimulatedDeath
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 WEIGHTS = TableSpec("weights", "dense", (64,), make_rule("adam", {}))
@@ -110,7 +111,7 @@ def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, di
         for death in [*deaths.get(worker, []), None]:
             runtime = None
             try:
-                runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
+                runtime = ClusterRuntime(fleet.environment(worker), mode, inject_faults=death)
                 weights = Script(runtime).run()
                 if worker == 0:
                     used = runtime.read_table(counts().key)
@@ -180,8 +181,8 @@ def die_leaving(server: int, method: str, _: bytes) -> None:
 def test_who_dies_while_it_leaves_does_nothing_again() -> None:
     """Its next incarnation passes over the script, and leaves too, while another worker is still there."""
 
-    def run_script(meddle: Callable[[int, Send], Send] | None) -> None:
-        runtime = ClusterRuntime(fleet.environment(0), "async", meddle=meddle)
+    def run_script(inject_faults: Callable[[int, Send], Send] | None) -> None:
+        runtime = ClusterRuntime(fleet.environment(0), "async", inject_faults=inject_faults)
         loops = DataLoops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
         runtime.create(counts())
         for number in loops.shard(range(8), True):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.faults import SimulatedDeath
 from psfleet.core.base.job_files import write_request
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
@@ -24,6 +23,7 @@ from tests.consistency.workers import DENSE, ROWS, step
 from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads
 from tests.watched_calls import WatchedCalls
+from tests.worker_deaths import SimulatedDeath
 
 FIRST = ConsistencySettings("sync")
 CHANGES = [
@@ -194,8 +194,8 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
         raise SimulatedDeath("the worker has died before it told the servers")
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        meddle = change(told, die if worker else wait)
-        runtime = ClusterRuntime(fleet.environment(worker), before, meddle=meddle)
+        inject_faults = change(told, die if worker else wait)
+        runtime = ClusterRuntime(fleet.environment(worker), before, inject_faults=inject_faults)
         try:
             script(runtime)
         except SimulatedDeath:

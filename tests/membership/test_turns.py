@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.base.faults import DeathFault, SimulatedDeath
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
@@ -23,6 +22,7 @@ from tests.membership.test_deaths import (
     step,
 )
 from tests.trainings import in_threads
+from tests.worker_deaths import DeathFault, SimulatedDeath
 
 ROUNDS, LEASED = 4, 4  # steps of each worker until it comes to the change of the mode
 WORKERS = 2
@@ -57,7 +57,7 @@ def run(fleet: LocalFleet, deaths: dict[int, list[DeathFault]]) -> list[float]:
 
     def work(worker: int) -> None:
         for death in (*deaths.get(worker, []), None):
-            runtime = ClusterRuntime(fleet.environment(worker), "sync", meddle=death)
+            runtime = ClusterRuntime(fleet.environment(worker), "sync", inject_faults=death)
             try:
                 train(runtime)
                 if worker == 0:

@@ -10,7 +10,6 @@ import pytest
 
 from psfleet import metrics
 from psfleet.core.base.errors import ConfigError, ShapeError
-from psfleet.core.base.faults import DeathFault, SimulatedDeath
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import Gradient, Runtime
 from psfleet.core.engine.rules import make_rule
@@ -25,6 +24,7 @@ from psfleet.metrics.fleet_metrics import Slices
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.metrics.pooled import Samples, every_metric, expected
 from tests.trainings import in_threads
+from tests.worker_deaths import DeathFault, SimulatedDeath
 
 SLICES = ["phone", "tablet", "desktop"]
 ROWS = TableSpec("rows", "sparse", (4,), make_rule("sgd", {}))
@@ -298,7 +298,7 @@ def incarnations(
         for death in [*deaths.get(worker, []), None]:
             runtime = None
             try:
-                runtime = ClusterRuntime(fleet.environment(worker), mode, meddle=death)
+                runtime = ClusterRuntime(fleet.environment(worker), mode, inject_faults=death)
                 script(runtime)
                 runtime.barrier()
                 if death is not None:

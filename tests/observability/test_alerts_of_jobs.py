@@ -18,8 +18,8 @@ import pytest
 from psfleet.core.base.files import exchange
 from psfleet.core.base.observability.process_panels import PANELS
 from psfleet.core.engine.interface import Runtime
-from psfleet.core.runtime.chaos.audit import ChaosSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_launch.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.fleet_reader import FleetReader

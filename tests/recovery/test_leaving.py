@@ -51,8 +51,10 @@ def test_a_server_that_comes_back_before_the_last_goodbye(mode: Mode, victim: in
     view any more: server 1 has ended."""
 
     def work(worker: int) -> None:
-        meddle = dies_before_goodbye(fleet, victim) if worker else None
-        runtime = ClusterRuntime(fleet.environment(worker), mode, patience=PATIENCE, meddle=meddle)
+        inject_faults = dies_before_goodbye(fleet, victim) if worker else None
+        runtime = ClusterRuntime(
+            fleet.environment(worker), mode, patience=PATIENCE, inject_faults=inject_faults
+        )
         runtime.create(SPEC, np.zeros(3, np.float32))
         runtime.push([Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)])
         runtime.barrier()
@@ -79,9 +81,11 @@ def unready(seconds: float) -> WatchedCalls:
 
 def test_a_server_that_is_not_ready_yet_is_waited_for() -> None:
     """Patience.leave is for servers that do not answer; one that does has only to become ready."""
-    meddle = unready(1.0)
+    inject_faults = unready(1.0)
     patience = Patience(outage=30.0, start=60.0, leave=0.1)
     with LocalFleet(2, 1, in_process=True) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience, meddle=meddle)
+        runtime = ClusterRuntime(
+            fleet.environment(0), "async", patience=patience, inject_faults=inject_faults
+        )
         runtime.close()
         assert fleet.wait(60) == [0, 0]

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from psfleet.core.base.faults import SimulatedDeath
 from psfleet.core.engine.interface import Gradient
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import zero_rows
 from tests.watched_calls import WatchedCalls
+from tests.worker_deaths import SimulatedDeath
 
 COUNTS = zero_rows("counts")
 IDS = np.arange(50)
@@ -30,7 +30,7 @@ def dying_between(last: int) -> WatchedCalls:
 def test_a_torn_step_is_in_the_status() -> None:
     """Async mode: the next incarnation finds what the servers have of the one before it."""
     with LocalFleet(2, 1, in_process=True) as fleet:
-        dying = ClusterRuntime(fleet.environment(0), "async", meddle=dying_between(3))
+        dying = ClusterRuntime(fleet.environment(0), "async", inject_faults=dying_between(3))
         dying.create(COUNTS)
         rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), IDS, 1.0)
         for _ in range(2):

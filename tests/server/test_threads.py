@@ -53,10 +53,12 @@ def test_a_thread_that_fails_ends_its_process(tmp_path: Path, name: str) -> None
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--no-progress", "--log-dir", str(tmp_path), *THREADS[name], SCRIPT]
     process = ended(
-        command, env=ENV | {"PSFLEET_BROKEN_THREAD": name, "LOGS_OF_THE_TEST": str(tmp_path)}
+        command,
+        env=ENV | {"PSFLEET_CRASH": f"thread {name}:1:raise", "LOGS_OF_THE_TEST": str(tmp_path)},
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*/*erlog.*"))
-    message = rf" CRITICAL \w+\.\d psfleet: thread '{name}' has failed, and process \d+ ends: ThreadFault: "
-    assert re.search(f"{message}a test wants", logs), logs + process.stderr
+    message = rf" CRITICAL \w+\.\d psfleet: thread '{name}' has failed, and process \d+ ends: "
+    error = f"SimulatedFault: PSFLEET_CRASH is thread {name}"
+    assert re.search(message + error, logs), logs + process.stderr
     if name != "following":  # another process takes a standby's place
         assert "code 1" in process.stderr, process.stderr

@@ -375,7 +375,9 @@ def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:
                 "0",
             ]
             ports = ["--http-port", "0"]
-            process = ended([*command, *ports], env={**os.environ, "PSFLEET_BROKEN_THREAD": name})
+            process = ended(
+                [*command, *ports], env={**os.environ, "PSFLEET_CRASH": f"thread {name}:1:raise"}
+            )
             assert process.returncode == 1, name
             assert f"thread {name!r} has failed" in process.stderr, process.stderr
         runtime.close()

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.faults import Send
 from psfleet.core.base.observability.tracing import open_tracing
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
@@ -28,12 +30,11 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.engine.worker_state import ScriptProgress
 from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
-from psfleet.core.runtime.chaos.injection import FaultInjector, PushAudit
 from psfleet.core.runtime.stages import StagePosition
 from psfleet.core.runtime.strategy import WireSettings
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
-from psfleet_worker.connection.server_client import Send, figures_of
+from psfleet_worker.connection.server_client import figures_of
 from psfleet_worker.data_client import DataClient, Pusher
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
@@ -59,7 +60,8 @@ class ClusterRuntime:
     Args:
         environment: Seat of this worker, and endpoints of the servers.
         mode: The same for all workers; a name stands for the mode with its usual settings.
-        meddle: Wraps sends of calls, for tests; see psfleet.core.base.faults.
+        inject_faults: Wraps the function that sends the calls to one server, for tests, such as
+            `psfleet_launch.chaos.message_faults.MessageFaults`.
 
     Attributes:
         wire: The argument, or its default.
@@ -75,7 +77,7 @@ class ClusterRuntime:
         wire: WireSettings | None = None,
         *,
         patience: Patience | None = None,
-        meddle: Callable[[int, Send], Send] | None = None,
+        inject_faults: Callable[[int, Send], Send] | None = None,
     ) -> None:
         if environment.role != "worker":
             raise ConfigError(
@@ -83,12 +85,13 @@ class ClusterRuntime:
                 "workers (PSFLEET_ROLE=worker)"
             )
         import_rules(environment.rules, environment.rules_folder)
-        chaos = FaultInjector.wanted(environment.rank)
-        self._audit = None if chaos is None else chaos.audit
+        chaos = faults.chaos()
+        injector = None if chaos is None else chaos.FaultInjector(environment.rank)
+        self._audit = None if injector is None else injector.audit
         self._tracing = open_tracing(environment)
         present = find_mode(mode) if isinstance(mode, str) else mode
         self._fleet = FleetConnection(
-            environment, present, patience or Patience.of(environment), meddle or chaos
+            environment, present, patience or Patience.of(environment), inject_faults or injector
         )
         self.wire = wire or WireSettings()
         self.counters: list[PushCounter] = []
@@ -117,9 +120,9 @@ class ClusterRuntime:
             self._fleet.close()
             self._end_traces()
             raise
-        if chaos is not None:
-            chaos.audit.begin(self._session.incarnation, self.server_num)
-            self._fleet.on_move.append(lambda: chaos.audit.move_to(self.server_num))
+        if injector is not None:
+            injector.audit.begin_incarnation(self._session.incarnation, self.server_num)
+            self._fleet.on_move.append(lambda: injector.audit.move_to(self.server_num))
         self._marks.start()
         self._transfers.begin()
 
@@ -231,11 +234,12 @@ class ClusterRuntime:
         """Push what counters hold, by itself. In sync mode it is this worker's part of a round."""
         self.push([])
 
-    def _audited(self, audit: PushAudit) -> Gradient:
-        """Under `psfleet-launch --chaos`: what counts this push on every server."""
+    def _audited(self, audit: Any) -> Gradient:
+        """Return the gradient that counts this push on every server under `psfleet-launch --chaos`."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
-        return audit.gradient(self._session.declared.adds_deltas)
+        gradient: Gradient = audit.gradient(self._session.declared.adds_deltas)
+        return gradient
 
     # -- collectives ------------------------------------------------------------------------------
 

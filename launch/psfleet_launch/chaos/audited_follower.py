@@ -15,10 +15,10 @@ from typing_extensions import override
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.schema.table import OWN, TableSpec
-from psfleet.core.runtime.chaos.audit import AuditedPushes, AuditedRow, read_pushed
-from psfleet.core.runtime.chaos.injection import count_table
 from psfleet.serving.follower import Follower
 from psfleet.serving.following import AskChanges, TakeCut
+from psfleet_launch.chaos.audit import AuditedPushes, AuditedRow, read_pushed
+from psfleet_launch.chaos.injection import count_table
 
 _RETRY = 0.1  # seconds until a job that does not answer is looked for again
 

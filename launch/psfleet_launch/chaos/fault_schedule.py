@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from psfleet.core.runtime.chaos.audit import ChaosSettings
+from psfleet_launch.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.scaling_requests import ScalingStep

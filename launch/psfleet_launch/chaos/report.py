@@ -19,7 +19,7 @@ from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.json_documents import Format
 from psfleet.core.base.object_store import is_whole, own_snapshots
 from psfleet.core.base.scaling_files import read_scale, read_scaled
-from psfleet.core.runtime.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
+from psfleet_launch.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pushed
 from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
 
 _REPORT = Format("chaos report")
@@ -251,7 +251,7 @@ def _moved(run: FinishedJob) -> PromiseResult:
         return _unknown(promise, run)
     import numpy as np
 
-    from psfleet.core.runtime.chaos.injection import owners  # loads NumPy
+    from psfleet_launch.chaos.injection import owners  # loads NumPy
 
     rows = [(server, row) for server, _, row, _ in _counted(run)]
     held_by = np.array([server for server, _ in rows])
@@ -318,7 +318,7 @@ def _torn(path: str) -> list[str]:
     """Workers whose present incarnation has other numbers of pushes on other servers, in a snapshot."""
     from psfleet.checkpoint import load_shard  # loads NumPy
     from psfleet.core.engine.shard.shard import Shard
-    from psfleet.core.runtime.chaos.injection import audited, counted_in
+    from psfleet_launch.chaos.injection import audited, counted_in
 
     shard = Shard()
     load_shard(path, shard)

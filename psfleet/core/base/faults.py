@@ -1,175 +1,80 @@
-"""Faults by name and seed: crash points, and errors on the way between a worker and its servers."""
+"""Hooks at which tests and `psfleet-launch --chaos` make a process fail.
 
-import contextlib
+Code that must survive a death at a certain line calls `reach` there. The call does nothing unless
+PSFLEET_CRASH names that point. Everything else about faults (the schedule, lost replies, full disks, the
+audit and the report) is in `psfleet_launch.chaos`. Only processes of a job under `--chaos` load that package.
+"""
+
+import functools
+import importlib
 import os
-import random
 import signal
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
-from psfleet.core.base.errors import PsfleetError, ServerUnavailable
 from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import FaultSettings
+from psfleet.core.base.settings.kinds import CrashPoint
 
 Send = Callable[[str, bytes, float], bytes]
+"""Makes one attempt at a call: method, request, seconds; raises the error that the call ended with."""
+
+# The points, in the order in which a process reaches them.
+#
+# Record of a log: append (before it is written), tear (written but for its last byte), appended (whole),
+#   applied (it has taken effect), settled (before the reply), replay (before recovery applies it again).
+# Snapshot, on each server: cut, page, written (its file is complete), turned (the log continues in a new
+#   file), shortened (an old file of the log is removed). On the server that leads it: began (its folder is
+#   made), unnamed and named (before and after it gets its name), away (between the two renames that replace
+#   an older snapshot), complete (before workers and servers are told).
+# Change of the members, on server 0: freeze, install (before a server is told).
+# Move of rows: opened, sent, filled, prepared, adopted (a server, before it reports that); promised, decided
+#   (server 0, before and after the decision).
+# Standby: feed, fed (the primary, before and after it sends a record), waiting, followed (before and after
+#   the standby's acknowledgement), receive, took (the standby, before and after it applies a record).
+# "thread NAME": a ServiceThread begins.
 
 
-class MessageFaults:
-    """Loses answers and repeats requests; give it to a ClusterRuntime as `meddle`.
-
-    A lost answer is the hard case: the server has done the work and the worker does not know. A
-    repeated request is the same bytes once more, or, for tensors, those of the one before,
-    as a slow network would deliver them.
-
-    Args:
-        seed: The same seed gives the same faults for the same calls to a server.
-        drop: Share of answers that are lost.
-        duplicate: Share of calls that come with a repeat.
-
-    Attributes:
-        dropped, duplicated: Numbers so far.
-    """
-
-    def __init__(self, seed: int, drop: float = 0.0, duplicate: float = 0.0) -> None:
-        self.seed = seed
-        self.drop = drop
-        self.duplicate = duplicate
-        self.dropped = 0
-        self.duplicated = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, server: int, send: Send) -> Send:
-        """`send` of one server, with faults."""
-        dice = random.Random(f"{self.seed}/{server}")
-        before: dict[str, bytes] = {}
-
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            reply = send(method, request, seconds)
-            if dice.random() < self.duplicate:
-                self._count(duplicated=1)
-                with contextlib.suppress(PsfleetError):  # the answer of a repeat is not used
-                    send(method, before.get(method, request), seconds)
-            if method in ("Shard/Push", "Shard/Pull", "Shard/Exchange"):
-                before[method] = request
-            if dice.random() < self.drop:
-                self._count(dropped=1)
-                raise ServerUnavailable(f"the answer of server {server} to {method} was dropped")
-            return reply
-
-        return meddled
-
-    def _count(self, dropped: int = 0, duplicated: int = 0) -> None:
-        with self._lock:
-            self.dropped += dropped
-            self.duplicated += duplicated
+_times = 0  # that this process has reached the point of PSFLEET_CRASH
 
 
-class ThreadFault(Exception):
-    """An unexpected error in the thread that PSFLEET_BROKEN_THREAD names."""
-
-    @classmethod
-    def check(cls, name: str, variables: Mapping[str, str] = os.environ) -> None:
-        """Raise it if this thread is to have one.
-
-        Raises:
-            ThreadFault: A test wants that.
-        """
-        if from_variable(FaultSettings, "broken_thread", variables) == name:
-            raise cls(f"a test wants thread {name!r} to fail")
+class SimulatedFault(Exception):
+    """The error that `POINT:N:raise` in PSFLEET_CRASH asks for."""
 
 
-class SimulatedDeath(PsfleetError):
-    """The worker that makes this call is dead; only its thread does not know yet."""
-
-
-class DeathFault:
-    """Ends one worker at its n-th call, as a kill would; give it to a ClusterRuntime as `meddle`.
-
-    Its calls to other servers may be under way. Code that catches Died lets the runtime go with
-    `abandon`, and may begin another incarnation in a new runtime.
+def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
+    """Fail here if PSFLEET_CRASH names this point and the process has reached it as often as it says.
 
     Args:
-        calls: At which call to any server, from 1.
-        sent: That call reaches the server, and the worker dies before it hears the answer.
+        point: Name of the point.
+        last_act: Called right before the process fails, such as a write of half a record.
 
-    Attributes:
-        happened: The worker has died.
+    Raises:
+        SimulatedFault: The fault is to be an error instead of a death.
     """
-
-    def __init__(self, calls: int, sent: bool) -> None:
-        self.calls = calls
-        self.sent = sent
-        self.happened = False
-        self._lock = threading.Lock()
-
-    def __call__(self, server: int, send: Send) -> Send:
-        """`send` of one server, until the worker is dead."""
-
-        def meddled(method: str, request: bytes, seconds: float) -> bytes:
-            now = self._is_now()
-            if now and self.sent:
-                with contextlib.suppress(PsfleetError):
-                    send(method, request, seconds)
-            if now or self.happened:
-                self.happened = True
-                raise SimulatedDeath(
-                    f"the worker has died before {method} to server {server} was answered"
-                )
-            return send(method, request, seconds)
-
-        return meddled
-
-    def _is_now(self) -> bool:
-        with self._lock:
-            self.calls -= 1
-            return self.calls == 0
+    global _times
+    crash = _crash()
+    if crash is None or point != crash.point:
+        return
+    _times += 1
+    if _times != crash.time:
+        return
+    if last_act is not None:
+        last_act()
+    if crash.fault == "raise":
+        raise SimulatedFault(f"PSFLEET_CRASH is {crash}")
+    os.kill(os.getpid(), signal.SIGSTOP if crash.fault == "stop" else signal.SIGKILL)
 
 
-class CrashFaults:
-    """Kills or stops this process, as `kill` would, when it reaches a point for the n-th time.
-
-    Args:
-        point: append, tear, appended, applied or settled: before a record of the log is written, when
-            it is written but for its last byte, when it is whole, when it has taken effect, and before
-            the answer.
-            Of a snapshot: cut, page, written (of a server's file), turned (the log goes on in a new
-            file), shortened (files of the log are being removed); of whoever leads it began (its
-            folder is made), unnamed and named (before and after it has its place), away (between the
-            two steps of that, where it takes two), complete (before anybody is told);
-            replay: before a record is taken again.
-            Of a change of the members (server 0): freeze, install: before a server is told.
-                Of a move of rows: opened, sent, filled, prepared, adopted: a server, before it says that it
-                is or has; promised, decided: server 0, before and after the decision.
-        With a standby: feed, fed (a primary, before and after a record is on its way), waiting,
-            followed (before and after the standby's word); receive, took (the standby, around taking it).
-        count: At which time, from 1.
-        signal: SIGKILL, or SIGSTOP for a process that hangs there.
-    """
-
-    def __init__(self, point: str = "", count: int = 0, signal: int = signal.SIGKILL) -> None:
-        self.point = point
-        self.count = count
-        self.signal = signal
-
-    @classmethod
-    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "CrashFaults":
-        """Parse PSFLEET_CRASH: "point:count" or "point:count:stop"; without it no point is one."""
-        settings = from_variable(FaultSettings, "crash", variables)
-        if not settings:
-            return cls()
-        point, count, *how = settings.split(":")
-        return cls(point, int(count), signal.SIGSTOP if how == ["stop"] else signal.SIGKILL)
-
-    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
-        """The process is at the point; `before` is what it does last."""
-        if point != self.point:
-            return
-        self.count -= 1
-        if self.count == 0:
-            if before is not None:
-                before()
-            os.kill(os.getpid(), self.signal)
+@functools.cache
+def _crash() -> CrashPoint | None:
+    """Return PSFLEET_CRASH, which is read once: a push passes seven points."""
+    crash: CrashPoint | None = from_variable(FaultSettings, "crash", os.environ)
+    return crash
 
 
-NO_CRASH = CrashFaults()
-"""No point is one."""
+def chaos() -> Any:
+    """Return the module `psfleet_launch.chaos.injection` in a job under `--chaos`, else None."""
+    if not from_variable(FaultSettings, "chaos", os.environ):
+        return None
+    return importlib.import_module("psfleet_launch.chaos.injection")

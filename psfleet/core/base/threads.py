@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-from psfleet.core.base.faults import ThreadFault
+from psfleet.core.base import faults
 from psfleet.core.base.logs import log_of
 
 _log = log_of(__name__)
@@ -65,7 +65,7 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         """Do what it is for."""
         with _ends_process(self.name):
-            ThreadFault.check(self.name)
+            faults.reach(f"thread {self.name}")
             self._inherited.run(super().run)
 
 

@@ -3,8 +3,7 @@
 A runtime pulls, pushes and saves. `embedded_runtime.py` keeps the tables in this process; the runtime of a
 cluster is in the package `psfleet_worker`. `process_runtime.py` holds the runtime that a process uses.
 `modes/` is the worker's part of the consistency modes, `strategy/` reads the settings of a job,
-`dataset_pass.py` is a loop over a dataset, `stages.py` runs a pipeline, and `chaos/` injects faults under
-`--chaos`.
+`dataset_pass.py` is a loop over a dataset, and `stages.py` runs a pipeline.
 
 Start with `process_runtime.py`, then `embedded_runtime.py`.
 

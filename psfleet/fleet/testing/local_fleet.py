@@ -65,7 +65,7 @@ class LocalFleet:
         dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
         durability: Durability of servers; with a log `reviving` starts those that die again.
         crashes: For some servers the crash point of each process, one after the other
-            (psfleet.core.base.faults.CrashFaults).
+            (PSFLEET_CRASH; psfleet.core.base.faults lists the points).
         credentials: Folders of the credentials of servers and workers, in place of its own.
         limits: Limits of a server, as in PSFLEET_LIMITS.
         snapshot_every: Interval of server 0's snapshots, as in PSFLEET_SNAPSHOT_EVERY.

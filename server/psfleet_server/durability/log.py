@@ -32,15 +32,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import FrameError, LogError, NoRoom
-from psfleet.core.base.faults import NO_CRASH, CrashFaults
 from psfleet.core.base.files import reason, regular, replace
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.net.body import flat, parse
 from psfleet.core.net.frame import Part
 from psfleet.core.net.v1.log_pb2 import LogAfter, LogHeader
-from psfleet.core.runtime.chaos.audit import DiskFullFault
 from psfleet_server.durability.log_place import PACE, LogDisk, PageCacheEvictor
 from psfleet_server.durability.records import name_of
 
@@ -81,7 +80,6 @@ class ServerLog:
         header: Identity of the log's server; a file of another server is refused.
         fsync: If True, `settle` waits until records are on the disk. If False, records only survive the end
             of this process, not of the machine.
-        crashes: Crash points, for tests.
         tell: Shows a line on the console.
         waits: First value of the attribute.
 
@@ -101,7 +99,6 @@ class ServerLog:
         header: LogHeader,
         *,
         fsync: bool = False,
-        crashes: CrashFaults = NO_CRASH,
         tell: Callable[[str], None] = _log.warning,
         waits: bool = False,
     ) -> None:
@@ -110,8 +107,8 @@ class ServerLog:
         self.waits = waits
         self._header = header
         self._fsync = fsync
-        self._crashes = crashes
-        self._full = DiskFullFault.wanted(header.server)
+        chaos = faults.chaos()
+        self._disk_fault = None if chaos is None else chaos.DiskFullFault(header.server)
         self._disk = LogDisk(tell)
         if not files_of(path):
             self._patiently(lambda: self._create(path, header))
@@ -203,7 +200,7 @@ class ServerLog:
             self._file = os.open(path, os.O_RDWR)
             os.lseek(self._file, self._end, os.SEEK_SET)
             self.path, self._synced = path, self.end
-        self.reach("turned")
+        faults.reach("turned")
 
     def shorten(self, number: int) -> None:
         """Remove the files before that of snapshot `number`, which is complete."""
@@ -213,7 +210,7 @@ class ServerLog:
         for other in sorted(self.files):
             if other < number:
                 self.files[other].unlink()
-                self.reach("shortened")
+                faults.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
         """Write a record to the file; it then survives the end of this process. `settle` makes it durable.
@@ -236,20 +233,20 @@ class ServerLog:
             fields = _FIELDS.pack(length, crc, kind)
             chain = zlib.crc32(fields, self._chain)
             head = memoryview(fields + _CRC.pack(chain))
-            self.reach("append")
-            self.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
+            faults.reach("append")
+            faults.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
             self._patiently(lambda: self._append([head, *views]))
             self._end, self._chain = self._end + _HEAD + length, chain
             self._trail.follow(self._file, self._end, _HEAD + length)
-            self.reach("appended")
+            faults.reach("appended")
         finally:
             if span is not None:
                 span.end()
 
     def _append(self, views: list[memoryview]) -> None:
         try:
-            if self._full is not None:
-                self._full.check()
+            if self._disk_fault is not None:
+                self._disk_fault.check()
             _write(views, self._file)
         except OSError as error:
             # Part of the record may be in the file. Cut it off, or the next record would follow a torn one
@@ -315,10 +312,6 @@ class ServerLog:
         finally:
             if span is not None:
                 span.end()
-
-    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
-        """End the process here if a test has set this crash point, after calling `before`."""
-        self._crashes.reach(point, before)
 
     def remove(self) -> None:
         """Close the log and delete its files."""

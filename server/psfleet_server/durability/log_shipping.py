@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import Fenced, ProtocolError
-from psfleet.core.base.faults import NO_CRASH, CrashFaults
 from psfleet.core.base.logs import log_of
 from psfleet.core.net.body import flat
 from psfleet.core.net.frame import Part
@@ -57,14 +57,13 @@ class LogShipping:
         metrics: Metrics of the standby in its last reply, as text, or empty if none came yet.
     """
 
-    def __init__(self, crashes: CrashFaults = NO_CRASH) -> None:
+    def __init__(self) -> None:
         self.end = 0
         self.required = False
         self.enabled = False
         self.shipped = 0
         self.metrics = b""
         self.tracing: Tracing | None = None
-        self._crashes = crashes
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)  # records, or no stream to send them on
         self._less = threading.Condition(self._lock)  # answers may go on
@@ -116,7 +115,7 @@ class LogShipping:
         """A record is about to take effect."""
         if not self._attach:
             return
-        self._crashes.reach("feed")
+        faults.reach("feed")
         body = joined(parts)
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
@@ -126,7 +125,7 @@ class LogShipping:
                 self.shipped += len(body)
             self.end += 1
             self._more.notify()
-        self._crashes.reach("fed")
+        faults.reach("fed")
 
     def confirm(self) -> int:
         """Ask the standby whether it follows still; `settle` with the result waits for its answer.
@@ -234,10 +233,10 @@ class LogShipping:
             return True
         span = None if self.tracing is None else self.tracing.child("standby")
         try:
-            self._crashes.reach("waiting")
+            faults.reach("waiting")
             with self._lock:
                 settled = self._less.wait_for(lambda: self.is_settled(end), seconds)
-            self._crashes.reach("followed")
+            faults.reach("followed")
         finally:
             if span is not None:
                 span.end()

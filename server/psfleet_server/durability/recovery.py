@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, load_shard
+from psfleet.core.base import faults
 from psfleet.core.base.errors import CheckpointError, LogError, UsageError
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.json_documents import reading
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.object_store import is_whole, own_place
@@ -263,7 +263,6 @@ def open_log(
         log_path(environment, generation),
         header,
         fsync=environment.durability == "log+fsync",
-        crashes=CrashFaults.wanted(),
         tell=tell,
         waits=not environment.standby,
     )
@@ -391,7 +390,7 @@ class Journal:
 
         def records_reached() -> Iterator[tuple[int, memoryview]]:
             for record in self.log.recover(base):
-                self.log.reach("replay")
+                faults.reach("replay")
                 yield record
 
         return take_all(

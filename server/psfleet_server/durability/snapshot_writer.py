@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
+from psfleet.core.base import faults
 from psfleet.core.base.errors import CheckpointError, PsfleetError
-from psfleet.core.base.faults import NO_CRASH, CrashFaults
 from psfleet.core.base.files import reason
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.threads import ServiceThread
@@ -89,10 +89,9 @@ class SnapshotWriter:
         files: Numbers of the snapshots of the last two files, by the SHA-256 of the file.
     """
 
-    def __init__(self, crashes: CrashFaults = NO_CRASH) -> None:
+    def __init__(self) -> None:
         self.tell: Callable[[str], None] = _log.warning
         self.files: dict[str, int] = {}
-        self._crashes = crashes
         self._has_failed = False
         self._parts: dict[int, _PartInProgress] = {}
         self._lock = threading.Lock()
@@ -190,11 +189,11 @@ class SnapshotWriter:
         pace, began = Throttle(_SHARE), time.monotonic()
 
         def between() -> None:
-            self._crashes.reach("page")
+            faults.reach("page")
             if not self._ending:
                 pace.rest()
 
-        self._crashes.reach("cut")
+        faults.reach("cut")
         try:
             with contextlib.closing(frozen):
                 file = write_frozen(part.folder, frozen, state, between)
@@ -207,7 +206,7 @@ class SnapshotWriter:
             )
             if part in self._parts.values():  # else it was given up, and its folder is gone
                 self._complain(f"a snapshot cannot be written to {part.folder!r}: {reason(error)}")
-        self._crashes.reach("written")
+        faults.reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []
         for reply in waiting:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import ProtocolError
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.logs import log_of
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Record, RestorePart
@@ -65,7 +65,6 @@ class RowMoves:
         self._access = access
         self._open_log = open_log
         self._lock = threading.Lock()  # of what is taken
-        self._crashes = CrashFaults.wanted()
         self.begin(generation)
         self._taken: DealtShard | None = None
         self.feed = LogShipping()
@@ -112,7 +111,7 @@ class RowMoves:
             shard.cuts.give_up()
         if cut is not None:
             self._host.parts.forget(cut.number)
-        self._crashes.reach("opened")
+        faults.reach("opened")
 
     def _check_ended(self, number: int) -> None:
         if number <= self._over or number < self._number:
@@ -177,7 +176,7 @@ class RowMoves:
                 instruction = decode(record.kind, memoryview(record.body), self._spec_of)
                 taken.take(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
             self._settle()
-        self._crashes.reach("filled")
+        faults.reach("filled")
 
     def _of(self, number: int) -> DealtShard:
         if number != self._number or self._taken is None:
@@ -233,7 +232,7 @@ class RowMoves:
                 way.flush()
         with self._lock:
             self._settle()
-        self._crashes.reach("sent")
+        faults.reach("sent")
         return rows
 
     def prepare(self, number: int, state: bytes) -> None:
@@ -254,7 +253,7 @@ class RowMoves:
             end = self.feed.end
         if not self.feed.settle(end, _FOLLOWS):
             raise ProtocolError(f"the next standby of server {self._host.shard.index} is late")
-        self._crashes.reach("prepared")
+        faults.reach("prepared")
 
     def adopt(self, number: int) -> None:
         """Hold what was taken. Asked again, it holds it already."""
@@ -277,7 +276,7 @@ class RowMoves:
             elif not self._has_standbys:
                 before.renew()
             self.feed = LogShipping()
-        self._crashes.reach("adopted")
+        faults.reach("adopted")
 
     def _start_again(self) -> NoReturn:
         """End this process, which has started between the promise of the one before and the decision."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable, UsageError
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.files import reason
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.scaling_files import Scaled, read_scaled, write_promise
@@ -76,7 +76,6 @@ class ServerScaling:
         self._boots: dict[int, int] = {}  # of the processes that have them
         self._decided: ScaleRequest | None = None  # by an earlier process
         self._interrupted: ScaleRequest | None = None  # given up, perhaps with an earlier process
-        self._crashes = CrashFaults.wanted()
         self._followed = 0.0  # when they were sent last
         self._sent = 0  # rows of the last round
         self._alone = False  # of which a standby lacks some
@@ -272,7 +271,7 @@ class ServerScaling:
         with ThreadPoolExecutor(len(peers), thread_name_prefix="scaling") as askers:
             for _ in askers.map(lambda p: p.call("Scaling/Prepare", message, _MOVED), peers):
                 pass
-        self._crashes.reach("promised")
+        faults.reach("promised")
 
     def _decide(self, request: ScaleRequest) -> None:
         """Have the launcher decide: it alone knows whose process no other one has replaced.
@@ -293,7 +292,7 @@ class ServerScaling:
                 raise UsageError("server 0 ends")
         if decision.generation < number:
             raise UsageError(decision.why)
-        self._crashes.reach("decided")
+        faults.reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
         if self._over.is_set():  # it may be decided by now; a later process hears of it

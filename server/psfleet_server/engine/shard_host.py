@@ -22,8 +22,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
-from psfleet.core.base.faults import CrashFaults
 from psfleet.core.base.memory import resident
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.engine.interface import Read
@@ -129,8 +129,8 @@ class ShardHost:
         self.lanes = AttachedMemory()
         self.tensor_endpoint = (0, "")
         self.journal: Journal | None = None
-        self.feed = LogShipping(CrashFaults.wanted())
-        self.parts = SnapshotWriter(CrashFaults.wanted())
+        self.feed = LogShipping()
+        self.parts = SnapshotWriter()
         self.tracing: Tracing | None = None
         self.latencies = CallLatencies()
         self.bytes = CallBytes()
@@ -161,9 +161,9 @@ class ShardHost:
             end = 0 if log is None else log.end
             feed, fed = self.feed, self.feed.end
         if log is not None:
-            log.reach("applied")
+            faults.reach("applied")
             log.settle(end)
-            log.reach("settled")
+            faults.reach("settled")
         feed.settle(fed)
 
     def _changes(self) -> contextlib.AbstractContextManager[object]:
@@ -255,11 +255,6 @@ class ShardHost:
             over = self.shard.rounds.is_over()
         if over:
             self.ended.set()
-
-    def reach(self, point: str) -> None:
-        """End the process here if a test has set this crash point."""
-        if self.journal is not None:
-            self.journal.log.reach(point)
 
     def submit(self, event: Event, reply: DeferredReply) -> None:
         """Take an event whose reply may have to wait, as that of a pull.

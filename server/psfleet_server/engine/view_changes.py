@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.threads import ServiceThread
@@ -188,7 +189,7 @@ class ViewInstaller:
         if isinstance(due.message, PrepareView):
             return self._freeze(due, due.message)
         view = due.message.view
-        self._host.reach("install")
+        faults.reach("install")
         request = INSTALL.write(due.message, boot=due.boot).SerializeToString()
         reply = membership_pb2.InstallReply.FromString(
             self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
@@ -198,7 +199,7 @@ class ViewInstaller:
         return lambda c: c.installed(due.server, reply.boot, view)
 
     def _freeze(self, due: PendingMessage, freeze: PrepareView) -> _Step:
-        self._host.reach("freeze")
+        faults.reach("freeze")
         request = membership_pb2.FreezeRequest(
             boot=due.boot, view=freeze.view, ended=freeze.ended, coordinator=self._endpoints[0]
         )

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from psfleet.checkpoint import CutPosition, Manifest, Part, SnapshotDraft, linked, merged_specs
+from psfleet.core.base import faults
 from psfleet.core.base.errors import CheckpointError, PsfleetError
-from psfleet.core.base.faults import NO_CRASH, CrashFaults
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.kinds import place_or_url, shown_url
 from psfleet.core.base.threads import ServiceThread
@@ -71,7 +71,6 @@ class SnapshotRunner:
         access: Credentials that this server uses to call the other servers.
         folder: Folder of snapshots that are requested without a path, or None if the job keeps none.
         timeouts: Time limit of each step.
-        crashes: Crash points, for tests.
 
     Attributes:
         endpoints: Endpoints of the servers, in order.
@@ -87,7 +86,6 @@ class SnapshotRunner:
         access: Access,
         folder: SnapshotFolder | None = None,
         timeouts: SnapshotTimeouts | None = None,
-        crashes: CrashFaults = NO_CRASH,
     ) -> None:
         self.endpoints: Sequence[str] = ()
         self.restored = RestoredStates()
@@ -97,7 +95,6 @@ class SnapshotRunner:
         self._access = access
         self._folder = folder
         self._timeouts = timeouts or SnapshotTimeouts()
-        self._crashes = crashes
         self._coordinator = SnapshotCoordinator(self._timeouts, time.monotonic)
         self._events: queue.SimpleQueue[SnapshotEvent | None] = queue.SimpleQueue()
         self._server_calls: queue.SimpleQueue[ServerCalls | None] = queue.SimpleQueue()
@@ -262,7 +259,7 @@ class SnapshotRunner:
             path = self._folder.prepare(number)
         self._path, self._number, self._began = path, number, time.monotonic()
         _log.info(f"snapshot {number} begins, to {shown_url(path)!r}", extra={"snapshot": number})
-        draft = self._draft = self._opened.enter_context(SnapshotDraft(path, self._crashes))
+        draft = self._draft = self._opened.enter_context(SnapshotDraft(path))
         self._peers = [
             self._opened.enter_context(
                 contextlib.closing(Peer.server(index, endpoint, self._access))
@@ -279,7 +276,7 @@ class SnapshotRunner:
         cut = CutPosition(snapshot.number, first.mode, first.round, first.pushes)
         link = linked(place_or_url(snapshot.base), self._path) if snapshot.base else None
         draft.finish(Manifest(specs, files, cut, link, dict(snapshot.states)), check_restart)
-        self._crashes.reach("complete")
+        faults.reach("complete")
         size, seconds = sum(file.bytes for file in files), time.monotonic() - self._began
         self.latest = time.time(), size
         fields = {"snapshot": self._number, "seconds": round(seconds, 3), "bytes": size}

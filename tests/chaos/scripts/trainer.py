@@ -22,9 +22,9 @@ from psfleet import fleet
 from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
-from psfleet.core.runtime.chaos.audit import ChaosSettings
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import DistributedStrategy
+from psfleet_launch.chaos.audit import ChaosSettings
 
 SAMPLES = 200
 UNTIL = float(os.environ.get("SOAK_UNTIL", "inf"))
@@ -79,7 +79,7 @@ def batches(epochs: int, meets: bool) -> Iterator[Any]:
 
 def cuts() -> int:
     """How many cuts followers have noted."""
-    settings = ChaosSettings.wanted()
+    settings = ChaosSettings.from_environment()
     assert settings is not None
     return sum(path.read_bytes().count(b"\n") for path in Path(settings.folder).glob("cuts.*"))
 

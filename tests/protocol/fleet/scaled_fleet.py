@@ -22,7 +22,7 @@ from tests.protocol.fleet.moved_rows import check_rows
 from tests.protocol.fleet.places import Place
 from tests.protocol.fleet.server import Server
 from tests.protocol.fleet.standby import Standby
-from tests.protocol.fleet.strands import CrashPoints, Died, scheduled
+from tests.protocol.fleet.strands import Died, scheduled
 from tests.protocol.scheduler import Broken, Chances, Disk, Machine, Scheduler
 
 _MOST = 4  # servers
@@ -71,7 +71,7 @@ class ScaledFleet(Fleet):
                 self.folder, self._refusal, lambda rank: f"S{rank}", self._standbys_of
             )
             try:
-                with scheduled(CrashPoints(self.dies_at)):
+                with scheduled(self.dies_at):
                     super().run()
             finally:
                 for name in [*self.machines]:

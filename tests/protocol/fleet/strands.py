@@ -14,11 +14,18 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
+from psfleet.core.base import faults
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable
-from psfleet.core.base.faults import CrashFaults
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine import row_moves, server_scaling
 from psfleet_server.rpc.endpoints import Peer
+
+_CRASH_POINTS = frozenset(
+    {
+        *("append", "tear", "appended", "replay", "turned", "shortened"),
+        *("opened", "sent", "filled", "prepared", "adopted", "promised", "decided"),
+    }
+)
 
 
 class _Killed(BaseException):
@@ -27,20 +34,6 @@ class _Killed(BaseException):
 
 class Died(BaseException):
     """The process dies here, at a crash point of the product."""
-
-
-class CrashPoints(CrashFaults):
-    """Crash points of the product, at which the process may die that is having its turn."""
-
-    def __init__(self, dies_at: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._dies_at = dies_at
-
-    def reach(self, point: str, before: Callable[[], object] | None = None) -> None:
-        if self._dies_at(point):
-            if before is not None:
-                before()
-            raise Died
 
 
 class Strand:
@@ -206,8 +199,19 @@ def _end_process(code: int) -> NoReturn:
 
 
 @contextmanager
-def scheduled(crashes: CrashFaults) -> Iterator[None]:
-    """Within, moves of rows have the scheduler's network, threads, clock and crash points."""
+def scheduled(dies_at: Callable[[str], bool]) -> Iterator[None]:
+    """Within, moves of rows have the scheduler's network, threads, clock and crash points.
+
+    Args:
+        dies_at: Tells at each crash point of logs and moves whether the process that has its turn dies there.
+    """
+
+    def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
+        if point in _CRASH_POINTS and dies_at(point):
+            if last_act is not None:
+                last_act()
+            raise Died
+
     with pytest.MonkeyPatch.context() as patch:
         for module in (server_scaling, row_moves):
             patch.setattr(module, "Peer", _Link)
@@ -215,7 +219,7 @@ def scheduled(crashes: CrashFaults) -> Iterator[None]:
         patch.setattr(row_moves, "Throttle", _Unhurried)
         patch.setattr(os, "_exit", _end_process)
         patch.setattr(LogShipping, "settle", _settle)
-        patch.setattr(CrashFaults, "wanted", lambda: crashes)
+        patch.setattr(faults, "reach", reach)
         patch.setattr(server_scaling, "_FOLLOW", 0.0)
         patch.setattr(server_scaling, "_AWAIT", 0.0)
         patch.setattr(server_scaling, "_COPIED", server_scaling._MOVED)

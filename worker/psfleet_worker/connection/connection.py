@@ -21,6 +21,7 @@ from psfleet.core.base.errors import (
     PsfleetError,
     ServerUnavailable,
 )
+from psfleet.core.base.faults import Send
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
@@ -34,7 +35,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.core.net.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
 from psfleet.core.net.worker_requests import JOIN, LEAVE
 from psfleet_worker.connection.call import Call, wait_all
-from psfleet_worker.connection.server_client import Send, ServerClient
+from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
 from psfleet_worker.session.instructions import (
     CollectiveResult,
@@ -137,7 +138,7 @@ class FleetConnection:
         environment: Environment,
         mode: ConsistencyMode,
         patience: Patience,
-        meddle: Callable[[int, Send], Send] | None = None,
+        inject_faults: Callable[[int, Send], Send] | None = None,
     ) -> None:
         self.worker = environment.rank
         self._joined_file = environment.joined_file
@@ -152,7 +153,7 @@ class FleetConnection:
             ServerClient,
             patience=patience,
             changed=condition,
-            meddle=meddle,
+            inject_faults=inject_faults,
             access=self.access,
             transport=environment.transport,
         )

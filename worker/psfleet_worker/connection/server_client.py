@@ -25,6 +25,7 @@ from psfleet.core.base.errors import (
     ServerUnavailable,
     UsageError,
 )
+from psfleet.core.base.faults import Send
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import (
@@ -48,8 +49,6 @@ _FIGURES = (
 _TABLE_FIGURES = ("name", "kind", "count", "bytes", "device_bytes", "step")
 
 
-Send = Callable[[str, bytes, float], bytes]
-"""Makes one attempt at a call: method, request, seconds; raises the error that it ended with."""
 _PUSHES = ("Shard/Push", "Shard/Exchange")
 
 
@@ -76,7 +75,7 @@ class ServerClient:
     Args:
         endpoint: Endpoint at which it listens.
         changed: Notified when a call ends; the same for all servers that are waited for together.
-        meddle: Wraps the function that makes one attempt, for tests (psfleet.core.base.faults).
+        inject_faults: Wraps the function that makes one attempt, for tests and under `--chaos`.
         transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
@@ -90,7 +89,7 @@ class ServerClient:
         endpoint: str,
         patience: Patience,
         changed: threading.Condition,
-        meddle: Callable[[int, Send], Send] | None = None,
+        inject_faults: Callable[[int, Send], Send] | None = None,
         access: Access | None = None,
         transport: str = "grpcio",
     ) -> None:
@@ -107,8 +106,8 @@ class ServerClient:
         self._tensors = TensorCalls(self.name, self._location, self._access, self._ask)
         if self._moving:
             self._moving.on_move = self._tensors.interrupt
-        self._send: Send = meddle(index, self.attempt) if meddle else self.attempt
-        self._threadless = self._carries_tensors and meddle is None
+        self._send: Send = inject_faults(index, self.attempt) if inject_faults else self.attempt
+        self._threadless = self._carries_tensors and inject_faults is None
         self.unread: Call | None = None
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()

@@ -9,6 +9,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declaration import check, setting, settings_of
 from psfleet.core.base.settings.kinds import (
     BYTES,
+    CRASH_POINT,
     DEVICE_PLACES,
     FOLDER,
     FOLDER_OR_URL,
@@ -17,6 +18,7 @@ from psfleet.core.base.settings.kinds import (
     MOST_WORKERS,
     SECONDS,
     URL,
+    CrashPoint,
     SettingKind,
     one_of,
 )
@@ -416,9 +418,10 @@ class FaultSettings:
     """Faults that tests and `psfleet-launch --chaos` ask a process for."""
 
     chaos: str = setting("", "Faults for this process to make, as JSON", names="PSFLEET_CHAOS")
-    crash: str = setting(
-        "",
-        "`point:count`: kill this process when it reaches a point; `point:count:stop`: stop it",
+    crash: CrashPoint | None = setting(
+        None,
+        "`POINT:N` kills this process when it reaches a point for the Nth time, `POINT:N:stop` stops it, and "
+        "`POINT:N:raise` raises an error",
+        CRASH_POINT,
         names="PSFLEET_CRASH",
     )
-    broken_thread: str = setting("", "Name of the thread that fails", names="PSFLEET_BROKEN_THREAD")

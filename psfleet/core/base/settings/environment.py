@@ -150,6 +150,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     Raises:
         ConfigError: A value is missing, of the wrong kind or out of range.
     """
+    from_variables(FaultSettings, variables)  # a mistake must not wait for the first point
     role = from_variable(FleetSettings, "role", variables)
     if role is None:
         _check_no_fleet(variables)

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from psfleet.core.base.errors import ConfigError
@@ -83,6 +83,30 @@ class SnapshotInterval:
             raise ConfigError(f"{name} is {text!r}; it must be like 60s, 5min, 2h or 1000 rounds")
         unit = _SECONDS.get(match[2])
         return cls(rounds=int(number)) if unit is None else cls(number * unit)
+
+
+class CrashPoint(NamedTuple):
+    """Point at which a process shall fail (`psfleet.core.base.faults`).
+
+    Attributes:
+        point: Name of the point.
+        time: The process fails when it reaches the point for this time, from 1.
+        fault: "kill" as by SIGKILL, "stop" as by SIGSTOP, or "raise" an error.
+    """
+
+    point: str
+    time: int
+    fault: str = "kill"
+
+    def __str__(self) -> str:
+        return f"{self.point}:{self.time}:{self.fault}"
+
+
+def _crash_point(text: str) -> CrashPoint:
+    match = re.fullmatch(r"(.+?):([1-9]\d*)(?::(kill|stop|raise))?", text.strip())
+    if match is None:
+        raise ValueError
+    return CrashPoint(match[1], int(match[2]), match[3] or "kill")
 
 
 class ServerCount(int):
@@ -300,6 +324,12 @@ INTERVAL = SettingKind(
     "like 60s, 5min, 2h or 1000 rounds", _interval, lambda value: False, has_unit=True
 )
 
+CRASH_POINT = SettingKind(
+    "like append:3, append:3:stop or append:3:raise",
+    _crash_point,
+    lambda value: False,
+    has_unit=True,
+)
 LOG_LEVELS = SettingKind(
     "debug, info, warning, error or off, for single loggers like warning,psfleet.server=debug",
     _levels,

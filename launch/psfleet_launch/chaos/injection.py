@@ -1,4 +1,6 @@
-"""Faults and audit inside the processes of a job under `psfleet-launch --chaos`.
+"""Faults and audit inside the workers and servers of a job under `psfleet-launch --chaos`.
+
+These programs load this module with `psfleet.core.base.faults.chaos`, which no other job does.
 
 The audit checks that each acknowledged push was applied exactly once, without trusting psfleet's sequences.
 With every push a worker adds 1 to a row of a hidden table, one row on each server. A server that ends in
@@ -7,16 +9,17 @@ the number of servers changes, a worker continues in new rows; the old rows move
 their counts.
 """
 
+import errno
+import os
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.faults import MessageFaults
+from psfleet.core.base.faults import Send
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.hashing import hash_ids
 from psfleet.core.engine.kernels.id_routing import routes, virtual_shards
@@ -26,12 +29,11 @@ from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.net import frame
 from psfleet.core.net.v1.frame_pb2 import OUTCOME_HELD
 from psfleet.core.net.v1.shard_pb2 import LeaveRequest
-from psfleet.core.runtime.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
+from psfleet_launch.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings
+from psfleet_launch.chaos.message_faults import MessageFaults
 
 if TYPE_CHECKING:  # workers need not load it
     from psfleet.core.engine.shard.shard import Shard
-
-Send = Callable[[str, bytes, float], bytes]
 
 _TABLE = f"{OWN}audit/"
 _LONGEST_DELAY = 0.05  # seconds
@@ -40,26 +42,23 @@ _PERIODS = 1 << 16
 
 
 class FaultInjector:
-    """Wraps a worker's calls to the servers: makes faults and records pushes. A ClusterRuntime's `meddle`.
+    """Wraps a worker's calls to the servers: injects faults and records pushes.
+
+    Args:
+        worker: Rank of the worker. The faults follow from it and from the job's seed.
 
     Attributes:
         audit: Hidden table of this worker.
     """
 
-    def __init__(self, settings: ChaosSettings, worker: int) -> None:
-        self._settings = settings
+    def __init__(self, worker: int) -> None:
+        self._settings = settings = _settings()
         seed = settings.seed * 1009 + worker
         self._faults = MessageFaults(seed, settings.drop, settings.duplicate)
         self._dice = random.Random(seed)
         self.audit = PushAudit(worker)
         self._audited = AuditFile(Path(settings.folder))
         self._left = Path(settings.folder) / f"left.{worker}"
-
-    @classmethod
-    def wanted(cls, worker: int) -> "FaultInjector | None":
-        """Return an injector for this worker, or None if the job runs without chaos."""
-        settings = ChaosSettings.wanted()
-        return None if settings is None else cls(settings, worker)
 
     def __call__(self, server: int, send: Send) -> Send:
         """Return a `send` for one server that makes faults and records pushes."""
@@ -86,6 +85,26 @@ class FaultInjector:
         return noted
 
 
+class DiskFullFault:
+    """Fault of a server whose disk counts as full while the launcher keeps a file that says so."""
+
+    def __init__(self, server: int) -> None:
+        self._mark = Path(_settings().folder) / f"full.{server}"
+
+    def check(self) -> None:
+        """Raise the OSError that a write to a full disk raises, if the disk counts as full."""
+        if self._mark.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _settings() -> ChaosSettings:
+    settings = ChaosSettings.from_environment()
+    assert settings is not None, (
+        "psfleet.core.base.faults.chaos loads this module only if they are set"
+    )
+    return settings
+
+
 class PushAudit:
     """Hidden table of one worker, to which each push adds 1 on every server."""
 
@@ -98,7 +117,7 @@ class PushAudit:
         self._incarnation = self._period = 0
         self._ids = count_rows(0, 0, 1)
 
-    def begin(self, incarnation: int, servers: int) -> None:
+    def begin_incarnation(self, incarnation: int, servers: int) -> None:
         """Start new rows for an incarnation."""
         self._incarnation, self._period = incarnation, 0
         self._ids = count_rows(incarnation, 0, servers)
@@ -157,10 +176,10 @@ def counted_in(row: int) -> tuple[int, int]:
     return incarnation, period
 
 
-def say_what_is_held(shard: "Shard") -> None:
-    """Write `held.<server>.json` at the end of a server, if this is a job under chaos.
+def write_held_tables(shard: "Shard") -> None:
+    """Write `held.<server>.json` at the end of a server.
 
-    It holds the mode, for each worker the counts of the audit's rows, and for each other table
+    The file holds the mode, for each worker the counts of the audit's rows, and for each other table
 
     - `step`: number of its updates,
     - `rows`: number of ids or weights on this server,
@@ -168,9 +187,6 @@ def say_what_is_held(shard: "Shard") -> None:
 
     The sums of all servers add up to the same number, however the rows are spread over them.
     """
-    settings = ChaosSettings.wanted()
-    if settings is None:
-        return
     audit = {
         str(worker): {str(row): count for row, count in rows.items()}
         for worker, rows in audited(shard).items()
@@ -180,7 +196,7 @@ def say_what_is_held(shard: "Shard") -> None:
         for table in shard.tables.values()
         if not table.spec.name.startswith(_TABLE)
     }
-    where = Path(settings.folder) / f"held.{shard.index}.json"
+    where = Path(_settings().folder) / f"held.{shard.index}.json"
     HELD.write(where, mode=shard.mode, audit=audit, tables=tables)
 
 

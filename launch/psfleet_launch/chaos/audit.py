@@ -6,7 +6,6 @@ the servers have counted (`injection.py`). The launcher imports this module, so 
 engine.
 """
 
-import errno
 import json
 import os
 import struct
@@ -46,7 +45,7 @@ class ChaosSettings:
     delay: float = 0.0
 
     @classmethod
-    def wanted(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> "ChaosSettings | None":
         """Return the chaos settings from the environment, or None if the job runs without chaos."""
         settings = from_variable(FaultSettings, "chaos", variables)
         if not settings:
@@ -67,24 +66,6 @@ class ChaosSettings:
                 "delay": self.delay,
             }
         )
-
-
-class DiskFullFault:
-    """Fault of a server whose disk is full as long as the launcher's file says so."""
-
-    def __init__(self, settings: ChaosSettings, server: int) -> None:
-        self._mark = Path(settings.folder) / f"full.{server}"
-
-    @classmethod
-    def wanted(cls, server: int) -> "DiskFullFault | None":
-        """Return the fault of this server, or None if the job runs without chaos."""
-        settings = ChaosSettings.wanted()
-        return None if settings is None else cls(settings, server)
-
-    def check(self) -> None:
-        """Raise the OSError that a write to a full disk raises, if the disk counts as full."""
-        if self._mark.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class AuditedRow(NamedTuple):

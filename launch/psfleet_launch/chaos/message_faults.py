@@ -1,0 +1,61 @@
+"""Lost replies and repeated requests between a worker and its servers, by seed.
+
+`psfleet-launch --chaos` injects them into workers, and tests of exactly-once pushes use them alone.
+"""
+
+import contextlib
+import random
+import threading
+
+from psfleet.core.base.errors import PsfleetError, ServerUnavailable
+from psfleet.core.base.faults import Send
+
+
+class MessageFaults:
+    """Loses replies and repeats requests; give it to a ClusterRuntime as `inject_faults`.
+
+    A lost answer is the hard case: the server has done the work and the worker does not know. A
+    repeated request is the same bytes once more, or, for tensors, those of the one before,
+    as a slow network would deliver them.
+
+    Args:
+        seed: The same seed gives the same faults for the same calls to a server.
+        drop: Share of answers that are lost.
+        duplicate: Share of calls that come with a repeat.
+
+    Attributes:
+        dropped, duplicated: Numbers so far.
+    """
+
+    def __init__(self, seed: int, drop: float = 0.0, duplicate: float = 0.0) -> None:
+        self.seed = seed
+        self.drop = drop
+        self.duplicate = duplicate
+        self.dropped = 0
+        self.duplicated = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, server: int, send: Send) -> Send:
+        """`send` of one server, with faults."""
+        dice = random.Random(f"{self.seed}/{server}")
+        before: dict[str, bytes] = {}
+
+        def faulty_send(method: str, request: bytes, seconds: float) -> bytes:
+            reply = send(method, request, seconds)
+            if dice.random() < self.duplicate:
+                self._count(duplicated=1)
+                with contextlib.suppress(PsfleetError):  # the answer of a repeat is not used
+                    send(method, before.get(method, request), seconds)
+            if method in ("Shard/Push", "Shard/Pull", "Shard/Exchange"):
+                before[method] = request
+            if dice.random() < self.drop:
+                self._count(dropped=1)
+                raise ServerUnavailable(f"the answer of server {server} to {method} was dropped")
+            return reply
+
+        return faulty_send
+
+    def _count(self, dropped: int = 0, duplicated: int = 0) -> None:
+        with self._lock:
+            self.dropped += dropped
+            self.duplicated += duplicated

@@ -1,1 +1,0 @@
-"""Chaos in a job's processes under `psfleet-launch --chaos`: injected faults, and the audit of pushes."""
