@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import Range, checked
-from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.eviction_reader import EvictionReader
 from psfleet.core.engine.interface import passes
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.inference import save_inference

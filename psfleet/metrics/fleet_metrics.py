@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from psfleet.core.base.errors import ConfigError, ShapeError, TableConflict
+from psfleet.core.base.forks import check_process
 from psfleet.core.base.validation.annotations import Numbers, checked
-from psfleet.core.engine.gradient_checks import check_process
 from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.schema.table import OWN
 from psfleet.data.feature_sets.jagged import as_jagged

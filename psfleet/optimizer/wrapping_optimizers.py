@@ -21,7 +21,7 @@ from psfleet.core.base.validation.annotations import (
     Range,
     checked,
 )
-from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.eviction_reader import EvictionReader
 from psfleet.core.engine.interface import TableState
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules.rule import Rule

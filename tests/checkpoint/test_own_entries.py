@@ -26,7 +26,7 @@ from psfleet.core.engine.schema.entry import (
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.admission import AdmissionRule, admits
-from psfleet.core.engine.tables.lifetime import CandidateIds
+from psfleet.core.engine.tables.candidates import CandidateIds
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.table_messages import read_spec, write_spec
 from psfleet.features import Feature, FeatureSet, Table

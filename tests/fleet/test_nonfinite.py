@@ -7,8 +7,8 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.client import Client
-from psfleet.core.engine.gradient_checks import NonFiniteCheck
 from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.engine.non_finite_check import NonFiniteCheck
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
@@ -112,7 +112,7 @@ def test_in_geo_mode_the_worker_looks_at_its_own_steps(capfd: pytest.CaptureFixt
 
 def test_large_values_are_finite(capfd: pytest.CaptureFixture[str]) -> None:
     """Numbers whose squares overflow are no infinities."""
-    NonFiniteCheck(0).look(1, 1e30, [("t", np.full((4, 4), 1e30, np.float32), np.arange(4))])
+    NonFiniteCheck(0).check_push(1, 1e30, [("t", np.full((4, 4), 1e30, np.float32), np.arange(4))])
     runtime = EmbeddedRuntime()
     table = Client(runtime).sparse_table("rows", 2, SGD(0.5))
     runtime.push([Gradient(table.spec.key, np.full((3, 2), 3e38, np.float32), IDS, 0.1)])
@@ -172,4 +172,4 @@ def test_the_element_of_a_dense_gradient_is_named(monkeypatch: pytest.MonkeyPatc
         (values, np.arange(10, 16), 12),
     ]:
         with pytest.raises(UsageError, match=f"has nan at element {element};"):
-            NonFiniteCheck(0).look(1, None, [("w", shaped, ids)])
+            NonFiniteCheck(0).check_push(1, None, [("w", shaped, ids)])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.observability.exposition import NormHistogram
-from psfleet.core.engine.gradient_checks import NonFiniteCheck, SkippedGradients
+from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
 from psfleet_server.engine.server_measurements import FirstNonFinite
 
 
@@ -13,11 +13,11 @@ def counted(*steps: np.ndarray) -> NormHistogram:
     check = NonFiniteCheck(0)
     for step, gradient in enumerate(steps, 1):
         try:
-            check.look(step, None, [("t", gradient.astype(np.float32), None)])
+            check.check_push(step, None, [("t", gradient.astype(np.float32), None)])
         except SkippedGradients:
             assert not np.isfinite(gradient).all()
-    check.look(len(steps) + 1, None, [])
-    return check.norms["t"]
+    check.check_push(len(steps) + 1, None, [])
+    return check.norms.tables["t"]
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-9, 2.0**-14, 0.3, 0.5, 0.7, 1.0, 3.0, 4.0, 1e4, 1e6])
@@ -34,9 +34,9 @@ def test_parts_of_a_step_are_one_gradient() -> None:
     """3 and 4 in two parts of a push are a norm of 5."""
     check = NonFiniteCheck(0)
     for value in (3.0, 4.0):
-        check.look(1, None, [("t", np.array([value], np.float32), None)])
-    check.look(2, None, [])
-    assert check.norms["t"].total == 5.0
+        check.check_push(1, None, [("t", np.array([value], np.float32), None)])
+    check.check_push(2, None, [])
+    assert check.norms.tables["t"].total == 5.0
 
 
 def test_bad_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.consistency import ConsistencyMode, find_mode
-from psfleet.core.engine.gradient_checks import NonFiniteCheck, check_reduction
+from psfleet.core.engine.gradient_checks import check_reduction
 from psfleet.core.engine.interface import (
     CompletedPush,
     Gradient,
@@ -24,6 +24,7 @@ from psfleet.core.engine.interface import (
     TableState,
     with_counts,
 )
+from psfleet.core.engine.non_finite_check import NonFiniteCheck
 from psfleet.core.engine.round_plan import Range, SourceParts
 from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.schema.table import TableSpec

@@ -31,7 +31,7 @@ from psfleet.core.engine.schema.table import OWN
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from psfleet.core.engine.gradient_checks import NonFiniteCheck
+    from psfleet.core.engine.non_finite_check import NonFiniteCheck
     from psfleet.core.net.gradient_compressor import GradientCompressor
 
 
@@ -249,7 +249,7 @@ def _numbers(watch: "NonFiniteCheck") -> "list[Metric]":
         counter("nonfinite_pushes", "Steps with a NaN or infinite loss or gradient", watch.found),
         *merge(
             histogram("gradient_norm", help, norms.buckets(), norms.total, table=name)
-            for name, norms in [*watch.norms.items()]
+            for name, norms in [*watch.norms.tables.items()]
             if not name.startswith(OWN)
         ),
     ]

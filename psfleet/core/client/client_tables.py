@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.validation.annotations import checked
-from psfleet.core.engine.evictions import EvictionReader
+from psfleet.core.engine.eviction_reader import EvictionReader
 from psfleet.core.engine.gradient_checks import as_float32, as_ids
 from psfleet.core.engine.gradients import PooledGradient, as_numbers, gradient_of
 from psfleet.core.engine.interface import (

@@ -4,6 +4,7 @@ A script, a program or torch makes one of these, and `gradient_of` turns it into
 rows and elements exist so that the gradient of a bag, or of a few values, is never written out in full.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,3 +167,12 @@ def as_numbers(value: Any, what: str) -> NDArray[Any]:
         fault = f"has the dtype {array.dtype}" if isinstance(value, np.ndarray) else f"is {value!r}"
         raise ShapeError(f"{what} {fault}; it must be an array of real numbers")
     return array
+
+
+def without_values(gradient: Gradient) -> Gradient:
+    """Return the gradient of the same table that changes nothing by itself: no rows, or no elements."""
+    is_dense = gradient.ids is None or gradient.values.ndim == 1
+    shape = (0,) if is_dense else (0, gradient.values.shape[1])
+    return dataclasses.replace(
+        gradient, values=np.zeros(shape, np.float32), ids=np.zeros(0, np.int64), bags=None
+    )

@@ -21,21 +21,19 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import Snapshot, save_fleet
 from psfleet.checkpoint.loading import Events, load_events
 from psfleet.core.base.errors import CheckpointError, ConfigError, PsfleetError, UnknownTable
+from psfleet.core.base.forks import check_process
 from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.consistency import AsyncMode
 from psfleet.core.engine.evictions import EvictedIds
 from psfleet.core.engine.gradient_checks import (
-    NonFiniteCheck,
-    SkippedGradients,
     check_gradients,
     check_ids,
-    check_process,
     check_reduction,
     check_spec_value,
-    without_values,
 )
+from psfleet.core.engine.gradients import without_values
 from psfleet.core.engine.interface import (
     ClosedRuntime,
     CompletedPull,
@@ -50,6 +48,7 @@ from psfleet.core.engine.interface import (
 )
 from psfleet.core.engine.kernels.number_formats import rounded
 from psfleet.core.engine.kernels.recent_batches import RecentBatches
+from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec, key_of
@@ -192,7 +191,7 @@ class EmbeddedRuntime:
         sums = self._merged(with_counts(gradients, self.counters))
         values = ((spec.name, g.values, g.ids) for spec, g in sums)
         try:
-            self._watch.look(self._pushes + 1, loss, values)
+            self._watch.check_push(self._pushes + 1, loss, values)
         except SkippedGradients:
             # A value is not finite. The step still counts, as a push that changes no weights.
             rest = with_counts(list(map(without_values, gradients)), self.counters)

@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from psfleet.core.base.errors import UsageError
+from psfleet.core.base.forks import check_process
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import check_alone
-from psfleet.core.engine.gradient_checks import check_process
 from psfleet.core.engine.interface import Runtime, load_runtime
 
 Parts = Mapping[str, Mapping[str, Any]]

@@ -26,6 +26,7 @@ from psfleet.core.base.errors import (
     UsageError,
 )
 from psfleet.core.base.faults import Send
+from psfleet.core.base.forks import check_process
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import (
@@ -198,11 +199,7 @@ class ServerClient:
 
     def check_process(self) -> None:
         """Refuse to work in a fork of the process that has connected: no thread of it is there."""
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"process {os.getpid()} was forked from worker process {self._process}, whose "
-                "connections it cannot use; pull and push in the worker's own process"
-            )
+        check_process(self._process)
 
     @property
     def transport(self) -> str:

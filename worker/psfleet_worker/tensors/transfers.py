@@ -25,13 +25,10 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.threads import deferred
-from psfleet.core.engine.gradient_checks import (
-    NonFiniteCheck,
-    SkippedGradients,
-    check_gradients,
-    without_values,
-)
+from psfleet.core.engine.gradient_checks import check_gradients
+from psfleet.core.engine.gradients import without_values
 from psfleet.core.engine.interface import CompletedPull, Gradient, PendingPull, Read
+from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.gradient_compressor import GradientCompressor
 from psfleet.core.net.v1.frame_pb2 import Header
@@ -355,7 +352,7 @@ class Transfers:
         session = self._session
         mode, is_step = session.declared, not session.declared.adds_deltas
         loss = fields["loss"] if is_step else None
-        look = functools.partial(self.watch.look, load.sequence, loss, is_step=is_step)
+        check = functools.partial(self.watch.check_push, load.sequence, loss, is_step=is_step)
         # The script's position travels with the change that makes it true: in modes with rounds that is the
         # commit (see `_read`), else the push itself.
         progress = ""
@@ -365,7 +362,7 @@ class Transfers:
             sequence=load.sequence, clock=load.clock, progress=progress, **fields
         )
         try:
-            add_gradients(requests, parts, self._plans, self._compressor, look)
+            add_gradients(requests, parts, self._plans, self._compressor, check)
         except (PsfleetError, SkippedGradients) as error:
             for request in requests:
                 request.close()

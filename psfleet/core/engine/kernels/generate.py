@@ -23,7 +23,7 @@ from psfleet.core.engine.kernels.cache import load_text
 from psfleet.core.engine.kernels.row_format import RowFormat, row_parts, weight_parts
 from psfleet.core.engine.kernels.rule_source import RuleSource
 from psfleet.core.engine.rules.eviction_policy import EvictionPolicy
-from psfleet.core.engine.rules.finding_rules import NamedDefinition
+from psfleet.core.engine.rules.named_definition import NamedDefinition
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import RowPrecision
 

@@ -24,7 +24,6 @@ from psfleet.core.engine.rules.eviction_policy import LFU as LFU
 from psfleet.core.engine.rules.eviction_policy import LRU as LRU
 from psfleet.core.engine.rules.eviction_policy import DecayedFrequency as DecayedFrequency
 from psfleet.core.engine.rules.eviction_policy import EvictionPolicy as EvictionPolicy
-from psfleet.core.engine.rules.finding_rules import RULES as RULES
 from psfleet.core.engine.rules.finding_rules import import_rules as import_rules
 from psfleet.core.engine.rules.finding_rules import make_rule as make_rule
 from psfleet.core.engine.rules.finding_rules import own_rules as own_rules
@@ -40,6 +39,7 @@ from psfleet.core.engine.rules.momentum import Momentum as Momentum
 from psfleet.core.engine.rules.rmsprop import RMSProp as RMSProp
 from psfleet.core.engine.rules.rmsprop import Rprop as Rprop
 from psfleet.core.engine.rules.rmsprop import TorchRMSprop as TorchRMSprop
+from psfleet.core.engine.rules.rule import RULES as RULES
 from psfleet.core.engine.rules.rule import DecayRate as DecayRate
 from psfleet.core.engine.rules.rule import OptimizerSpec as OptimizerSpec
 from psfleet.core.engine.rules.rule import Rule as Rule

@@ -15,9 +15,11 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import RuleError
 from psfleet.core.base.validation.annotations import Range
-from psfleet.core.engine.rules.finding_rules import POLICIES, NamedDefinition
+from psfleet.core.engine.rules.named_definition import NamedDefinition
 from psfleet.core.engine.rules.rule import fault_of
 
+POLICIES: dict[str, type["EvictionPolicy"]] = {}
+"""All eviction policies that this process knows, by name."""
 _COUNTERS = ("age", "clicks", "frequency", "shows")
 
 
@@ -103,7 +105,7 @@ class LRU(EvictionPolicy):
     name = "lru"
 
     def score(self) -> None:
-        """Return None, because rows go in the order of their last pushes (`tables.lifetime.AgeRanking`)."""
+        """Return None, because rows go in the order of their last pushes (eviction_ranking.AgeRanking)."""
 
 
 @dataclass(frozen=True)

@@ -1,60 +1,24 @@
-"""Registry of rules and eviction policies: definitions by name, and how they travel in messages and files.
+"""Rules and eviction policies by name, and how they travel in messages and files.
 
-A class that derives from `Rule` or `EvictionPolicy` and has a name joins the registry when Python defines it.
-Servers, workers and snapshots refer to it by a reference, `name` or `name@digest`, and its hyperparameters as
-numbers. `make_rule` turns these into a rule, and refuses a rule whose definition here has another digest
-(rule_digest.py). A user's rules are known after `import_rules`.
+Servers, workers and snapshots refer to a definition by a reference, `name` or `name@digest`, and its
+hyperparameters as numbers. `make_rule` turns these into a rule, and refuses a rule whose definition here
+has another digest (rule_digest.py). A user's rules are known after `import_rules`.
 """
 
-import dataclasses
 import importlib
-import math
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TypeVar
 
-from psfleet.core.base.errors import ConfigError, RuleError
-from psfleet.core.base.validation.annotations import check_fields
+from psfleet.core.base.errors import RuleError
+from psfleet.core.engine.rules.named_definition import NamedDefinition, place_of
+from psfleet.core.engine.rules.rule import RULES, Rule
 from psfleet.core.engine.rules.rule_digest import definition_of, is_own
 
-if TYPE_CHECKING:
-    from psfleet.core.engine.rules.eviction_policy import EvictionPolicy
-    from psfleet.core.engine.rules.rule import Rule
+T = TypeVar("T", bound=NamedDefinition)
 
 
-T = TypeVar("T", bound="NamedDefinition")
-
-RULES: dict[str, type["Rule"]] = {}
-"""All rules that this process knows, by name. A class joins when Python defines it."""
-POLICIES: dict[str, type["EvictionPolicy"]] = {}
-"""All eviction policies that this process knows, by name."""
-
-_NAME = re.compile("[a-z][a-z0-9_]*")
-
-
-def register(rule: type["NamedDefinition"]) -> None:
-    """Add a rule or policy to its registry. A class that is defined a second time replaces the first.
-
-    Raises:
-        RuleError: The name is malformed, or another class has it.
-    """
-    other = rule.known.get(rule.name)
-    if not _NAME.fullmatch(rule.name):
-        raise RuleError(
-            f"the {rule.word} {rule.__name__} has the name {rule.name!r}; a name has lower-case letters, "
-            "digits and _, and begins with a letter"
-        )
-    if other is not None and _place(other) != _place(rule):
-        raise RuleError(
-            f"the {rule.word} {_place(rule)} has the name {rule.name!r}, which is that of {_place(other)}; "
-            "give it another"
-        )
-    rule.known[rule.name] = rule
-
-
-def rule_class(name: str) -> type["Rule"]:
+def rule_class(name: str) -> type[Rule]:
     """Return the rule with this name.
 
     Raises:
@@ -63,7 +27,7 @@ def rule_class(name: str) -> type["Rule"]:
     return find(RULES, "rule", name)
 
 
-def own_rules() -> list[type["Rule"]]:
+def own_rules() -> list[type[Rule]]:
     """Return the rules that come with psfleet, without those of a user's modules."""
     return [rule for rule in RULES.values() if is_own(rule)]
 
@@ -72,7 +36,7 @@ def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
     """Return the definition with this name.
 
     Args:
-        definitions: RULES or POLICIES.
+        definitions: RULES, or POLICIES of eviction_policy.py.
         word: Kind of the definitions in error messages: "rule" or "eviction policy".
         name: Name of the definition.
 
@@ -87,13 +51,13 @@ def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
     return definitions[name]
 
 
-def reference_of(rule: "NamedDefinition") -> str:
+def reference_of(rule: NamedDefinition) -> str:
     """Return the reference to a rule in messages and files: its name, with @ and a digest for a user's."""
     definition = definition_of(type(rule))
     return f"{rule.name}@{definition}" if definition else rule.name
 
 
-def make_rule(reference: str, hyperparameters: dict[str, float]) -> "Rule":
+def make_rule(reference: str, hyperparameters: dict[str, float]) -> Rule:
     """Make the rule that a message or file refers to.
 
     Args:
@@ -115,7 +79,7 @@ def make(
     own = definition_of(rule)
     if definition != own:
         raise RuleError(
-            f"{word} {name!r} is defined differently here ({_place(rule)}, {own or 'built in'}) and where "
+            f"{word} {name!r} is defined differently here ({place_of(rule)}, {own or 'built in'}) and where "
             f"its table comes from ({definition or 'built in'}); servers, workers and the snapshot that a "
             "job goes on from need the same definition"
         )
@@ -142,57 +106,3 @@ def import_rules(modules: Sequence[str], folder: str = "") -> None:
                 f"the module of rules {module!r} cannot be imported ({type(error).__name__}: {error}); "
                 "put it on the Python path of every server and worker, or beside the script"
             ) from error
-
-
-def _place(rule: type["NamedDefinition"]) -> str:
-    return f"{rule.__module__}.{rule.__qualname__}"
-
-
-@dataclass(frozen=True)
-class NamedDefinition:
-    """Base class of rules and eviction policies: a frozen dataclass whose fields are the hyperparameters.
-
-    Each field has a default and is a number or a bool, so that a definition travels as a name and a list
-    of numbers, never as code. Annotations state the range; the constructor checks it.
-
-    Attributes:
-        word: Kind in error messages: "rule" or "eviction policy".
-        known: Registry of the kind, by name.
-        name: Name by which tables refer to the definition: lower-case letters, digits and `_`.
-        version: Text that its author changes whenever results change: definitions with equal versions compute
-            the same. If it is empty, a digest of the source text is used, see rule_digest.py.
-    """
-
-    word: ClassVar[str]
-    known: ClassVar[dict[str, Any]]
-    name: ClassVar[str]
-    version: ClassVar[str] = ""
-
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            register(cls)
-
-    def __post_init__(self) -> None:
-        check_fields(type(self).__name__, self)
-
-    def hyperparameters(self) -> dict[str, float]:
-        """Return the fields as plain numbers, the form that messages and files have."""
-        return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-    @classmethod
-    def from_hyperparameters(cls, values: dict[str, float]) -> Self:
-        """Make a definition with these fields, each converted back to the field's own type."""
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(fields))
-        if unknown:
-            raise ConfigError(
-                f"{cls.word} {cls.name!r} has no hyperparameter {unknown[0]!r}; "
-                f"it has {', '.join(fields) or 'none'}"
-            )
-        kinds: dict[str, Any] = {name: type(field.default) for name, field in fields.items()}
-        for name, value in values.items():  # a float's own range says more
-            if kinds[name] is not float and not math.isfinite(value):
-                raise ConfigError(
-                    f"{cls.word} {cls.name!r}: {name} is {value!r}, it must be finite"
-                )
-        return cls(**{name: kinds[name](value) for name, value in values.items()})

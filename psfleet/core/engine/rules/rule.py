@@ -18,8 +18,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from psfleet.core.base.errors import RuleError
 from psfleet.core.base.validation.annotations import Range
-from psfleet.core.engine.rules.finding_rules import RULES, NamedDefinition
+from psfleet.core.engine.rules.named_definition import NamedDefinition
 
+RULES: dict[str, type["Rule"]] = {}
+"""All rules that this process knows, by name."""
 DecayRate = Annotated[float, Range(0, 1, high_open=True)]
 """Decay rate of a running mean, from 0 to below 1."""
 SlotFormat = Literal["float32", "bfloat16", "int8"]

@@ -10,20 +10,18 @@ from collections.abc import Iterator
 from functools import cache
 from textwrap import dedent
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psfleet.core.base.errors import RuleError
-
-if TYPE_CHECKING:
-    from psfleet.core.engine.rules.finding_rules import NamedDefinition
+from psfleet.core.engine.rules.named_definition import NamedDefinition
 
 
-def is_own(rule: type["NamedDefinition"]) -> bool:
+def is_own(rule: type[NamedDefinition]) -> bool:
     """Return whether a rule comes with psfleet."""
     return rule.__module__.startswith("psfleet.core.engine.rules.")
 
 
-def definition_of(rule: type["NamedDefinition"]) -> str:
+def definition_of(rule: type[NamedDefinition]) -> str:
     """Return the rule's `version`, or a digest of its source; empty for psfleet's own rules.
 
     The digest covers the class, and the functions, classes and plain constants of its own package
@@ -59,7 +57,7 @@ def _digest(rule: Any) -> str:
     return hashlib.blake2b("\n".join(sorted(texts)).encode(), digest_size=6).hexdigest()
 
 
-def _tree(rule: type["NamedDefinition"], item: Any) -> ast.AST:
+def _tree(rule: type[NamedDefinition], item: Any) -> ast.AST:
     """Return the item's syntax without docstrings."""
     try:
         tree = ast.parse(dedent(inspect.getsource(item)))

@@ -25,11 +25,12 @@ from psfleet.core.base.validation.annotations import (
 from psfleet.core.engine.rules.eviction_policy import (
     LFU,
     LRU,
+    POLICIES,
     DecayedFrequency,
     EvictionPolicy,
     check_policy,
 )
-from psfleet.core.engine.rules.finding_rules import POLICIES, find, make, reference_of
+from psfleet.core.engine.rules.finding_rules import find, make, reference_of
 
 __all__ = [
     "LFU",

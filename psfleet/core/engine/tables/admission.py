@@ -13,12 +13,8 @@ from psfleet.core.engine.kernels.initial_values import initializer_arguments
 from psfleet.core.engine.schema.entry import CountFilterEntry, Entry, ProbabilityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.budget import MemoryAccount
-from psfleet.core.engine.tables.lifetime import (
-    CandidateCounts,
-    CandidateIds,
-    EvictionRanking,
-    rows_to_evict,
-)
+from psfleet.core.engine.tables.candidates import CandidateCounts, CandidateIds
+from psfleet.core.engine.tables.eviction_ranking import EvictionRanking, rows_to_evict
 from psfleet.core.engine.tables.row_memory import RowMemory
 from psfleet.core.engine.tables.row_scan import RowScan
 from psfleet.core.engine.tables.row_update import RowValues

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.schema.entry import CapacityEntry, part_of
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables.lifetime import CandidateIds
+from psfleet.core.engine.tables.candidates import CandidateIds
 from psfleet.core.engine.tables.row_memory import RowMemory
 
 Ids = NDArray[np.int64]

@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from psfleet.core.engine.kernels.hashing import hash_ids
 from psfleet.core.engine.kernels.id_routing import largest_share
 from psfleet.core.engine.schema.entry import CapacityEntry, part_of
 from psfleet.core.engine.schema.table import TableSpec
-
-if TYPE_CHECKING:
-    from psfleet.core.engine.tables.row_snapshot import FrozenRows
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -239,6 +236,16 @@ class RowMemory(ABC):
                 view.keep_segments(first, last)
 
 
+class RowView(Protocol):
+    """Snapshot in progress of one memory (row_snapshot.FrozenRows), which copies rows before they change."""
+
+    def keep(self, ids: Ids) -> None:
+        """Copy the rows of these ids. The caller holds the table's lock."""
+
+    def keep_segments(self, first: int, last: int) -> None:
+        """Copy all rows of segments `first` to `last` - 1. The caller holds the table's lock."""
+
+
 class RowStore(RowMemory):
     """Rows in one memory, where a row stays in its slot until it is removed (on disk: or moved).
 
@@ -249,7 +256,7 @@ class RowStore(RowMemory):
     """
 
     listed_at_once: ClassVar[int] = 1
-    views: "list[FrozenRows]"
+    views: list[RowView]
 
     @property
     @override

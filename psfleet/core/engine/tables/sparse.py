@@ -23,7 +23,8 @@ from psfleet.core.engine.schema.entry import EvictionStreamEntry, part_of
 from psfleet.core.engine.schema.table import Device, TableSpec
 from psfleet.core.engine.tables.admission import AdmissionFilter, admission_rule
 from psfleet.core.engine.tables.budget import MemoryAccount, MemoryBudget
-from psfleet.core.engine.tables.lifetime import RowLifetime, eviction_ranking
+from psfleet.core.engine.tables.eviction_ranking import eviction_ranking
+from psfleet.core.engine.tables.lifetime import RowLifetime
 from psfleet.core.engine.tables.memory_choice import KINDS
 from psfleet.core.engine.tables.row_data import (
     CandidateData,

@@ -28,7 +28,6 @@ _BURST = 64.0
 _EACH_SECOND = 32.0
 _DECODED = 64  # bytes of one unit; they take long to decode
 _BYTES = 64 << 10
-_EXHAUSTED = 8  # status of gRPC
 _LONG = 86_400.0  # seconds that a call without a timeout may take
 
 

@@ -1,0 +1,91 @@
+"""NamedDefinition: the base class of update rules and eviction policies, which tables refer to by name.
+
+A class that derives from `Rule` or `EvictionPolicy` and has a name joins the registry of its kind when Python
+defines it. finding_rules.py looks definitions up there.
+"""
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from psfleet.core.base.errors import ConfigError, RuleError
+from psfleet.core.base.validation.annotations import check_fields
+
+_NAME = re.compile("[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class NamedDefinition:
+    """Base class of rules and eviction policies: a frozen dataclass whose fields are the hyperparameters.
+
+    Each field has a default and is a number or a bool, so that a definition travels as a name and a list
+    of numbers, never as code. Annotations state the range; the constructor checks it.
+
+    Attributes:
+        word: Kind in error messages: "rule" or "eviction policy".
+        known: Registry of the kind, by name.
+        name: Name by which tables refer to the definition: lower-case letters, digits and `_`.
+        version: Text that its author changes whenever results change: definitions with equal versions compute
+            the same. If it is empty, a digest of the source text is used, see rule_digest.py.
+    """
+
+    word: ClassVar[str]
+    known: ClassVar[dict[str, Any]]
+    name: ClassVar[str]
+    version: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            _register(cls)
+
+    def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
+
+    def hyperparameters(self) -> dict[str, float]:
+        """Return the fields as plain numbers, the form that messages and files have."""
+        return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_hyperparameters(cls, values: dict[str, float]) -> Self:
+        """Make a definition with these fields, each converted back to the field's own type."""
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(fields))
+        if unknown:
+            raise ConfigError(
+                f"{cls.word} {cls.name!r} has no hyperparameter {unknown[0]!r}; "
+                f"it has {', '.join(fields) or 'none'}"
+            )
+        kinds: dict[str, Any] = {name: type(field.default) for name, field in fields.items()}
+        for name, value in values.items():  # a float's own range says more
+            if kinds[name] is not float and not math.isfinite(value):
+                raise ConfigError(
+                    f"{cls.word} {cls.name!r}: {name} is {value!r}, it must be finite"
+                )
+        return cls(**{name: kinds[name](value) for name, value in values.items()})
+
+
+def _register(rule: type[NamedDefinition]) -> None:
+    """Add a rule or policy to its registry. A class that is defined a second time replaces the first.
+
+    Raises:
+        RuleError: The name is malformed, or another class has it.
+    """
+    other = rule.known.get(rule.name)
+    if not _NAME.fullmatch(rule.name):
+        raise RuleError(
+            f"the {rule.word} {rule.__name__} has the name {rule.name!r}; a name has lower-case letters, "
+            "digits and _, and begins with a letter"
+        )
+    if other is not None and place_of(other) != place_of(rule):
+        raise RuleError(
+            f"the {rule.word} {place_of(rule)} has the name {rule.name!r}, which is that of "
+            f"{place_of(other)}; give it another"
+        )
+    rule.known[rule.name] = rule
+
+
+def place_of(rule: type[NamedDefinition]) -> str:
+    """Return the full name of a definition's class, for messages."""
+    return f"{rule.__module__}.{rule.__qualname__}"

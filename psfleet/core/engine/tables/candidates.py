@@ -1,0 +1,136 @@
+"""Candidates: ids of a sparse table that were pushed and have no row yet.
+
+What the admission of an entry (admission.py) has to remember of each, such as how often it was pushed, is
+here in a small index of its own. A table keeps a limited number; those that were pushed the longest time
+ago go.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.schema.entry import CountFilterEntry
+from psfleet.core.engine.tables.eviction_ranking import rows_to_evict
+from psfleet.core.engine.tables.host_rows import HostRowMemory
+from psfleet.core.engine.tables.row_data import CandidateData
+
+Ids = NDArray[np.int64]
+Values = Mapping[str, NDArray[Any]]
+
+
+class CandidateIds:
+    """The candidates of one table on one server, in host memory wherever its rows are. Not thread-safe.
+
+    Args:
+        candidate: Values that are remembered of each.
+        capacity: Number of candidates that are remembered.
+
+    Attributes:
+        index: Index of the remembered values, as rows of 32 bits a value.
+        capacity: Number of candidates that are remembered.
+    """
+
+    def __init__(self, candidate: Mapping[str, type], capacity: int) -> None:
+        self._candidate = candidate
+        self.capacity = capacity
+        self.index = HostRowMemory(max(len(candidate), 1), self.capacity, marks=False)
+
+    @property
+    def room(self) -> int:
+        """Number of candidates that fit before any is forgotten."""
+        return max(self.capacity - len(self.index), 0)
+
+    def known(self, ids: Ids) -> dict[str, NDArray[Any]]:
+        """Return the remembered values of these ids, by name: int64 or float32 [n], 0 for one that is no
+        candidate.
+        """
+        return self._values(self.index.locate(ids)[0])
+
+    def remember(self, ids: Ids, values: Values, step: int) -> None:
+        """Store the admission values of ids that have no row yet and are pushed at this step.
+
+        If a push has more new ids than fit, the last ones are dropped.
+        """
+        mask = self._make_places_for(ids, step)
+        slots = self.index.place(ids[mask], np.full(np.count_nonzero(mask), step))
+        self._set(slots, {name: column[mask] for name, column in values.items()})
+
+    def forget(self, ids: Ids) -> None:
+        """These are no candidates any more."""
+        self.index.remove(ids)
+
+    def read(self, step: int) -> CandidateData:
+        """All of them."""
+        ids, slots = self.index.entries()
+        return CandidateData(ids, self._values(slots), self.index.recall(ids, step)[2])
+
+    def write(self, candidates: CandidateData, step: int) -> None:
+        """Set what is known of them, leaving other candidates alone; of too many the latest stay."""
+        latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
+        ids, steps = candidates.ids[latest], candidates.touched[latest]
+        later = max(step, int(steps.max(initial=0))) + 1
+        self._make_places(len(ids), later)
+        slots = self.index.place(ids, steps)
+        self._set(slots, {name: column[latest] for name, column in candidates.values.items()})
+
+    def _make_places_for(self, ids: Ids, step: int) -> NDArray[np.bool_]:
+        """Return a mask of the ids, pushed at this step, that are candidates or have room now to become
+        ones.
+        """
+        slots, unknown = self.index.touch(ids, step)
+        self._make_places(unknown, step)
+        room = self.capacity - len(self.index)
+        mask: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= room)
+        return mask
+
+    def _make_places(self, more: int, step: int) -> None:
+        """Forget those that were pushed the longest time ago, none of those pushed at this step."""
+        count = rows_to_evict(len(self.index), more, self.capacity)
+        if count:
+            self.index.remove(self.index.oldest(step, count, least=1))
+
+    def _values(self, slots: Ids) -> dict[str, NDArray[Any]]:
+        words = self.index.gather(slots)
+        words[slots == 0] = 0
+        return {
+            name: words[:, place].copy().view(np.uint32).astype(np.int64)
+            if kind is int
+            else words[:, place].copy()
+            for place, (name, kind) in enumerate(self._candidate.items())
+        }
+
+    def _set(self, slots: Ids, values: Values) -> None:
+        words = np.zeros((len(slots), max(len(self._candidate), 1)), np.uint32)
+        for place, (name, kind) in enumerate(self._candidate.items()):
+            column = values[name].astype(np.uint32 if kind is int else np.float32)
+            words[:, place] = column.view(np.uint32)
+        self.index.scatter(slots, words.view(np.float32))
+
+
+class CandidateCounts(CandidateIds):
+    """Candidates of which is known how often they were pushed.
+
+    Args:
+        threshold: With which push an id gets its row.
+        capacity: Number of candidates that are remembered.
+    """
+
+    def __init__(self, threshold: int, capacity: int) -> None:
+        super().__init__(CountFilterEntry.candidate, capacity)
+        self._needed = threshold
+
+    def passing(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return a mask of the ids to which the next push would give a row; changes nothing."""
+        enough: NDArray[np.bool_] = self.known(ids)["counts"] + 1 >= self._needed
+        return enough
+
+    def count(self, ids: Ids, step: int) -> None:
+        """Ids without a row are pushed once more; those that have been pushed often enough are forgotten.
+
+        As for `remember`, those that come last may not be counted.
+        """
+        if self.index.locate(ids)[1] and self._needed > 1:
+            ids = np.ascontiguousarray(ids[self._make_places_for(ids, step)])
+        self.index.count(ids, step, self._needed)

@@ -1,0 +1,116 @@
+"""Which rows of a full table are evicted first: those pushed the longest time ago, or of the lowest score.
+
+A table with a CapacityEntry asks its ranking before a push adds rows (admission.py). `shrink` asks the
+ranking by score for the rows below a threshold.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psfleet.core.engine.kernels.hashing import hash_ids
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
+from psfleet.core.engine.tables.row_memory import Keys, RowMemory
+
+Ids = NDArray[np.int64]
+_PART = 16  # of a full table, the part that goes at a time
+_NO_KEY = 2**64 - 1
+
+
+def rows_to_evict(rows: int, more: int, capacity: int) -> int:
+    """Return the number of rows to evict so that `more` new ones fit; 0 if they fit already.
+
+    At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.
+    """
+    short = rows + more - capacity
+    return max(short, capacity // _PART) if short > 0 else 0
+
+
+class EvictionRanking(Protocol):
+    """Not thread-safe. A step is that of the table's last update, or of the one that is being made."""
+
+    def first(self, step: int, count: int, least: int) -> Ids:
+        """Ids of the `count` rows that go first, fewer if fewer are `least` updates old."""
+
+    def use(self, ids: Ids, step: int) -> None:
+        """The update of this step names these ids; those that have a row count as pushed at it."""
+
+
+def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionRanking:
+    """The ranking by the policy of the table.
+
+    Args:
+        spec: Definition of the table.
+        index: Index of its rows.
+        place: Offset of the scores within a stored row.
+
+    Raises:
+        RuleError: The compiler does not take the policy's score function.
+    """
+    if spec.policy.score() is None:
+        return AgeRanking(index)
+    assert isinstance(index, HostRowMemory), "no device ranks rows by a score"
+    return ScoreRanking(index.scores(spec, place))
+
+
+class AgeRanking:
+    """The rows that were pushed the longest time ago go first. See EvictionRanking."""
+
+    def __init__(self, index: RowMemory) -> None:
+        self._index = index
+
+    def first(self, step: int, count: int, least: int) -> Ids:
+        return self._index.oldest(step, count, least)
+
+    def use(self, ids: Ids, step: int) -> None:
+        self._index.touch(ids, step)
+
+
+class ScoreRanking:
+    """The rows with the lowest score go first, then the oldest, then those with the smallest hash.
+
+    See EvictionRanking. Two looks at all rows find them: one ranks them, one lists those that go.
+    It takes 8 bytes a row for as long as that lasts.
+    """
+
+    def __init__(self, scores: HostScores) -> None:
+        self._scores = scores
+
+    def first(self, step: int, count: int, least: int) -> Ids:
+        if count <= 0:
+            return np.zeros(0, np.int64)
+        keys = self._scores.keys(step, least, _NO_KEY)
+        edge = _NO_KEY
+        if len(keys) > count:
+            keys.partition(count - 1)
+            edge = int(keys[count - 1])
+        ids, keys = self._listed(step, least, edge, keys)
+        if len(ids) <= count:
+            return ids
+        sooner, level = ids[keys < edge], ids[keys == edge]
+        rest = count - len(sooner)
+        return np.append(sooner, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
+
+    def below(self, threshold: float, step: int) -> Ids:
+        """Ids of the rows whose score is below the threshold."""
+        most = max((_ordered(threshold) << 32) - 1, 0)
+        return self._listed(step, 0, most, self._scores.keys(step, 0, most))[0]
+
+    def use(self, ids: Ids, step: int) -> None:
+        self._scores.use(ids, step)
+
+    def _listed(self, step: int, least: int, most: int, keys: Keys) -> tuple[Ids, Keys]:
+        """Ids and keys of the rows with keys up to `most`; `keys`: keys of these rows at least."""
+        count = int(np.count_nonzero(keys <= np.uint64(most)))
+        return self._scores.listed(step, least, most, count)
+
+
+def _ordered(score: float) -> int:
+    """Map a float32 to a uint32 of the same order, as the kernels do.
+
+    Flips the sign bit, or all bits if the score is negative.
+    """
+    bits = int((np.array([score], np.float32) + np.float32(0)).view(np.uint32)[0])
+    return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)
