@@ -18,6 +18,7 @@ from psfleet.core.engine.rules import SGD
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables import disk_rows
 from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.row_data import RowData
 from psfleet.core.engine.tables.sparse import SparseTable
@@ -185,6 +186,23 @@ def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:
     assert index._traffic.written > 200_000
     assert len(index._there) * index._row < 1.5 * 20_000 * index._row + (2 << 20)
     assert index._in_file == index._held.sum() == index._there.sum() > 15_000
+
+
+@pytest.mark.parametrize("dim", [8, 1024])
+def test_the_budget_covers_what_the_file_takes_in_memory(dim: int) -> None:
+    """The host's budget counts the arrays that say which slots of the file have rows.
+
+    A row of 4,096 bytes is a block of its own, for which these take 13 bytes.
+    """
+    table = on_disk(TableSpec("wide", "sparse", (dim,), SGD(), seed=3))
+    index = table._index
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    promised = index.taken_at_most(4000)
+    table.push(np.arange(4000), np.ones((4000, dim), np.float32), 0.1)
+    beside = index._there.nbytes + index._held.nbytes
+    assert index.bytes >= beside + 4000 * 4 * dim
+    arenas = HostRowMemory.taken_at_most(index, 0)
+    assert index.taken_at_most(0) == arenas + beside <= promised
 
 
 def test_where_rows_lie(tmp_path: Path) -> None:

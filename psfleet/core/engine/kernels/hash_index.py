@@ -15,7 +15,8 @@ A directory maps a part of a hash to its chunk. The position of a hash in it is 
 h * (2 + h) of that part as a fraction h, whose slope doubles from one end to the other. So chunks at one
 end hold twice as many rows as those at the other, some are about to be split at any time, and the index
 takes much the same memory per row at any size. A full chunk is split in two in its place: nothing is
-left behind, and no push waits for more than a few chunks. Rows never move.
+left behind, and no push waits for more than a few chunks. A split moves entries and never rows, which
+keep their slots. (Rows on disk do change slots: sources/disk_rows.py then stores the new slot in the entry.)
 
 `d` is the address of the table's descriptor, an array of int64; the names below are positions in it. The
 functions are compiled into the kernels of sources/. They take no lock: a table has one caller at a time.

@@ -35,12 +35,15 @@ class PendingCut:
     remember: bool = False
 
     def check_round(self, last_closed: int, other_mode: str | None, server: int) -> None:
-        """Refuse a round that does not say any more where all servers cut.
+        """Refuse the round of this cut if the servers can no longer all cut at it.
 
         Args:
-            closed: The last closed round of the server.
-            other_mode: The mode, if it is one without rounds.
-            server: The server's index.
+            last_closed: Last round that this server has closed.
+            other_mode: Mode of the fleet, if it is one without rounds, else None.
+            server: Index of this server, for the error.
+
+        Raises:
+            ProtocolError: The fleet has changed its mode, or has closed a later round.
         """
         if self.round is None:
             return

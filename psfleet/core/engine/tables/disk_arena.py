@@ -110,9 +110,7 @@ class DiskArena(Arena):
         """
         if end <= self.made:
             return
-        ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
-        for size in (end + ahead, end):
-            size = -(-size // PAGE) * PAGE
+        for size in (self.size_when_grown(end), -(-end // PAGE) * PAGE):
             try:
                 os.posix_fallocate(self._file, self.made, size - self.made)
             except OSError as error:
@@ -125,6 +123,11 @@ class DiskArena(Arena):
             f"the rows on disk in {self._folder!r} cannot grow to {end / 2**20:,.1f} MiB: {why}. Make room "
             "there, use more servers, or let rows go (entry=CapacityEntry())"
         )
+
+    def size_when_grown(self, end: int) -> int:
+        """Return the bytes that the file gets when it grows to `end`: more than that, to grow seldom."""
+        ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
+        return -(-(end + ahead) // PAGE) * PAGE
 
     def transfer(self, writes: bool, offsets: Ids, places: Ids, sizes: Ids | None = None) -> bool:
         """Read ranges of the file to these addresses, or write them from there. -> whether all came through.

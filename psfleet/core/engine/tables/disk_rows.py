@@ -157,8 +157,14 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def taken_at_most(self, more: int) -> int:
-        # Two bytes a row for `_there` and `_held`.
-        return super().taken_at_most(more) + 2 * (len(self) + more)
+        # `_there` has a byte for each slot of the file, and `_held` 8 for each block. Where a row fills whole
+        # pages it is a block by itself, so that these are 1.5 * 9 bytes a row.
+        blocks, size = self._blocks(len(self) + more), self._block * self._row
+        if blocks <= len(self._held):
+            blocks = len(self._held)
+        else:
+            blocks = self._disk.size_when_grown(blocks * size) // size
+        return super().taken_at_most(more) + blocks * (self._block + self._held.itemsize)
 
     @override
     def _used(self, more: int = 0) -> list[int]:

@@ -410,9 +410,12 @@ class SparseTable:
         self.set_clock(dataclasses.replace(self.clock, step=step))
 
     def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
-        """The table as it is now (or these `changes` of it), to be read while it goes on.
+        """Return an image of the table as it is now, to be read while training goes on. Close it after that.
 
-        Costs one byte a row now; see psfleet.core.engine.tables.row_snapshot. Close it when it is read.
+        It costs one bit a row now, and a copy of each row that changes before it is read (row_snapshot.py).
+
+        Args:
+            changes: What the image contains, for a delta, or None for the whole table.
         """
         with self._lock:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
