@@ -367,10 +367,10 @@ class Optimizer(StatefulOptimizer):
                 f"{self._name}: {repeats} parameter(s) come with two gradients in one step"
             )
         home, rate = tables(), self.get_lr()
-        seats = [self._seat(p, isinstance(g, SparseGrad)) for p, g in pairs]
+        bound_tables = [self._bind(p, isinstance(g, SparseGrad)) for p, g in pairs]
         gradients = [
-            (seat, as_gradient(seat, self._sent(p, g), self._rate_of(p, rate)))
-            for seat, (p, g) in zip(seats, self._clip_pairs(pairs), strict=True)
+            (bound, as_gradient(bound, self._sent(p, g), self._rate_of(p, rate)))
+            for bound, (p, g) in zip(bound_tables, self._clip_pairs(pairs), strict=True)
         ]
         if self.scaler is not None:
             gradients = self.scaler.take(gradients)
@@ -421,20 +421,20 @@ class Optimizer(StatefulOptimizer):
     def _find(self, parameter: Parameter) -> BoundTable | None:
         return tables().find(self, parameter)
 
-    def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
+    def _bind(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         home = tables()
         exists = self._find(parameter) is not None
         if parameter.optimizer is not None and not exists:
             check_outside(f"table {parameter.name!r}", parameter.optimizer)
-        seat = home.seat(self, parameter, by_rows)
+        bound = home.bind(self, parameter, by_rows)
         self._known[parameter.name] = parameter
         if not exists and self._waiting:
-            restore(home, self._name, [seat], self._waiting)
-        return seat
+            restore(home, self._name, [bound], self._waiting)
+        return bound
 
     def _promise(self, parameters: Sequence[Parameter], early: bool) -> None:
         """Bind the parameters to their tables, which are created when a value is first needed."""
-        binding = LazyBinding(self._seat, early)
+        binding = LazyBinding(self._bind, early)
         for parameter in parameters:
             parameter.binding = parameter.binding or binding
 

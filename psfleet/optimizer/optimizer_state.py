@@ -63,7 +63,7 @@ class StatefulOptimizer(ABC):
         """Return the parameter's table, or None if it does not exist yet."""
 
     @abstractmethod
-    def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
+    def _bind(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         """Return the parameter's table, and create it if it does not exist yet."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,18 +87,18 @@ class StatefulOptimizer(ABC):
             for (
                 parameter
             ) in self._planned:  # tables of other stages exist, but not yet in this process
-                self._seat(parameter)
+                self._bind(parameter)
         home.runtime.flush()
-        seats = [seat for p in self._known.values() if (seat := self._find(p)) is not None]
-        names = {seat.parameter.name for seat in seats}
+        bound_tables = [bound for p in self._known.values() if (bound := self._find(p)) is not None]
+        names = {bound.parameter.name for bound in bound_tables}
         state = {
             key: value
             for key, value in self._waiting.items()
             if "." in key and key.rpartition(".")[0] not in names
         }
-        state |= gather(home, seats)
+        state |= gather(home, bound_tables)
         if self.multi_precision:
-            state["master_weights"] = masters(home, seats)
+            state["master_weights"] = masters(home, bound_tables)
         state["global_step"] = self._updates
         if self.scaler is not None:
             state["loss_scaling"] = self.scaler.state_dict()
@@ -119,8 +119,10 @@ class StatefulOptimizer(ABC):
         """
         self._check_state(state_dict)
         home = tables()
-        seats = [self._find(p) for p in self._known.values()]
-        restore(home, self._name, [seat for seat in seats if seat is not None], state_dict)
+        bound_tables = [self._find(p) for p in self._known.values()]
+        restore(
+            home, self._name, [bound for bound in bound_tables if bound is not None], state_dict
+        )
         if self.merger is not None:
             self.merger.drop_waiting()
         self._waiting = dict(state_dict)
@@ -166,70 +168,70 @@ class StatefulOptimizer(ABC):
         self.set_state_dict(stat_dict)
 
 
-def gather(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Any]:
+def gather(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, Any]:
     """Read `name.slot` and `name.step`, and where rows may have any id `name.ids`, of every given table."""
     state: dict[str, Any] = {}
-    for seat in seats:
-        name, table = seat.parameter.name, home.runtime.read_table(seat.key)
+    for bound in bound_tables:
+        name, table = bound.parameter.name, home.runtime.read_table(bound.key)
         state[f"{name}.step"] = table.step
-        if seat.spec.kind == "sparse" and not seat.bounded:
+        if bound.spec.kind == "sparse" and not bound.bounded:
             state[f"{name}.ids"] = table.ids
-        whole = seat.spec.kind == "sparse" and seat.bounded
-        slots = slots_of(seat.spec, seat.all_ids(), table) if whole else table.values[1:]
-        for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
+        whole = bound.spec.kind == "sparse" and bound.bounded
+        slots = slots_of(bound.spec, bound.all_ids(), table) if whole else table.values[1:]
+        for slot, values in zip(bound.spec.rule.slots, slots, strict=True):
             state[f"{name}.{slot.name}"] = values
     return state
 
 
-def masters(home: BoundTables, seats: Sequence[BoundTable]) -> dict[str, Floats]:
+def masters(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, Floats]:
     """Return the float32 weights of the parameters whose dtype is float16 or bfloat16."""
     return {
-        seat.parameter.name: np.array(home.value(seat.parameter))
-        for seat in seats
-        if seat.parameter.dtype != "float32" and seat.bounded
+        bound.parameter.name: np.array(home.value(bound.parameter))
+        for bound in bound_tables
+        if bound.parameter.dtype != "float32" and bound.bounded
     }
 
 
 def restore(
-    home: BoundTables, owner: str, seats: Sequence[BoundTable], state: dict[str, Any]
+    home: BoundTables, owner: str, bound_tables: Sequence[BoundTable], state: dict[str, Any]
 ) -> None:
     """Write the entries of `state` that belong to the given tables. All entries are checked before the
     first write."""
     writes = [
-        (seat, _state(owner, seat, state))
-        for seat in seats
-        if any(key.startswith(f"{seat.parameter.name}.") for key in state)
+        (bound, _state(owner, bound, state))
+        for bound in bound_tables
+        if any(key.startswith(f"{bound.parameter.name}.") for key in state)
     ]
     if not writes:
         return
 
     def write() -> None:
-        for seat, table_state in writes:
-            master = state.get("master_weights", {}).get(seat.parameter.name)
+        for bound, table_state in writes:
+            master = state.get("master_weights", {}).get(bound.parameter.name)
             table_state.values.insert(
                 0,
-                _weights(home, seat, table_state)
+                _weights(home, bound, table_state)
                 if master is None
                 else np.array(master, np.float32),
             )
-            home.runtime.write_table(seat.key, table_state)
+            home.runtime.write_table(bound.key, table_state)
 
     home.exclusively(write)
 
 
-def _state(owner: str, seat: BoundTable, entries: dict[str, Any]) -> TableState:
+def _state(owner: str, bound: BoundTable, entries: dict[str, Any]) -> TableState:
     """Return the table's state from the entries, without its weights."""
-    name, ids = seat.parameter.name, None
-    if seat.spec.kind == "sparse":
-        ids = seat.all_ids() if seat.bounded else _entry(owner, entries, f"{name}.ids")
-    shape = seat.spec.shape if ids is None else (len(ids), seat.spec.dim)
+    name, ids = bound.parameter.name, None
+    if bound.spec.kind == "sparse":
+        ids = bound.all_ids() if bound.bounded else _entry(owner, entries, f"{name}.ids")
+    shape = bound.spec.shape if ids is None else (len(ids), bound.spec.dim)
     slots = [
         as_numbers(
             _entry(owner, entries, f"{name}.{slot.name}"), f"{owner}: the state {name}.{slot.name}"
         ).astype(np.float32, copy=False)
-        for slot in seat.spec.rule.slots
+        for slot in bound.spec.rule.slots
     ]
-    for slot, values in zip(seat.spec.rule.slots, slots, strict=True):
+    for slot, values in zip(bound.spec.rule.slots, slots, strict=True):
         if values.shape != shape:
             raise ShapeError(
                 f"{owner}: the state {name}.{slot.name} has shape {values.shape}, "
@@ -247,8 +249,8 @@ def _entry(owner: str, state: dict[str, Any], key: str) -> Any:
     return state[key]
 
 
-def _weights(home: BoundTables, seat: BoundTable, state: TableState) -> Floats:
-    if seat.spec.kind == "dense":
-        return np.array(home.value(seat.parameter))
+def _weights(home: BoundTables, bound: BoundTable, state: TableState) -> Floats:
+    if bound.spec.kind == "dense":
+        return np.array(home.value(bound.parameter))
     assert state.ids is not None
-    return np.array(home.lookup(seat.parameter, state.ids))
+    return np.array(home.lookup(bound.parameter, state.ids))

@@ -202,38 +202,38 @@ class LookAhead(Optimizer):
         """Set the scaler of the inner optimizer, which sends the gradients."""
         self.inner_optimizer.scale(scaler)
 
-    def _seat(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        return self.inner_optimizer._seat(parameter, by_rows)
+    def _bind(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
+        return self.inner_optimizer._bind(parameter, by_rows)
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
         inner = self.inner_optimizer
         inner.apply_values(pairs, samples, loss)
         home = tables()
-        seats = [inner._seat(p) for p, _ in pairs if p.trainable]
-        self._known.update({seat.parameter.name: seat.parameter for seat in seats})
+        bound_tables = [inner._bind(p) for p, _ in pairs if p.trainable]
+        self._known.update({bound.parameter.name: bound.parameter for bound in bound_tables})
         self._updates += 1
         if home.runtime.worker_index == 0:
-            for seat in seats:
-                name = seat.parameter.name
-                if seat.spec.streams_evictions and name not in self._evictions:
-                    self._evictions[name] = EvictionReader(home.runtime, seat.spec)
+            for bound in bound_tables:
+                name = bound.parameter.name
+                if bound.spec.streams_evictions and name not in self._evictions:
+                    self._evictions[name] = EvictionReader(home.runtime, bound.spec)
                     _evicted(home, self._evictions[name])
                 if name not in self._slow:
-                    self._slow[name] = _weights(home, seat)
+                    self._slow[name] = _weights(home, bound)
         if self._updates % self.k == 0:
-            home.exclusively(lambda: self._look(home, seats))
+            home.exclusively(lambda: self._look(home, bound_tables))
 
-    def _look(self, home: BoundTables, seats: list[BoundTable]) -> None:
-        for seat in seats:
-            name = seat.parameter.name
-            state = home.runtime.read_table(seat.key)
+    def _look(self, home: BoundTables, bound_tables: list[BoundTable]) -> None:
+        for bound in bound_tables:
+            name = bound.parameter.name
+            state = home.runtime.read_table(bound.key)
             reader = self._evictions.get(name)
             evicted = np.zeros(0, np.int64) if reader is None else _evicted(home, reader)
-            slow = _joined(self._slow[name], state, seat, evicted)
+            slow = _joined(self._slow[name], state, bound, evicted)
             slow += self.alpha * (state.values[0] - slow)
             self._slow[name] = (state.ids, slow)
             state.values[0] = slow
-            home.runtime.write_table(seat.key, state)
+            home.runtime.write_table(bound.key, state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state and, on worker 0, `name.slow` like another slot."""
@@ -259,9 +259,9 @@ class LookAhead(Optimizer):
         }
 
 
-def _weights(home: BoundTables, seat: BoundTable) -> tuple[Ids | None, Floats]:
+def _weights(home: BoundTables, bound: BoundTable) -> tuple[Ids | None, Floats]:
     home.runtime.flush()
-    state = home.runtime.read_table(seat.key)
+    state = home.runtime.read_table(bound.key)
     return state.ids, state.values[0]
 
 
@@ -273,7 +273,7 @@ def _evicted(home: BoundTables, reader: EvictionReader) -> Ids:
 
 
 def _joined(
-    slow: tuple[Ids | None, Floats], state: TableState, seat: BoundTable, evicted: Ids
+    slow: tuple[Ids | None, Floats], state: TableState, bound: BoundTable, evicted: Ids
 ) -> Floats:
     """Return the slow weights in the order of the table's rows.
 
@@ -283,7 +283,7 @@ def _joined(
     ids, values = slow
     if ids is None or state.ids is None:
         return values
-    spec = seat.spec
+    spec = bound.spec
     whole = initial_rows(state.ids, spec.dim, spec.initializer, spec.seed, spec.name)
     stay = np.isin(ids, state.ids) & ~np.isin(ids, evicted)
     whole[np.searchsorted(state.ids, ids[stay])] = values[stay]

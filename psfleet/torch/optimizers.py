@@ -218,7 +218,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._bring(self._own, self._ahead())
         self._stale = len(self._own) < len(self._dense)
 
-    def forget(self) -> None:
+    def drop_values(self) -> None:
         """Mark all values as out of date, so that the model's next forward pass pulls them."""
         self._stale = True
         for sparse in self._sparse:

@@ -57,7 +57,7 @@ def warm_entry() -> Iterator[type[Entry]]:
 
         def _warmth(self, ids: Ids, step: int) -> NDArray[np.float32]:
             """1 for each push, halved with each step since it was first pushed."""
-            known = self.candidates.known(ids)
+            known = self.candidates.remembered(ids)
             since = np.where(known["first_steps"], step - known["first_steps"], 0)
             warmth: NDArray[np.float32] = 1 + known["warmth"] * 0.5 ** since.astype(np.float32)
             return warmth
@@ -68,12 +68,12 @@ def warm_entry() -> Iterator[type[Entry]]:
 
         def pushed(self, ids: Ids, step: int) -> None:
             warmth = self._warmth(ids, step)
-            firsts = self.candidates.known(ids)["first_steps"]
+            firsts = self.candidates.remembered(ids)["first_steps"]
             firsts = np.where(firsts, firsts, step)
             waits = warmth < self._needed
             values = {"warmth": warmth[waits], "first_steps": firsts[waits]}
             self.candidates.remember(ids[waits], values, step)
-            self.candidates.forget(ids[~waits])
+            self.candidates.remove(ids[~waits])
 
     yield WarmEntry
     FORMS.clear()

@@ -160,7 +160,7 @@ def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
         runtime = ClusterRuntime(fleet.environment(worker), mode)
         tables = BoundTables(runtime)
         w = Parameter("w", np.zeros(5))
-        seat = tables.seat(SGD(1.0), w)
+        seat = tables.bind(SGD(1.0), w)
         scaler = GradientScaler(AMPSettings(dtype="float16"))
         for step in range(4):
             value = np.inf if (worker, step) == (1, 2) else (1 + worker) / 4
@@ -168,7 +168,7 @@ def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
             tables.push(scaler.take([(seat, gradient)]), 8, 0.5)
             tables.value(w)
         runtime.barrier()
-        tables.forget()
+        tables.drop_pulled()
         ends.append(w.numpy().tolist())
         runtime.close()
 

@@ -170,7 +170,7 @@ def assign(seed: int) -> None:
         naive.size, naive.batch, (PlanEntry(1, seats, ((0, naive.size * dice.randint(1, 6)),)),)
     )
     for _ in range(4):
-        stream = positions(plan.rest(first))
+        stream = positions(plan.samples_from(first))
         dealt = naive.rounds(stream, len(seats))
         assert plan.last() == (first + len(dealt) - 1 if dealt else plan.last())
         for number, expected in enumerate(dealt, first):
@@ -178,7 +178,7 @@ def assign(seed: int) -> None:
             behind = sum(
                 length(plan.share(seat, n)) for n in range(first, number) for seat in seats
             )
-            assert positions(plan.rest(number)) == stream[behind:]
+            assert positions(plan.samples_from(number)) == stream[behind:]
         closed = first + dice.randint(0, len(dealt))
         first, seats = (
             closed + LOOKAHEAD + 1,

@@ -70,7 +70,11 @@ MUTANTS = (
         "or not turn:\n                return False",
         PLAIN,
     ),
-    Mutant("unknown == 0 or (unknown > 0 and self._room.surely_fit(count))", "unknown >= 0", PLAIN),
+    Mutant(
+        "unknown == 0 or (unknown > 0 and self._account.can_surely_add(count))",
+        "unknown >= 0",
+        PLAIN,
+    ),
     Mutant(
         "if push.sequence - 1 - push.skipped > last:",
         "if push.sequence - 1 - push.skipped > last + 1:",

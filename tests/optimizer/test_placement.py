@@ -10,7 +10,7 @@ from psfleet.core.engine import rules
 from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec
 from psfleet.core.graph.parameters.parameter import Parameter
-from psfleet.core.graph.parameters.table_kind import Placement, place, reach
+from psfleet.core.graph.parameters.table_kind import Placement, placement_of, reach
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
@@ -122,14 +122,18 @@ def test_reach() -> None:
 def test_distributed_rows_are_lazy() -> None:
     """A parameter with rows for any id updates the rows with a gradient only, decay or not."""
     w = Parameter("w", shape=(-1, 4), sparse=True, distributed=True)
-    assert place(w, rules.Adam(), DecaySpec(l2=0.1), False) == Placement("sparse")
-    assert place(w, rules.Adam(), DecaySpec(), False, True) == Placement("sparse", every_row=True)
+    assert placement_of(w, rules.Adam(), DecaySpec(l2=0.1), False) == Placement("sparse")
+    assert placement_of(w, rules.Adam(), DecaySpec(), False, True) == Placement(
+        "sparse", every_row=True
+    )
     bounded = Parameter("b", shape=(10, 4), sparse=True)
-    assert place(bounded, rules.Adam(), DecaySpec(), False) == Placement("sparse", every_row=True)
-    assert place(bounded, rules.Adam(), DecaySpec(l2=0.1), False) == Placement("dense")
-    assert place(bounded, rules.Adam(), DecaySpec(), True) == Placement("sparse")
+    assert placement_of(bounded, rules.Adam(), DecaySpec(), False) == Placement(
+        "sparse", every_row=True
+    )
+    assert placement_of(bounded, rules.Adam(), DecaySpec(l2=0.1), False) == Placement("dense")
+    assert placement_of(bounded, rules.Adam(), DecaySpec(), True) == Placement("sparse")
     wide = Parameter("wide", shape=(10, 4000), sparse=True)
-    assert place(wide, rules.SGD(), DecaySpec(), False) == Placement("dense")
+    assert placement_of(wide, rules.SGD(), DecaySpec(), False) == Placement("dense")
 
 
 def test_lookahead_of_rows_that_come_later() -> None:

@@ -354,7 +354,7 @@ def test_places_stand_for_arrays(name: str) -> None:
     for count in (6, 90, 0, 6):
         ids = dice.choice(99, count, replace=False).astype(np.int64)
         values = dice.standard_normal((count, spec.push_width)).astype(np.float32)
-        assert rows.fits(address_of(ids), count)
+        assert rows.can_push(address_of(ids), count)
         rows.push(address_of(ids), count, address_of(values), 0.1)
         other.push(ids, values, 0.1)
         outs = np.empty((2, count, 5), np.float32)

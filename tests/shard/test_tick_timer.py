@@ -10,5 +10,5 @@ def test_idle_time_does_not_count() -> None:
     assert timer.due(0.5, 160.25) == 0
     assert timer.due(0.5, 160.5) == 0.5
     assert timer.due(0.5, 161.0) == 1.0  # it had no room for the first
-    timer.told(161.0)
+    timer.mark_ticked(161.0)
     assert timer.due(0.5, 161.25) == 0

@@ -203,7 +203,7 @@ def on_device(spec: TableSpec, room: int | None) -> SparseTable:
     if room is not None:
         rows = SparseTable(spec, device="cuda")._index
         assert isinstance(rows, TieredRowMemory)
-        limit = rows.device.taken(room)
+        limit = rows.device.bytes_with(room)
     return SparseTable(spec, device="cuda", device_budget=MemoryBudget(limit, place=PLACE))
 
 
@@ -267,13 +267,13 @@ def stay() -> bool:
     memory, dice = DeviceRowMemory(5, 4000, marks=True), np.random.default_rng(4)
     first = dice.integers(-(2**62), 2**62, 200)
     values = dice.standard_normal((200, 5)).astype(np.float32)
-    slots = memory.place(first, np.ones(200, np.int64))
+    slots = memory.find_or_add(first, np.ones(200, np.int64))
     memory.scatter(slots, values)
     there, kept = memory.rows, True
     for count in (1, 300, 900, 1700):
-        promised = memory.taken(count)
-        memory.place(dice.integers(-(2**62), 2**62, count), np.ones(count, np.int64))
-        kept = kept and memory.taken(0) == memory.bytes <= promised
+        promised = memory.bytes_with(count)
+        memory.find_or_add(dice.integers(-(2**62), 2**62, count), np.ones(count, np.int64))
+        kept = kept and memory.bytes_with(0) == memory.bytes <= promised
     old = there[: 201 * 5].copy_to_host().reshape(-1, 5)
     return bool(kept and (memory.locate(first)[0] == slots).all() and (old[slots] == values).all())
 
@@ -291,7 +291,7 @@ def rebuild_in_place() -> bool:
         gone = index.aged(1)[0]
         index.remove(gone[~np.isin(gone, [*known])])
         ids = pool[(segments >= low) & (segments < high)][:2000]
-        known |= zip(ids.tolist(), index.place(ids, np.ones(len(ids), np.int64)), strict=True)
+        known |= zip(ids.tolist(), index.find_or_add(ids, np.ones(len(ids), np.int64)), strict=True)
         found, slots, _ = index.aged(1)
         if dict(zip(found.tolist(), slots, strict=True)) != known or len(index) != len(known):
             return False
@@ -326,7 +326,7 @@ def spill() -> bool:
         values = dice.standard_normal((count, 5)).astype(np.float32)
         for table in tables:
             table.push(ids, values, 0.1)
-    spills = tables[1].spilled > len(tables[1]) // 4 and device.room() >= 0
+    spills = tables[1].spilled > len(tables[1]) // 4 and device.available_for() >= 0
     return spills and of_all(tables[0]) == of_all(tables[1])
 
 
@@ -343,7 +343,7 @@ def is_refused() -> bool:
         except UsageError as error:
             is_told = "'t' was asked to add 1500 rows" in str(error) and of_all(table) == before
             return is_told and table.spilled > 1500
-        if budget.room() < 0 or device.room() < 0:
+        if budget.available_for() < 0 or device.available_for() < 0:
             return False
     return False
 

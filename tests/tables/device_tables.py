@@ -103,10 +103,12 @@ def shares_its_budget() -> bool:
     rows = tables.make(TableSpec("rows", "sparse", (2,), SGD()), zeros[:0])
     there = tables.make(spec, zeros)
     counted = there.bytes == there.device_bytes == need == KINDS["cuda"].dense_bytes(spec, THOUSAND)
-    counted = counted and tables.budgets["cuda"].room() == 40 * THOUSAND - rows.device_bytes
+    counted = (
+        counted and tables.budgets["cuda"].available_for() == 40 * THOUSAND - rows.device_bytes
+    )
     ids = np.arange(3 * THOUSAND)
     rows.push(ids, np.ones((len(ids), 2), np.float32), 0.1)  # type: ignore[call-arg, arg-type]
-    spills = rows.spilled > THOUSAND and tables.budgets["cuda"].room() >= 0  # type: ignore[union-attr]
+    spills = rows.spilled > THOUSAND and tables.budgets["cuda"].available_for() >= 0  # type: ignore[union-attr]
     return counted and spills and is_refused(tables, dense("second", THOUSAND))
 
 
@@ -121,7 +123,7 @@ def moves_to_the_host() -> bool:
     right = right and automatic.make(dense("small", 500), zeros[:500]).device == "cuda"
     right = right and is_refused(automatic, dense("named", 1000, "cuda"))
     right = right and is_refused(strict, dense("any", 1000))
-    return right and strict.budgets["cuda"].room() == 16_000
+    return right and strict.budgets["cuda"].available_for() == 16_000
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ disk_rows.LEAST = disk_arena.LEAST = 1 << 14  # type: ignore[attr-defined]
 _keep_ahead = DiskRowMemory.keep_ahead
 
 
-def keep_ahead(self: DiskRowMemory, room: int | None = None) -> None:
+def keep_ahead(self: DiskRowMemory, available: int | None = None) -> None:
     """Let no more rows stay, whatever there is."""
     _keep_ahead(self, 0)
 

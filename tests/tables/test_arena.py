@@ -35,10 +35,10 @@ def test_pages_are_made_ahead_by_a_thread_that_ends() -> None:
     ctypes.c_ubyte.from_address(arena.address + (9 << 20)).value = 7
     arena.keep_ahead(1 << 20)
     assert _thread._count() == before
-    assert arena.taken(0) == 0
+    assert arena.bytes_of(0) == 0
     arena.keep_ahead(8 << 20)
     arena.keep_ahead(8 << 20)
-    until(lambda: arena.taken(0) == 10 << 20)
+    until(lambda: arena.bytes_of(0) == 10 << 20)
     until(lambda: _thread._count() == before)
     assert used(arena, 9 << 20) == 7
 

@@ -37,7 +37,7 @@ def one_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def on_disk(spec: TableSpec, max_rows: int = 2**20) -> SparseTable:
     host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
-    own.take("another table", 1 << 30)  # which leaves no more
+    own.charge("another table", 1 << 30)  # which leaves no more
     return SparseTable(spec, max_rows, 1, host, "disk", own)
 
 
@@ -197,12 +197,12 @@ def test_the_budget_covers_what_the_file_takes_in_memory(dim: int) -> None:
     table = on_disk(TableSpec("wide", "sparse", (dim,), SGD(), seed=3))
     index = table._index
     assert isinstance(index, disk_rows.DiskRowMemory)
-    promised = index.taken_at_most(4000)
+    promised = index.most_bytes_with(4000)
     table.push(np.arange(4000), np.ones((4000, dim), np.float32), 0.1)
     beside = index._there.nbytes + index._held.nbytes
     assert index.bytes >= beside + 4000 * 4 * dim
-    arenas = HostRowMemory.taken_at_most(index, 0)
-    assert index.taken_at_most(0) == arenas + beside <= promised
+    arenas = HostRowMemory.most_bytes_with(index, 0)
+    assert index.most_bytes_with(0) == arenas + beside <= promised
 
 
 def test_where_rows_lie(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_where_rows_lie(tmp_path: Path) -> None:
     named = MemoryChoice.of_settings(Environment(disk=str(tmp_path)))
     none, asked = MemoryChoice.of_settings(Environment()), replace(PLAIN, device="disk")
     dense = TableSpec("w", "dense", (4,), SGD())
-    assert [named.of(spec).name for spec in (PLAIN, asked, dense)] == ["disk", "disk", "cpu"]
-    assert none.of(asked, may_refuse=False).name == "cpu"
+    assert [named.kind_for(spec).name for spec in (PLAIN, asked, dense)] == ["disk", "disk", "cpu"]
+    assert none.kind_for(asked, may_refuse=False).name == "cpu"
     with pytest.raises(ConfigError, match="asks for device='disk', but no folder for it is named"):
-        none.of(asked)
+        none.kind_for(asked)
     with pytest.raises(ConfigError, match="'disk', but no folder for it is named"):
         MemoryChoice.of_settings(Environment(device="disk"))
     with pytest.raises(ConfigError, match="only the rows of sparse tables may be on disk"):
-        named.of(replace(dense, device="disk"))
+        named.kind_for(replace(dense, device="disk"))

@@ -94,7 +94,7 @@ def test_small_tables_take_little() -> None:
     for table in tables:
         push(table, np.arange(100))
     assert resident() - before < 100 * (160 << 10)
-    assert budget.room() > 40 * MIB - 100 * (160 << 10)
+    assert budget.available_for() > 40 * MIB - 100 * (160 << 10)
 
 
 def test_a_table_that_outgrows_a_huge_page_uses_huge_pages() -> None:
@@ -128,7 +128,7 @@ def test_tables_share_what_there_is() -> None:
     assert isinstance(table, SparseTable)
     with pytest.raises(UsageError, match="'rows' was asked to add"):
         fill(table, BATCH, 1)
-    assert shard.tables.budget.room() >= 0
+    assert shard.tables.budget.available_for() >= 0
 
 
 def a_push(spec: TableSpec, number: int, worker: int = 0) -> Push:
@@ -162,7 +162,7 @@ def test_evictions_for_want_of_memory_are_in_the_log(
         assert isinstance(reply, SendOutcome)
         if mode == "sync":
             shard.handle(Pull(0, 1, (), number), "pull")
-        assert shard.tables.budget.room() >= 0
+        assert shard.tables.budget.available_for() >= 0
         assert set(range(100)) <= set(table.ids().tolist())  # in use, so they never go
     assert len(table) < 59 * 2900 // 2
     assert (table.rows(np.arange(100)).touched == 59).all()
@@ -245,7 +245,7 @@ def state_of(shard: Shard) -> object:
     """What a refused push must leave as it was."""
     tables = {key: (len(table), table.step) for key, table in shard.tables.sparse()}
     sequences, held = dict(shard.workers.sequences), dict(shard.rounds.held)
-    return tables, sequences, held, shard.tables.budget.held, shard.tables.budget.room()
+    return tables, sequences, held, shard.tables.budget.held, shard.tables.budget.available_for()
 
 
 @pytest.mark.parametrize("fits", [False, True])
@@ -311,7 +311,7 @@ def test_tables_that_evict_refuse_no_push() -> None:
         assert isinstance(reply, SendOutcome), (number, reply)
     assert {table.step for _, table in shard.tables.sparse()} == {119}
     assert sum(len(table) for _, table in shard.tables.sparse()) < 119 * 8 * 200
-    assert shard.tables.budget.room() > -MIB
+    assert shard.tables.budget.available_for() > -MIB
 
 
 def test_rows_stay_if_the_ids_that_wait_have_no_room() -> None:
@@ -324,7 +324,7 @@ def test_rows_stay_if_the_ids_that_wait_have_no_room() -> None:
     def reply(*gradients: Gradient) -> Any:
         return shard.handle(Push(0, 1, number, gradients), "push")[0]
 
-    while shard.tables.budget.room() > 7 * MIB:
+    while shard.tables.budget.available_for() > 7 * MIB:
         number += 1
         assert isinstance(reply(grown(counted, number // 2 * 4000, 4000)), SendOutcome)
     for gradient in (grown(counted, 10**6, 16_000), grown(fills, 0, 14_000)):

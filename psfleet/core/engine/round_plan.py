@@ -149,7 +149,7 @@ class RoundPlan:
                 number = min(number, self.entries[index + 1].first - 1)
         return number
 
-    def rest(self, number: int) -> tuple[Range, ...]:
+    def samples_from(self, number: int) -> tuple[Range, ...]:
         """Return the samples of round `number` and of later ones."""
         entry = self._entry(number)
         if entry is None or not entry.seats:  # no seat had any of it
@@ -171,7 +171,7 @@ class RoundPlan:
             return ()
         last = self.entries[-1]
         if last.first <= closed + 1:
-            return self.rest(closed + 1)
+            return self.samples_from(closed + 1)
         used_before = [
             positions
             for number in range(closed + 1, last.first)
@@ -211,7 +211,7 @@ class RoundPlan:
         withdrawn_ranges = [
             positions for between, seat in out for positions in self.share(seat, between)
         ]
-        rest = self.rest(number)
+        rest = self.samples_from(number)
         unchanged = not withdrawn_ranges and self._seats(number) == tuple(seats)
         if unchanged or not (withdrawn_ranges or rest):
             return self

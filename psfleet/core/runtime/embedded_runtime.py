@@ -171,7 +171,7 @@ class EmbeddedRuntime:
         ids = check_ids(spec, read.ids)
         # Each row is read once, however often the batch repeats its id. `of` remembers the distinct ids of
         # recent batches, because the push of this step will ask for the same ones.
-        unique = self._batches.of(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
+        unique = self._batches.unique_ids(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
         parts = [self._arrived(spec, rows)]
         if read.bags is not None:
@@ -213,7 +213,7 @@ class EmbeddedRuntime:
         every, now = self._shard.tick_every, self._clock()
         if ticks := self._timer.due(every, now):
             self._expect(self._shard.handle(Tick(ticks), "tick"))
-            self._timer.told(now)
+            self._timer.mark_ticked(now)
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
         """Return gradients with distinct ids, rounded to the precision of amp, as a worker sends them."""
@@ -224,7 +224,7 @@ class EmbeddedRuntime:
         self, spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
     ) -> Gradient:
         if ids is not None and spec.kind == "sparse":
-            unique = self._batches.of(spec.key, ids, 1)
+            unique = self._batches.unique_ids(spec.key, ids, 1)
             ids, values = unique.unique[0], unique.merge(values, gradient.bags)[0]
         if gradient.precision != "float32":
             values = rounded(values, gradient.precision, gradient.scale)

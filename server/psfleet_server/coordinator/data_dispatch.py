@@ -456,7 +456,7 @@ def _plan(
     plan = RoundPlan(request.size, request.batch)
     for begin in begins:
         seats = request.takers(seat for seat, first in first_of.items() if first <= begin)
-        rest = plan.rest(begin) if plan.entries else stream
+        rest = plan.samples_from(begin) if plan.entries else stream
         if rest:
             plan = RoundPlan(
                 request.size, request.batch, (*plan.entries, PlanEntry(begin, seats, rest))

@@ -193,7 +193,9 @@ class Membership:
         if incarnation is None:
             return
         seat.progress = _furthest(index, incarnation.incarnation, reports) or seat.progress
-        lasts = [report.of(report.committed, index, incarnation.incarnation) for report in reports]
+        lasts = [
+            report.last_of(report.committed, index, incarnation.incarnation) for report in reports
+        ]
         last = (
             max(incarnation.first - 1, *lasts) if incarnation.incarnation else incarnation.first - 1
         )

@@ -128,7 +128,7 @@ class Ticker:
             if seconds := timer.due(every, now):
                 with contextlib.suppress(NoRoom, NotReady):  # the time goes on to count
                     self._host.ask(Tick(seconds))
-                    timer.told(now)
+                    timer.mark_ticked(now)
             with contextlib.suppress(NoRoom):
                 self._host.retry()
 

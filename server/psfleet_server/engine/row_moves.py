@@ -174,7 +174,7 @@ class RowMoves:
             taken = self._of(number)
             for record in records:
                 instruction = decode(record.kind, memoryview(record.body), self._spec_of)
-                taken.take(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
+                taken.apply_record(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
             self._settle()
         faults.reach("filled")
 
@@ -221,7 +221,7 @@ class RowMoves:
             for server, record in dealt(shard, since, len(endpoints), ahead):
                 if server == shard.index:
                     with self._lock:
-                        self._of(number).take(record)
+                        self._of(number).apply_record(record)
                 else:
                     ways[server].put(record)
                 if isinstance(record, RestorePart):
@@ -296,7 +296,7 @@ class RowMoves:
                 if self.feed is not self._host.feed:
                     self.feed.close()
                 self.feed = LogShipping()
-                self._sent.forget(self._host.shard.tables, 0)
+                self._sent.drop_before(self._host.shard.tables, 0)
 
 
 class _Way:

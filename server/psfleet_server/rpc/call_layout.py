@@ -322,7 +322,7 @@ class CallPlan:
         # Checks all gradients before `apply` changes the first table: a push must take effect whole or not at
         # all.
         for part in self._updates:
-            if part.rows is not None and not part.rows.fits(base + part.ids, part.count):
+            if part.rows is not None and not part.rows.can_push(base + part.ids, part.count):
                 return False
         return True
 

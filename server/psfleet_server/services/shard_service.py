@@ -36,7 +36,7 @@ from psfleet.core.engine.kernels.dedup import first_repeat
 from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.schema.table import TableSpec, key_of
-from psfleet.core.engine.shard.event_shortcuts import is_plain, may_be_plain, take
+from psfleet.core.engine.shard.event_shortcuts import apply_plain_call, is_plain, may_be_plain
 from psfleet.core.engine.shard.events import CreateTable, PartState, Pull, Push, WriteState
 from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.engine.tables.dense import DenseTable
@@ -174,7 +174,7 @@ class PlainCalls:
             # that.
             if has_lane and not host.lanes.claim(worker, generation, turn):
                 return None
-            take(shard, push, plan, pull, base)
+            apply_plain_call(shard, push, plan, pull, base)
             sizes.plain += 1
         if has_lane:
             sizes.push += plan.gradient_bytes

@@ -256,12 +256,12 @@ def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
 
 @without("a mark says what was sent to a server: the cut waits for it", "async groups snapshots@15")
 def _wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    mark = CutState.mark
+    mark = CutState.mark_worker
 
     def hasty(cuts: CutState, number: int, worker: int, incarnation: int, *last: Any) -> None:
         mark(cuts, number, worker, incarnation, last[0], 0)
 
-    patch.setattr(CutState, "mark", hasty)
+    patch.setattr(CutState, "mark_worker", hasty)
 
 
 @without("server 0 knows what was sent to whom", "async groups removal@33")
@@ -276,13 +276,13 @@ def _forget_addressed(patch: pytest.MonkeyPatch) -> None:
 
 @without("R12: marks of earlier snapshots are ignored", "async snapshots@39")
 def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
-    mark = CutState.mark
+    mark = CutState.mark_worker
 
     def lenient(cuts: CutState, number: int, *said: Any) -> None:
         now = cuts.under_way
         mark(cuts, now.number if now else number, *said)
 
-    patch.setattr(CutState, "mark", lenient)
+    patch.setattr(CutState, "mark_worker", lenient)
 
 
 @without(
@@ -300,7 +300,7 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
         cuts.under_way = cutting
 
     patch.setattr(SnapshotCoordinator, "request", forgetful)
-    patch.setattr(CutState, "begin", begin)
+    patch.setattr(CutState, "begin_cut", begin)
 
 
 @without(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from psfleet.core.engine.kernels.initial_values import address_of
-from psfleet.core.engine.shard.event_shortcuts import is_plain, may_be_plain, take
+from psfleet.core.engine.shard.event_shortcuts import apply_plain_call, is_plain, may_be_plain
 from psfleet.core.engine.shard.events import Pull, Push
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
@@ -25,7 +25,9 @@ class PlacedUpdates:
             self._parts.append((rows, *arrays, one.learning_rate))
 
     def fit(self, base: int) -> bool:
-        return all(rows.fits(base + address_of(ids), len(ids)) for rows, ids, _, _ in self._parts)
+        return all(
+            rows.can_push(base + address_of(ids), len(ids)) for rows, ids, _, _ in self._parts
+        )
 
     def apply(self, base: int) -> None:
         for rows, ids, values, rate in self._parts:
@@ -44,7 +46,7 @@ def take_plainly(shard: Shard, event: Push | Pull) -> bool:
             return False
         if push is not None and journal is not None:
             journal(push)
-        take(shard, push, updates, pull)
+        apply_plain_call(shard, push, updates, pull)
     finally:
         shard.journal = journal
     return True

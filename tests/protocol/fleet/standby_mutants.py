@@ -39,5 +39,5 @@ def _keep_the_standby(patch: pytest.MonkeyPatch) -> None:
 
 
 without("S24: no version of what has changed outlives a move", "sync logs followers moves@6")(
-    lambda patch: patch.setattr(ChangeLog, "begin_after", lambda log, before: None)
+    lambda patch: patch.setattr(ChangeLog, "number_after", lambda log, before: None)
 )

@@ -72,7 +72,7 @@ class RoutingPlans:
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
         """Return the distinct ids [n] of a batch, split by server of the table's group."""
-        return self._batches.of(spec.key, ids, len(self.group(spec)))
+        return self._batches.unique_ids(spec.key, ids, len(self.group(spec)))
 
     def newest(self) -> dict[int, Ids]:
         """Return the ids of each table's newest batch, by the table's key."""

@@ -25,7 +25,7 @@ class RecentBatches:
         self._made: dict[int, deque[_Batch]] = {}
         self._recent: dict[int, deque[_Batch]] = {}  # of any table, by groups
 
-    def of(self, table: int, ids: Ids, groups: int) -> UniqueIds:
+    def unique_ids(self, table: int, ids: Ids, groups: int) -> UniqueIds:
         """Return the distinct ids of a batch, sorted by server, from the cache if it is known.
 
         Args:

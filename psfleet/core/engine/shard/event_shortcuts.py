@@ -73,7 +73,7 @@ def is_plain(
         return False
 
 
-def take(
+def apply_plain_call(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> None:
     """Apply a call that `is_plain` accepted. Hold the shard's lock from that check until this returns."""
@@ -98,19 +98,19 @@ def replay(shard: Shard, record: Record) -> None:
     limit, budget.limit = budget.limit, None  # accepted once, never refused at replay
     shard.replaying = True
     try:
-        _take(shard, record)
+        _apply_record(shard, record)
     finally:
         budget.limit, shard.replaying = limit, False
 
 
-def _take(shard: Shard, record: Record) -> None:
+def _apply_record(shard: Shard, record: Record) -> None:
     match record:
         case CreateTable(spec, value, maker):
             shard.create(spec, value, maker)
         case CloseRound():
             _close(shard, record)
         case InstallView():
-            shard.take_view(record)
+            shard.apply_view(record)
         case MakeCut(number):
             shard.cuts.last = number
         case Evict(key, ids):

@@ -48,7 +48,7 @@ class _Changes:
     whole: bool = False
 
     @property
-    def kept(self) -> int:
+    def remembered_ids(self) -> int:
         """Number of ids that are kept in memory."""
         return sum(map(len, chain(self.updated or (), self.others)))
 
@@ -82,7 +82,7 @@ class ChangeLog:
         """Version of the tables now; it rises with each request that finds changes since the one before."""
         return self._floor + max(len(self._intervals) - 1, 0)
 
-    def begin_after(self, before: "ChangeLog") -> None:
+    def number_after(self, before: "ChangeLog") -> None:
         """Number versions on from another log, so that no version of that log is valid here (rule S24)."""
         self._floor = before.version + 1
 
@@ -128,13 +128,13 @@ class ChangeLog:
         self._count += kept
         too_long = self._silence > _SILENCE * self._limit
         while self._intervals and (self._count > self._limit or too_long):
-            self._forget_first()
+            self._drop_oldest()
         self.is_kept = not too_long
         if self.is_kept and not self._intervals:
             self._intervals.append({})
 
-    def _forget_first(self) -> None:
-        self._count -= sum(changes.kept for changes in self._intervals.popleft().values())
+    def _drop_oldest(self) -> None:
+        self._count -= sum(changes.remembered_ids for changes in self._intervals.popleft().values())
         self._floor += 1
 
     def since(
@@ -148,7 +148,7 @@ class ChangeLog:
         if not self._intervals or self._intervals[-1]:
             self._intervals.append({})
         if len(self._intervals) > _QUESTIONS:
-            self._forget_first()
+            self._drop_oldest()
         self.is_kept, self._silence = True, 0
         if not self._floor <= version <= self.version:
             return None

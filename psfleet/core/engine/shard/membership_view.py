@@ -108,7 +108,7 @@ class ViewReport:
     progress: dict[int, str] = field(default_factory=dict)
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
+    def last_of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
         """`what` of this incarnation of the seat; 0: the server knows another incarnation of it."""
         return what.get(seat, 0) if self.incarnations.get(seat) == incarnation else 0
 

@@ -156,12 +156,12 @@ class DealtShard:
         tables.choice, tables.budget.spare = before.choice, before.budget.spare
         tables.budget.limit = self._limit = before.budget.limit
         if self._limit is not None and before.choice.folder:
-            tables.budget.limit = max(before.budget.room() // 2, 0)
+            tables.budget.limit = max(before.budget.available_for() // 2, 0)
             before.budget.limit = self._limit - tables.budget.limit
         self.state = ShardState()
         self._clocks: dict[int, TableClock] = {}
 
-    def take(self, record: Dealt) -> None:
+    def apply_record(self, record: Dealt) -> None:
         """Take a record from any server, once or again."""
         match record:
             case CreateTable(spec, value):
@@ -202,7 +202,7 @@ class DealtShard:
         """Let the shard for which these tables were made hold them, as one of so many servers."""
         tables = self.shard.tables
         tables.makers = shard.tables.makers
-        tables.changes.begin_after(shard.tables.changes)
+        tables.changes.number_after(shard.tables.changes)
         tables.budget.limit = self._limit
         shard.tables, shard.servers = tables, tables.servers
         shard.delta_bases, shard.last_cuts = DeltaBases(), DeltaBases(bounded=True)

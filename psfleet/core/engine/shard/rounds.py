@@ -93,7 +93,7 @@ class Rounds:
             )
         return number > self.rests.get(worker, 0)
 
-    def rest(self, worker: int, number: int) -> None:
+    def rest_worker(self, worker: int, number: int) -> None:
         """The worker sits out until everybody does. It has committed all its pushes."""
         self.rests[worker] = number
         self.resting.add(worker)
@@ -119,10 +119,10 @@ class Rounds:
                 {seat: min(number, self.closed) for seat, number in last_rounds.items()}
             )
 
-    def begin(self, worker: int) -> None:
+    def begin_incarnation(self, worker: int) -> None:
         """An incarnation begins on a shard that has no view: what the seat's earlier one left is void."""
         self.held.pop(worker, None)
-        self._forget(worker)
+        self._drop_worker(worker)
         self.rests.pop(worker, None)
 
     def install(
@@ -135,13 +135,13 @@ class Rounds:
         """
         self.reached = last_closed
         for seat in [*self.held]:
-            self._settle_held(seat, seats)
+            self._decide_held_push(seat, seats)
         self.seats = {seat for seat, view in seats.items() if view.incarnation is not None}
         for seat in self.seats:
             incarnation = seats[seat].incarnation
             assert incarnation is not None
             if before.get(seat) != incarnation.incarnation:
-                self._forget(seat)
+                self._drop_worker(seat)
                 self.rests[seat] = 0
             self.first[seat] = incarnation.first
             self.rests[seat] = max(seats[seat].rests, self.rests.get(seat, 0))
@@ -151,7 +151,7 @@ class Rounds:
         slowest = min((self.rests[seat] for seat in self.seats - self.left), default=0)
         self.resting = {seat for seat in self.seats - self.left if self.rests[seat] > slowest}
 
-    def _settle_held(self, seat: int, seats: Mapping[int, SeatView]) -> None:
+    def _decide_held_push(self, seat: int, seats: Mapping[int, SeatView]) -> None:
         push = self.held[seat]
         incarnations = (
             {incarnation.incarnation: incarnation for incarnation in seats[seat].incarnations}
@@ -164,7 +164,7 @@ class Rounds:
         elif incarnation.last is not None:
             self.committed[seat] = push.sequence
 
-    def _forget(self, worker: int) -> None:
+    def _drop_worker(self, worker: int) -> None:
         if worker not in self.held:
             self.committed.pop(worker, None)
         self.counted.pop(worker, None)

@@ -53,7 +53,7 @@ from psfleet.core.engine.shard.rounds import Rounds
 from psfleet.core.engine.shard.shard_state import ConsistencyState, ShardState
 from psfleet.core.engine.shard.shard_tables import DeltaBases, ShardCounters, ShardTables
 from psfleet.core.engine.shard.snapshot_cuts import CutState, PendingCut
-from psfleet.core.engine.shard.updates import check_write_room, plan_push_room, take, update
+from psfleet.core.engine.shard.updates import apply_push, check_write_room, plan_push_room, update
 from psfleet.core.engine.shard.workers import Workers
 from psfleet.core.engine.tables.assigned_weights import check_room, refill
 
@@ -138,7 +138,7 @@ class Shard:
                 case BeginCut():
                     return self._begin_cut(event, call)
                 case MarkCut(number, worker, incarnation, last, addressed):
-                    self.cuts.mark(number, worker, incarnation, last, addressed)
+                    self.cuts.mark_worker(number, worker, incarnation, last, addressed)
                     return [SendOutcome(call), *self._advance()]
                 case EndCut():
                     return self._end_cut(event, call)
@@ -163,8 +163,8 @@ class Shard:
             self._record(event)
             self.consistency.start(event)
         if begins:
-            self.rounds.begin(event.worker)
-            self._begin(event.worker, event.incarnation)
+            self.rounds.begin_incarnation(event.worker)
+            self._begin_incarnation(event.worker, event.incarnation)
         out = self._switch(event) if event.switch > self.consistency.switches else []
         has_rounds = self.consistency.declared.has_rounds
         last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
@@ -172,10 +172,10 @@ class Shard:
         # A clock that begins beside others may be what a pull has waited for.
         return [*out, SendOutcome(call, number=last, clock=clock), *self._advance()]
 
-    def _begin(self, worker: int, incarnation: int) -> None:
+    def _begin_incarnation(self, worker: int, incarnation: int) -> None:
         self.cuts.give_up()  # the snapshot does not know of this incarnation
-        self.workers.begin(worker, incarnation)
-        self.consistency.begin(worker)
+        self.workers.begin_incarnation(worker, incarnation)
+        self.consistency.begin_incarnation(worker)
 
     def _switch(self, event: Join) -> list[Instruction]:
         """Switch to another mode, after a collective of all workers, with nothing under way.
@@ -202,7 +202,7 @@ class Shard:
                     self.workers.ended_at(event.worker, event.last)
         elif self.rounds.is_new_rest(event.worker, event.rest):
             self._record(event)
-            self.consistency.rest(event.worker, event.rest)
+            self.consistency.rest_worker(event.worker, event.rest)
         return [SendOutcome(call, number=self.rounds.remaining()), *self._advance()]
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
@@ -228,7 +228,7 @@ class Shard:
             else:
                 self.note(push)
                 with self.tables.budget.granting():
-                    take(self.tables, push, adds=self.consistency.declared.adds_deltas)
+                    apply_push(self.tables, push, adds=self.consistency.declared.adds_deltas)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
@@ -353,12 +353,12 @@ class Shard:
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
         other = None if self.consistency.declared.has_rounds else self.mode
         event.cutting.check_round(self.rounds.closed, other, self.index)
-        self.cuts.begin(event.cutting)
+        self.cuts.begin_cut(event.cutting)
         return [SendOutcome(call, number=self.rounds.closed), *self._advance()]
 
     def _end_cut(self, event: EndCut, call: Call) -> list[Instruction]:
         self.cuts.give_up(event.number)
-        self.delta_bases.forget(self.tables, event.base)
+        self.delta_bases.drop_before(self.tables, event.base)
         return [SendOutcome(call), *self._advance()]
 
     def _wait_for_cut(self, push: Push) -> None:
@@ -371,7 +371,7 @@ class Shard:
         if push.cut is not None:
             number, last = push.cut
             addressed = None if push.sequence <= last else min(push.follows, last)
-            self.cuts.mark(number, push.worker, push.incarnation, last, addressed)
+            self.cuts.mark_worker(number, push.worker, push.incarnation, last, addressed)
         self.cuts.check_behind(push.worker, push.sequence, self.index)
 
     def _cut_if_due(self) -> list[Instruction]:
@@ -384,7 +384,7 @@ class Shard:
         except PsfleetError:  # it cannot be kept, and is not reported as made
             self.cuts.give_up()
             return []
-        self.cuts.made()
+        self.cuts.complete_cut()
         return [WriteSnapshot(self.freeze(cutting))]
 
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
@@ -432,7 +432,7 @@ class Shard:
             return [SendOutcome(call, number=self.rounds.remaining())]
         self.workers.check_install(event)
         self._record(event)
-        self.take_view(event)
+        self.apply_view(event)
         self.workers.frozen = False
         refusals = [
             SendError(waiting_call, self.workers.fenced(pull.worker, pull.incarnation))
@@ -443,11 +443,11 @@ class Shard:
             del self._waiting[refusal.call]
         return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
-    def take_view(self, event: InstallView) -> None:
+    def apply_view(self, event: InstallView) -> None:
         """Let a view take effect."""
         self.consistency.install(event, self.workers.incarnations)
         for worker, incarnation in self.workers.install(event):
-            self._begin(worker, incarnation)
+            self._begin_incarnation(worker, incarnation)
 
     def _record(self, record: Record) -> None:
         if self.journal is not None:

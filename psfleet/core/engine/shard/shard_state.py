@@ -43,7 +43,7 @@ class PullGate:
     leading_steps: int = 0
     tick_every: ClassVar[float] = 0.0
 
-    def begin(self, worker: int, live: Iterable[int]) -> int:
+    def begin_incarnation(self, worker: int, live: Iterable[int]) -> int:
         """An incarnation begins beside others that are under way: its clock, that of the slowest of them."""
         others = [self.at.get(seat, 0) for seat in live if seat != worker]
         self.at[worker] = min(others, default=0)
@@ -124,7 +124,7 @@ class TickTimer:
         seconds = now - self._told
         return seconds if every and seconds >= every else 0.0
 
-    def told(self, now: float) -> None:
+    def mark_ticked(self, now: float) -> None:
         """The shard knows."""
         self._told = now
 
@@ -205,9 +205,9 @@ class ConsistencyState:
         kind = find_part(mode.pull_gate) if mode.pull_gate else PullGate
         self.gate = kind(self.declared, before.at, before.leading_steps)
 
-    def begin(self, worker: int) -> None:
+    def begin_incarnation(self, worker: int) -> None:
         """An incarnation begins: its clock."""
-        self.gate.begin(worker, self.rounds.running())
+        self.gate.begin_incarnation(worker, self.rounds.running())
 
     def leave(self, worker: int) -> None:
         """The worker is gone for good."""
@@ -215,9 +215,9 @@ class ConsistencyState:
         self.rounds.leave(worker)
         self._restart_after_collective(rested)
 
-    def rest(self, worker: int, number: int) -> None:
+    def rest_worker(self, worker: int, number: int) -> None:
         """The worker sits out until everybody does."""
-        self.rounds.rest(worker, number)
+        self.rounds.rest_worker(worker, number)
         self._restart_after_collective(True)
 
     def install(self, event: InstallView, before: Mapping[int, int]) -> None:

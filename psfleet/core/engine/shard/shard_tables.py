@@ -151,7 +151,7 @@ class ShardTables(dict[int, Table]):
         Raises:
             UsageError: There is too little memory for it.
         """
-        kind = self.choice.of(spec, may_refuse)
+        kind = self.choice.kind_for(spec, may_refuse)
         try:
             return self._made(spec, value, kind)
         except UsageError:
@@ -172,9 +172,9 @@ class ShardTables(dict[int, Table]):
                 f"table {spec.name!r}: server {self.index} holds {high - low} values, "
                 f"the first value has {value.shape}"
             )
-        budget.check(spec.name, kind.dense_bytes(spec, len(value)), "be made")
+        budget.check_charge(spec.name, kind.dense_bytes(spec, len(value)), "be made")
         table = DenseTable(spec, value, kind.name)
-        budget.take(spec.name, table.bytes)
+        budget.charge(spec.name, table.bytes)
         return table
 
     def _budget_of(self, kind: MemoryKind) -> MemoryBudget:
@@ -335,7 +335,7 @@ class DeltaBases:
 
     def advance(self, tables: ShardTables, number: int) -> None:
         """The cut of that number is made now; of those before only the last is remembered."""
-        self.forget(tables, max(self._marks, default=0))
+        self.drop_before(tables, max(self._marks, default=0))
         self.remember(tables, number)
 
     def changed_since(
@@ -352,7 +352,7 @@ class DeltaBases:
         changed = {key: sparse[key].changed_since(mark) for key, mark in marks.items()}
         return {key: changed.get(key) for key in tables}
 
-    def forget(self, tables: Mapping[int, Table], base: int) -> None:
+    def drop_before(self, tables: Mapping[int, Table], base: int) -> None:
         """Drop all cuts before `base`, the oldest one that deltas may still refer to; 0 drops all."""
         for number in [n for n in self._marks if not 0 < base <= n]:
             for key, mark in self._marks.pop(number).items():

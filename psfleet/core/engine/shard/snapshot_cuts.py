@@ -69,7 +69,7 @@ class CutState:
     last: int = 0
     under_way: PendingCut | None = None
 
-    def begin(self, cutting: PendingCut) -> None:
+    def begin_cut(self, cutting: PendingCut) -> None:
         """A cut is wanted; one that was under way is given up.
 
         Raises:
@@ -83,7 +83,7 @@ class CutState:
             )
         self.under_way = cutting
 
-    def mark(
+    def mark_worker(
         self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
     ) -> None:
         """A worker's stream is cut after push `last`. A second mark must say the same.
@@ -141,7 +141,7 @@ class CutState:
             for seat in seats
         )
 
-    def made(self) -> int:
+    def complete_cut(self) -> int:
         """The cut is made; its number."""
         assert self.under_way is not None
         self.last = self.under_way.number

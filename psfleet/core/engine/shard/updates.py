@@ -55,8 +55,14 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
             table.push_mean(_parts(gradients), rate)
 
 
-def take(tables: Mapping[int, Table], push: Push, adds: bool) -> None:
-    """One push in a mode without rounds. `adds`: it brings what is to be added to the weights."""
+def apply_push(tables: Mapping[int, Table], push: Push, adds: bool) -> None:
+    """Apply one push of a mode without rounds.
+
+    Args:
+        tables: Tables of the shard.
+        push: The push.
+        adds: True if the push brings deltas to add to the weights (geo mode), False for gradients.
+    """
     if adds:
         _add(tables, push)
     else:
@@ -163,7 +169,7 @@ def _find_room(
     # Mostly there is plenty, and no id need be looked up to see that.
     for counts_rows in (False, True):
         bounds = [table.growth_bound(ids, counts_rows=counts_rows) for table, ids, _ in sparse]
-        if sum(bounds) <= max(budget.room(), 0):
+        if sum(bounds) <= max(budget.available_for(), 0):
             return []
     evictions: Evictions = []
     with budget.planning():
@@ -189,11 +195,11 @@ def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
         for push in pushes
         for gradient in push.gradients
     )
-    room = max(budget.room() + budget.held, 0)
-    if size > room:
+    available = max(budget.available_for() + budget.held, 0)
+    if size > available:
         raise UsageError(
             f"the pushes of round {pushes[-1].sequence} take {size} bytes while they wait for it, "
-            f"server {tables.index} has {room} left for them; give the server more memory"
+            f"server {tables.index} has {available} left for them; give the server more memory"
         )
     return size
 

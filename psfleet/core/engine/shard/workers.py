@@ -111,17 +111,17 @@ class Workers:
         then = "its seat is not taken" if now is None else f"incarnation {now} has begun"
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
-    def begin(self, worker: int, incarnation: int) -> None:
+    def begin_incarnation(self, worker: int, incarnation: int) -> None:
         """An incarnation begins."""
         self.incarnations[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
-        self._forget(worker)
+        self._drop_worker(worker)
 
     def _end(self, worker: int) -> None:
         del self.incarnations[worker], self.sequences[worker], self.writes[worker]
-        self._forget(worker)
+        self._drop_worker(worker)
 
-    def _forget(self, worker: int) -> None:
+    def _drop_worker(self, worker: int) -> None:
         for by_seat in (self.positions, self.progress, self.addressed):
             by_seat.pop(worker, None)
 

@@ -94,7 +94,7 @@ class AdmissionFilter:
     Args:
         index: Index of the table's rows.
         scan: Removes those that have to go.
-        room: Memory for more.
+        account: Memory for more rows.
         rule: Rule by which unknown ids get a row; None: all do.
         ranking: In which rows go.
     """
@@ -103,14 +103,14 @@ class AdmissionFilter:
         self,
         index: RowMemory,
         scan: RowScan,
-        room: MemoryAccount,
+        account: MemoryAccount,
         rule: AdmissionRule | None,
         ranking: EvictionRanking,
     ) -> None:
         self._ranking = ranking
         self._index = index
         self._scan = scan
-        self._room = room
+        self._account = account
         self._rule = rule
 
     @property
@@ -122,13 +122,13 @@ class AdmissionFilter:
         self, parts: Sequence[Ids], step: int, written: bool = False, evicted: int = 0
     ) -> None:
         """Refuse ids for whose rows there is no room, see SparseTable.check_room."""
-        if self._room.surely_fit(sum(map(len, parts))):
+        if self._account.can_surely_add(sum(map(len, parts))):
             return
         ids = ascending(parts)
         slots, unknown = self._index.locate(ids)
         mask = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
         new = ids[mask & (slots == 0)]
-        self._room.check(int(np.count_nonzero(mask)), new, unknown, written, evicted)
+        self._account.check_update(int(np.count_nonzero(mask)), new, unknown, written, evicted)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
         """The table lets rows go."""
@@ -136,7 +136,7 @@ class AdmissionFilter:
         slots, _ = self._index.locate(ids)
         mask = self._rowed(ids, slots, step)
         new = int(np.count_nonzero(mask & (slots == 0)))
-        short = new - self._room.affordable(new)
+        short = new - self._account.most_affordable(new)
         if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
         count = max(short, len(self._index) // 16)
@@ -145,25 +145,25 @@ class AdmissionFilter:
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
         """Return the push without the unknown ids that get no row; there is room for the rest."""
-        if self._rule is None and self._room.surely_fit(len(ids)):
+        if self._rule is None and self._account.can_surely_add(len(ids)):
             return ids, gradients
         slots, unknown = self._index.locate(ids)
         mask = self._rowed(ids, slots, step) if unknown else np.ones(len(ids), np.bool_)
         new = ids[mask & (slots == 0)]
-        self._room.check(int(np.count_nonzero(mask)), new, unknown)
+        self._account.check_update(int(np.count_nonzero(mask)), new, unknown)
         if unknown and self._rule is not None and self._rule.candidates is not None:
             self._rule.pushed(np.ascontiguousarray(ids[slots == 0]), step + 1)
         if not mask.all():
             ids, gradients = ids[mask], gradients[mask]
-        if self._room.evicts and len(new) > self._room.places:
+        if self._account.evicts and len(new) > self._account.free_places:
             self._ranking.use(ids, step + 1)
-            self.make_places(len(new), step + 1, self._room.limit)
+            self.make_places(len(new), step + 1, self._account.limit)
         return ids, gradients
 
     def make_places(self, more: int, step: int, most: int) -> None:
         """Let rows go so that with `more` new ones there are `most`, none of those pushed at `step`."""
         count = rows_to_evict(len(self._index), more, most)
-        if self._room.evicts and count:
+        if self._account.evicts and count:
             ids = self._ranking.first(step, count, least=1)
             self._scan.drop(ids, step, EvictionCause.CAPACITY)
 

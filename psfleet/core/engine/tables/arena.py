@@ -132,7 +132,7 @@ class Arena:
             self._made = first + size
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 
-    def taken(self, end: int) -> int:
+    def bytes_of(self, end: int) -> int:
         """Return the bytes of memory taken if the first `end` bytes are in use: whole pages."""
         end = max(end, self._made)
         page = _PAGE if end > _PAGE else self._page

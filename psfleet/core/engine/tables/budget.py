@@ -46,16 +46,16 @@ class MemoryBudget:
     _plans: dict[str, int] | None = None
     _grants: bool = False
 
-    def take(self, table: str, total: int) -> None:
+    def charge(self, table: str, total: int) -> None:
         """The table takes so many bytes now."""
         self._taken[table] = total
 
-    def room(self, table: str = "") -> int:
+    def available_for(self, table: str = "") -> int:
         """Bytes that this table may take in all; without a name: that are left."""
         assert self.limit is not None
-        return self.limit - self.held - self.taken(besides=table)
+        return self.limit - self.held - self.charged(besides=table)
 
-    def taken(self, besides: str = "") -> int:
+    def charged(self, besides: str = "") -> int:
         """Bytes that tables take, but for this one; within `planning` those that they are going to take."""
         plans = self._plans
         totals = self._taken if plans is None else self._taken | plans
@@ -64,13 +64,13 @@ class MemoryBudget:
     @property
     def used(self) -> float:
         """The part of the limit that tables and held pushes take; 0: there is no limit."""
-        return 1 - self.room() / self.limit if self.limit else 0.0
+        return 1 - self.available_for() / self.limit if self.limit else 0.0
 
-    def fits(self, table: str, total: int) -> bool:
+    def can_charge(self, table: str, total: int) -> bool:
         """Return whether the table may take so many bytes in all."""
         if self.limit is None or self._grants:
             return True
-        return total <= max(self.room(table), self._taken.get(table, 0))
+        return total <= max(self.available_for(table), self._taken.get(table, 0))
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -118,16 +118,16 @@ class MemoryBudget:
         """Return the number of bytes by which `total` exceeds what the table takes now."""
         return max(total - self._taken.get(table, 0), 0)
 
-    def check(self, table: str, total: int, action: str) -> None:
+    def check_charge(self, table: str, total: int, action: str) -> None:
         """Refuse what does not fit.
 
         Raises:
             UsageError: It names the table and the action.
         """
-        if not self.fits(table, total):
+        if not self.can_charge(table, total):
             raise UsageError(
                 f"table {table!r} was asked to {action}, for which it needs {_mib(total)} of {self.place}; "
-                f"this server may give it {_mib(max(self.room(table), 0))}. {self.advice}"
+                f"this server may give it {_mib(max(self.available_for(table), 0))}. {self.advice}"
             )
         if self._plans is not None:
             self._plans[table] = max(total, self._taken.get(table, 0))
@@ -185,11 +185,11 @@ class MemoryAccount:
         self._index = index
         self._waiting = waiting
         self._budget = budget
-        budget.check(spec.name, self._taken(0), "be made")
-        budget.take(spec.name, self._taken(0))
+        budget.check_charge(spec.name, self._bytes_with(0), "be made")
+        budget.charge(spec.name, self._bytes_with(0))
 
     @property
-    def places(self) -> int:
+    def free_places(self) -> int:
         """Number of rows that pushes may add before others are evicted."""
         return max(self.limit - len(self._index), 0)
 
@@ -198,7 +198,7 @@ class MemoryAccount:
         """True if rows are evicted when there is no memory for others."""
         return self.evicts and self._budget.limit is not None
 
-    def surely_fit(self, count: int) -> bool:
+    def can_surely_add(self, count: int) -> bool:
         """Return whether any so many ids fit. Any thread may ask."""
         if (
             not self._have_places(count) or self._budget.is_planning
@@ -207,9 +207,9 @@ class MemoryAccount:
         if self._budget.limit is None:
             return True
         # To count the rows takes longer than all else here, so first as if no slot of one were free.
-        return self._budget.fits(self._name, self._at_most(count)) or self._budget.fits(
-            self._name, self._taken(count)
-        )
+        return self._budget.can_charge(
+            self._name, self._most_bytes_with(count)
+        ) or self._budget.can_charge(self._name, self._bytes_with(count))
 
     def growth_bound(self, count: int, *, counts_rows: bool) -> float:
         """Return an upper bound of the bytes that the table needs for any `count` ids.
@@ -222,7 +222,7 @@ class MemoryAccount:
         """
         if not self._have_places(count):
             return math.inf
-        total = self._taken(count) if counts_rows else self._at_most(count)
+        total = self._bytes_with(count) if counts_rows else self._most_bytes_with(count)
         return self._budget.growth(self._name, total)
 
     def _have_places(self, count: int) -> bool:
@@ -232,32 +232,32 @@ class MemoryAccount:
 
     def reserve(self, rows: int) -> None:
         more = max(rows - len(self._index), 0)
-        self._budget.check(self._name, self._taken(more), f"reserve {rows} rows")
+        self._budget.check_charge(self._name, self._bytes_with(more), f"reserve {rows} rows")
         self._index.reserve(rows)
-        self._budget.take(self._name, self._taken(0))
+        self._budget.charge(self._name, self._bytes_with(0))
 
-    def account(self) -> None:
+    def charge_budget(self) -> None:
         """Say what the table takes now, and have some of what is left made ready for it."""
         if self._budget.only_reads:
             return
         if self._budget.limit is None:
             self._index.keep_ahead()
         else:
-            self._budget.take(self._name, self._taken(0))
-            self._index.keep_ahead(self._budget.room())
+            self._budget.charge(self._name, self._bytes_with(0))
+            self._index.keep_ahead(self._budget.available_for())
 
-    def affordable(self, most: int) -> int:
+    def most_affordable(self, most: int) -> int:
         """Return the number of rows, `most` at most, that may be added within the free memory."""
         low, high = -1, most
         while low < high:
             middle = (low + high + 1) // 2
-            if self._budget.fits(self._name, self._taken(middle)):
+            if self._budget.can_charge(self._name, self._bytes_with(middle)):
                 low = middle
             else:
                 high = middle - 1
         return max(low, min(most, self._index.free))
 
-    def check(
+    def check_update(
         self, count: int, new: Ids, unknown: int, written: bool = False, evicted: int = 0
     ) -> None:
         """Refuse an update of `count` rows, of which these are new, if there is no room for it.
@@ -290,9 +290,11 @@ class MemoryAccount:
         more = len(new) if self._waiting is None else unknown
         if not more:  # what was made ready ahead counts, and is no reason to refuse
             return
-        self._budget.check(self._name, self._taken(more, evicted), f"add {len(new)} rows")
+        self._budget.check_charge(
+            self._name, self._bytes_with(more, evicted), f"add {len(new)} rows"
+        )
 
-    def _taken(self, more: int, evicted: int = 0) -> int:
+    def _bytes_with(self, more: int, evicted: int = 0) -> int:
         """Memory that the table takes at most once `more` unknown ids have been pushed.
 
         The first of them take the slots of `evicted` rows that will have gone.
@@ -300,14 +302,14 @@ class MemoryAccount:
         # Beyond the most rows, new ones take the places of others.
         slots = more - evicted
         rows = max(min(slots, self._index.max_rows - len(self._index)), 0) if more else 0
-        total = self._fixed + self._index.taken(rows)
+        total = self._fixed + self._index.bytes_with(rows)
         if self._waiting is not None:
-            total += self._waiting.index.taken(min(more, self._waiting.room))
+            total += self._waiting.index.bytes_with(min(more, self._waiting.free_places))
         return total
 
-    def _at_most(self, more: int) -> int:
-        """No less than `_taken`, in less time."""
-        total = self._fixed + self._index.taken_at_most(more)
+    def _most_bytes_with(self, more: int) -> int:
+        """Return an upper bound of `_bytes_with`, in less time."""
+        total = self._fixed + self._index.most_bytes_with(more)
         if self._waiting is not None:
-            total += self._waiting.index.taken_at_most(more)
+            total += self._waiting.index.most_bytes_with(more)
         return total

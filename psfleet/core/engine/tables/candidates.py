@@ -38,11 +38,11 @@ class CandidateIds:
         self.index = HostRowMemory(max(len(candidate), 1), self.capacity, marks=False)
 
     @property
-    def room(self) -> int:
+    def free_places(self) -> int:
         """Number of candidates that fit before any is forgotten."""
         return max(self.capacity - len(self.index), 0)
 
-    def known(self, ids: Ids) -> dict[str, NDArray[Any]]:
+    def remembered(self, ids: Ids) -> dict[str, NDArray[Any]]:
         """Return the remembered values of these ids, by name: int64 or float32 [n], 0 for one that is no
         candidate.
         """
@@ -54,10 +54,10 @@ class CandidateIds:
         If a push has more new ids than fit, the last ones are dropped.
         """
         mask = self._make_places_for(ids, step)
-        slots = self.index.place(ids[mask], np.full(np.count_nonzero(mask), step))
+        slots = self.index.find_or_add(ids[mask], np.full(np.count_nonzero(mask), step))
         self._set(slots, {name: column[mask] for name, column in values.items()})
 
-    def forget(self, ids: Ids) -> None:
+    def remove(self, ids: Ids) -> None:
         """These are no candidates any more."""
         self.index.remove(ids)
 
@@ -72,7 +72,7 @@ class CandidateIds:
         ids, steps = candidates.ids[latest], candidates.touched[latest]
         later = max(step, int(steps.max(initial=0))) + 1
         self._make_places(len(ids), later)
-        slots = self.index.place(ids, steps)
+        slots = self.index.find_or_add(ids, steps)
         self._set(slots, {name: column[latest] for name, column in candidates.values.items()})
 
     def _make_places_for(self, ids: Ids, step: int) -> NDArray[np.bool_]:
@@ -81,8 +81,8 @@ class CandidateIds:
         """
         slots, unknown = self.index.touch(ids, step)
         self._make_places(unknown, step)
-        room = self.capacity - len(self.index)
-        mask: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= room)
+        free = self.capacity - len(self.index)
+        mask: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= free)
         return mask
 
     def _make_places(self, more: int, step: int) -> None:
@@ -123,7 +123,7 @@ class CandidateCounts(CandidateIds):
 
     def passing(self, ids: Ids) -> NDArray[np.bool_]:
         """Return a mask of the ids to which the next push would give a row; changes nothing."""
-        enough: NDArray[np.bool_] = self.known(ids)["counts"] + 1 >= self._needed
+        enough: NDArray[np.bool_] = self.remembered(ids)["counts"] + 1 >= self._needed
         return enough
 
     def count(self, ids: Ids, step: int) -> None:

@@ -121,9 +121,11 @@ class DenseTable:
         with self._lock:
             arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)
-        return FrozenDenseTable(self.spec, step, self.count, arrays, self._spread, self._forget)
+        return FrozenDenseTable(
+            self.spec, step, self.count, arrays, self._spread, self._release_view
+        )
 
-    def _forget(self, view: FrozenArrays) -> None:
+    def _release_view(self, view: FrozenArrays) -> None:
         with self._lock:  # else a change that goes through the views would pass one over
             self._views.remove(view)
 

@@ -135,7 +135,7 @@ class DiskArena(Arena):
         sizes: Bytes of each range, whole pages at addresses of pages; None: those of a row.
         """
         if not len(self._work):
-            self._begin()
+            self._set_up_requests()
         work, pages = self._places
         if sizes is None:
             sizes = np.full(len(offsets), self._row, np.int64)
@@ -145,12 +145,12 @@ class DiskArena(Arena):
         count = self._kernels.transfer(*where, offsets, sizes, places, work, pages)
         return bool(count == len(offsets))
 
-    def _begin(self) -> None:
+    def _set_up_requests(self) -> None:
         """Have what requests need; they are made one by one if there are too many in the system."""
         kernels = self._kernels
         words = kernels.AT_ONCE * (kernels.REQUEST + kernels.EVENT + 16)
-        room = kernels.AT_ONCE * (-(-self._row // PAGE) + 1) * PAGE
-        self._work = np.zeros(words + PAGE + room, np.uint8)
+        pages = kernels.AT_ONCE * (-(-self._row // PAGE) + 1) * PAGE
+        self._work = np.zeros(words + PAGE + pages, np.uint8)
         work = address_of(self._work)
         self._places = work, -(-(work + words) // PAGE) * PAGE
         if kernels.SETUP >= 0:
@@ -170,7 +170,7 @@ class DiskArena(Arena):
         """Let go of the pages that were read or changed by address; the system still has to write them."""
         _libc.madvise(self.address + self._near, self.made, _DONTNEED)
 
-    def forget(self, end: int) -> None:
+    def release_behind(self, end: int) -> None:
         """Give back the memory behind the first `end` bytes of it."""
         start = -(-end // (1 << 21)) * (1 << 21)
         if start < self._near:
@@ -178,12 +178,12 @@ class DiskArena(Arena):
         self._made = min(self._made, start)
 
     @override
-    def taken(self, end: int) -> int:
-        return min(super().taken(end), LEAST)
+    def bytes_of(self, end: int) -> int:
+        return min(super().bytes_of(end), LEAST)
 
-    def near_taken(self, end: int) -> int:
+    def near_bytes_of(self, end: int) -> int:
         """Memory that the first `end` bytes take."""
-        return super().taken(end)
+        return super().bytes_of(end)
 
 
 class MappedRowMemory(HostRowMemory):
@@ -226,8 +226,8 @@ class MappedRowMemory(HostRowMemory):
         self.grow(max(rows - len(self), 0))
 
     @override
-    def keep_ahead(self, room: int | None = None) -> None:
-        if room is not None and self._disk.made > room:
+    def keep_ahead(self, available: int | None = None) -> None:
+        if available is not None and self._disk.made > available:
             self._disk.drop()
 
 

@@ -100,7 +100,7 @@ class DiskRowMemory(HostRowMemory):
         self._hand = self._in_file = self._moved = 0
         self._early = int(self._words[EARLY_CHUNKS])
         self.grow(1)
-        self.keep_ahead(None if host.limit is None else host.room())
+        self.keep_ahead(None if host.limit is None else host.available_for())
 
     @override
     def _rows_arena(self, size: int) -> Arena:
@@ -126,12 +126,12 @@ class DiskRowMemory(HostRowMemory):
     @property
     @override
     def bytes(self) -> int:
-        return super().bytes - self._disk.taken(self._used()[0]) + len(self) * self._row
+        return super().bytes - self._disk.bytes_of(self._used()[0]) + len(self) * self._row
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory of the rows that are in memory, with their ids and use counts."""
-        return self._disk.near_taken(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
+        return self._disk.near_bytes_of(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
 
     @property
     @override
@@ -156,7 +156,7 @@ class DiskRowMemory(HostRowMemory):
         )
 
     @override
-    def taken_at_most(self, more: int) -> int:
+    def most_bytes_with(self, more: int) -> int:
         # `_there` has a byte for each slot of the file, and `_held` 8 for each block. Where a row fills whole
         # pages it is a block by itself, so that these are 1.5 * 9 bytes a row.
         blocks, size = self._blocks(len(self) + more), self._block * self._row
@@ -164,7 +164,7 @@ class DiskRowMemory(HostRowMemory):
             blocks = len(self._held)
         else:
             blocks = self._disk.size_when_grown(blocks * size) // size
-        return super().taken_at_most(more) + blocks * (self._block + self._held.itemsize)
+        return super().most_bytes_with(more) + blocks * (self._block + self._held.itemsize)
 
     @override
     def _used(self, more: int = 0) -> list[int]:
@@ -198,15 +198,19 @@ class DiskRowMemory(HostRowMemory):
         self._lines.populate(0, min(rows, self.max_rows) * ROW_BYTES)
 
     @override
-    def keep_ahead(self, room: int | None = None) -> None:
-        super().keep_ahead(room)
+    def keep_ahead(self, available: int | None = None) -> None:
+        super().keep_ahead(available)
         size = self._default
-        if room is not None:
+        if available is not None:
             # The budget charges this table LEAST bytes at most for its rows, which are its own to use: add
-            # them to `room`, and take off what the rows of other tables on disk have in memory.
-            size = room + self._disk.taken(self._used()[0]) - self._own.taken(besides=self._table)
+            # them to `available`, and take off what the rows of other tables on disk have in memory.
+            size = (
+                available
+                + self._disk.bytes_of(self._used()[0])
+                - self._own.charged(besides=self._table)
+            )
         self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
-        self._own.take(self._table, self.resident_bytes)
+        self._own.charge(self._table, self.resident_bytes)
 
     def near(self, ids: Ids) -> Iterator[slice]:
         """Yield slices of these ids. The rows of a slice stay in memory until the next slice is requested.
@@ -230,9 +234,9 @@ class DiskRowMemory(HostRowMemory):
             self._moved = count + new
             yield slice(start, start + most)
             if new:
-                self._meet(part)
+                self._note_new_rows(part)
 
-    def _meet(self, ids: Ids) -> None:
+    def _note_new_rows(self, ids: Ids) -> None:
         """Note the ids of the rows that a call has just added to memory."""
         slots = self.locate(ids)[0]
         self._ids[slots] = ids
@@ -248,7 +252,7 @@ class DiskRowMemory(HostRowMemory):
         slots, places = np.empty((2, len(ids)), np.int64)
         arrays = self._uses, self._there, self._held, self._ids, slots, places
         count = self._moves.fetch(self.address, ids, self._far, *arrays)
-        self._check(self._disk.transfer(False, slots[:count] * self._row, places[:count]))
+        self._check_transfer(self._disk.transfer(False, slots[:count] * self._row, places[:count]))
         self._count_file(-count)
         self._traffic.read += count
         self._traffic.seconds += time.perf_counter() - start
@@ -270,11 +274,11 @@ class DiskRowMemory(HostRowMemory):
             count = self._moves.sweep(self.address, self._uses, len(slots), slots, self._counts)
             if not count:
                 break
-            over -= self._let_go(slots[:count])
+            over -= self._move_to_file(slots[:count])
         if self._words[NEXT_SLOT] > self._limit + self._limit // 32:
             self._shrink()
 
-    def _let_go(self, slots: Ids) -> int:
+    def _move_to_file(self, slots: Ids) -> int:
         """Move the rows of these slots in memory to the file; return their number."""
         # A removed row leaves its id and uses behind. The index says whether the slot still has a row.
         ids = self._ids[slots]
@@ -292,10 +296,10 @@ class DiskRowMemory(HostRowMemory):
         """
         first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
         for start in range(first, end, _AT_ONCE):
-            self._let_go(np.arange(start, min(start + _AT_ONCE, end)))
+            self._move_to_file(np.arange(start, min(start + _AT_ONCE, end)))
         self._moves.chain(self.address, super().free_slots(), first)
         self._uses[first:end] = self._moves.FREE
-        self._disk.forget(first * self._row)
+        self._disk.release_behind(first * self._row)
 
     def _write(self, blocks: Ids, ids: Ids, rows: Floats) -> None:
         """Write these rows to free blocks, and have their ids point there.
@@ -317,7 +321,7 @@ class DiskRowMemory(HostRowMemory):
         )  # starts of runs: one write for each
         sizes = np.diff(first, append=len(blocks)) * size
         places = address_of(pages) + first * size
-        self._check(self._disk.transfer(True, blocks[first] * size, places, sizes))
+        self._check_transfer(self._disk.transfer(True, blocks[first] * size, places, sizes))
         slots = self._far + self._slots(blocks)[: len(ids)]
         arrays = self._uses, self._there, self._held, self._ids
         self._moves.settle(self.address, ids, slots, self._far, *arrays)
@@ -356,13 +360,13 @@ class DiskRowMemory(HostRowMemory):
         blocks = np.sort(blocks[:count])
         pages = _whole_pages(count * size)
         places, sizes = address_of(pages) + np.arange(count) * size, np.full(count, size)
-        self._check(self._disk.transfer(False, blocks * size, places, sizes))
+        self._check_transfer(self._disk.transfer(False, blocks * size, places, sizes))
         slots = self._slots(blocks)
         there = self._there[slots] != 0
         rows = pages.view(np.float32).reshape(len(slots), -1)[there]
         self._write(free[: counts[count - 1]], self._ids[self._far + slots[there]], rows)
 
-    def _check(self, success: bool) -> None:
+    def _check_transfer(self, success: bool) -> None:
         if not success:
             end_for(
                 f"the disk of {self._own.folder!r} does not keep the rows of table {self._table!r}"
@@ -370,7 +374,7 @@ class DiskRowMemory(HostRowMemory):
 
     def drop(self) -> None:
         """Drop the pages of the file that kernels have read or changed through the map."""
-        self._check(self._disk.drop())
+        self._check_transfer(self._disk.drop())
 
     @override
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
@@ -445,12 +449,12 @@ class DiskRowMemory(HostRowMemory):
             size = -(-(end * self._row - start) // PAGE) * PAGE
             pages = _whole_pages(size)
             where = np.array([[start], [address_of(pages)], [size]], np.int64)
-            self._check(self._disk.transfer(False, *where))
+            self._check_transfer(self._disk.transfer(False, *where))
             part = pages[first * self._row - start :][: (end - first) * self._row]
             rows[in_file] = part.view(np.float32).reshape(end - first, -1)[places - first]
         else:
             to = address_of(rows) + in_file * self._row
-            self._check(self._disk.transfer(False, places * self._row, to))
+            self._check_transfer(self._disk.transfer(False, places * self._row, to))
         return rows
 
     @override
@@ -460,9 +464,9 @@ class DiskRowMemory(HostRowMemory):
 
 def _whole_pages(size: int) -> NDArray[np.uint8]:
     """Return an array of `size` bytes that starts at a page, as reads past the page cache require."""
-    room = np.empty(size + PAGE, np.uint8)
-    start = -address_of(room) % PAGE
-    return room[start : start + size]
+    buffer = np.empty(size + PAGE, np.uint8)
+    start = -address_of(buffer) % PAGE
+    return buffer[start : start + size]
 
 
 class DiskScores(HostScores):

@@ -143,7 +143,7 @@ class HostRowMemory(RowStore):
     @property
     @override
     def bytes(self) -> int:
-        return self.taken_at_most(0)
+        return self.most_bytes_with(0)
 
     @property
     @override
@@ -171,13 +171,13 @@ class HostRowMemory(RowStore):
         return 3 * lines + 4 * count <= self._lines.size // 64
 
     @override
-    def taken(self, more: int) -> int:
-        return self.taken_at_most(max(more - self.free, 0) if more else 0)
+    def bytes_with(self, more: int) -> int:
+        return self.most_bytes_with(max(more - self.free, 0) if more else 0)
 
     @override
-    def taken_at_most(self, more: int) -> int:
+    def most_bytes_with(self, more: int) -> int:
         sizes = zip(self._arenas, self._used(more), strict=True)
-        return sum(arena.taken(size) for arena, size in sizes)
+        return sum(arena.bytes_of(size) for arena, size in sizes)
 
     def _used(self, more: int = 0) -> list[int]:
         """Return the bytes in use in each arena, or an upper bound for `more` slots than now."""
@@ -216,8 +216,8 @@ class HostRowMemory(RowStore):
             arena.expect(size)
 
     @override
-    def keep_ahead(self, room: int | None = None) -> None:
-        most = AHEAD if room is None else max(room, 0) // 8
+    def keep_ahead(self, available: int | None = None) -> None:
+        most = AHEAD if available is None else max(available, 0) // 8
         self._rows.keep_ahead(self._words[NEXT_SLOT] * self._width * 4, most)
         self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, most)
 
@@ -243,7 +243,7 @@ class HostRowMemory(RowStore):
         return slots, int(unknown)
 
     @override
-    def place(self, ids: Ids, steps: Ids) -> Ids:
+    def find_or_add(self, ids: Ids, steps: Ids) -> Ids:
         self.keep(ids)
         self.expect(len(ids))
         slots = np.empty(len(ids), np.int64)

@@ -20,13 +20,13 @@ _SHRINKS = 1024  # that are remembered
 
 
 def segments_due(step: int, ttl: int) -> tuple[int, int]:
-    """The segments to be looked over at this step, so that each has its turn in ttl / 8 steps.
+    """Return the segments to look over at this step, so that each has one look in ttl / 8 steps.
 
     A segment is chosen by the id's hash, so which step a row goes at depends on nothing else.
     """
     period = max(ttl // 8, 1)
-    turn = step % period
-    return turn * SEGMENT_COUNT // period, (turn + 1) * SEGMENT_COUNT // period
+    phase = step % period
+    return phase * SEGMENT_COUNT // period, (phase + 1) * SEGMENT_COUNT // period
 
 
 class RowLifetime:

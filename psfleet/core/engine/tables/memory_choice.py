@@ -207,7 +207,7 @@ class MemoryChoice:
         """Bytes of this memory that tables may take in all, before there is any; None: no limit."""
         return kind.limit(self.limits.get(kind.name, 0))
 
-    def of(self, spec: TableSpec, may_refuse: bool = True) -> MemoryKind:
+    def kind_for(self, spec: TableSpec, may_refuse: bool = True) -> MemoryKind:
         """Return the memory for the table.
 
         Args:

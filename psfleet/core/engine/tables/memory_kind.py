@@ -190,7 +190,7 @@ class MemoryKind(ABC):
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
         """Memory for the rows of a sparse table, the table's rule for these rows, and of which budget the
-        table takes what `RowMemory.taken` says: of this memory's own, or of the host's.
+        table takes what `RowMemory.bytes_with` says: of this memory's own, or of the host's.
 
         host, own: Bytes that the table may take in either memory.
 

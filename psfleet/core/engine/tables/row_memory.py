@@ -101,16 +101,16 @@ class RowMemory(ABC):
         return
 
     @abstractmethod
-    def taken(self, more: int) -> int:
+    def bytes_with(self, more: int) -> int:
         """Return the bytes taken after `more` new rows: whole pages, and an index that has just grown."""
 
     @abstractmethod
-    def taken_at_most(self, more: int) -> int:
+    def most_bytes_with(self, more: int) -> int:
         """Return an upper bound of `taken`, as if no row had ever been removed; cheap to compute."""
 
     @abstractmethod
-    def keep_ahead(self, room: int | None = None) -> None:
-        """Make memory for the next rows in the background, at most a part of the `room` bytes left."""
+    def keep_ahead(self, available: int | None = None) -> None:
+        """Make memory for the next rows in the background, at most a part of the `available` bytes."""
 
     @abstractmethod
     def reserve(self, rows: int) -> None:
@@ -128,7 +128,7 @@ class RowMemory(ABC):
         """Do what `locate` does, and stamp the rows that exist as pushed at this step."""
 
     @abstractmethod
-    def place(self, ids: Ids, steps: Ids) -> Ids:
+    def find_or_add(self, ids: Ids, steps: Ids) -> Ids:
         """Return the slot of each id, new slots for unknown ids; stamp each row with its step of `steps`."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ class RowMemory(ABC):
 
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
         """Set the rows of these ids, adding unknown ids, and stamp each row with its step of `steps`."""
-        self.scatter(self.place(ids, steps), rows)
+        self.scatter(self.find_or_add(ids, steps), rows)
 
     def entries(self) -> tuple[Ids, Ids]:
         """Return all ids, ascending, and the slot of each."""
@@ -316,7 +316,7 @@ class RowLimits(NamedTuple):
     held: int
 
     @classmethod
-    def of(cls, spec: TableSpec, row_width: int, servers: int, most: int) -> "RowLimits":
+    def from_spec(cls, spec: TableSpec, row_width: int, servers: int, most: int) -> "RowLimits":
         """Compute the limits of one server from the CapacityEntry of a table.
 
         Args:

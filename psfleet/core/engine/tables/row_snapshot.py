@@ -179,7 +179,7 @@ class FrozenArrays:
         if self._copies is None:
             self._copies = self._read()
 
-    def take(self) -> list[Floats]:
+    def read_arrays(self) -> list[Floats]:
         """Return the arrays as they were when this was made."""
         with self._lock:
             self.keep()
@@ -284,7 +284,7 @@ class FrozenDenseTable:
         return weights.sized(self._count)
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        arrays = self._arrays.take()
+        arrays = self._arrays.read_arrays()
         for name, array in zip(self.spec.slot_names, arrays, strict=True):
             yield {name: self._spread(array)}
 

@@ -74,7 +74,7 @@ class RowUpdate(Protocol):
             step: Number of this update, from 1.
         """
 
-    def rest(self, scalars: Floats, step: int) -> None:
+    def update_other_rows(self, scalars: Floats, step: int) -> None:
         """Update every row that the push of this step did not name, with a zero gradient."""
 
 
@@ -147,7 +147,7 @@ class HostRowUpdate:
             address_of(self._scratch),
         )
 
-    def rest(self, scalars: Floats, step: int) -> None:
+    def update_other_rows(self, scalars: Floats, step: int) -> None:
         assert self._rest is not None
         self._rest(
             self._index.address,
@@ -173,13 +173,13 @@ def placed_rows(
     lock: threading.Lock,
     rule: RowUpdate,
     index: RowMemory,
-    room: MemoryAccount,
+    account: MemoryAccount,
     lifetime: RowLifetime,
 ) -> "PlacedRows | None":
     """Return the pulls and pushes of a table; None: its rows are not in host memory alone."""
     # Classes that derive from these page rows, or have them elsewhere.
     if type(rule) is HostRowUpdate and type(index) is HostRowMemory:
-        return PlacedRows(table, lock, rule, index, room, lifetime)
+        return PlacedRows(table, lock, rule, index, account, lifetime)
     return None
 
 
@@ -193,7 +193,7 @@ class PlacedRows:
         table: The table.
         lock: Its lock.
         rule: The rule at work on its rows.
-        index, room, lifetime: Index of these rows, memory for more, and when they go.
+        index, account, lifetime: Index of these rows, memory for more, and when they go.
     """
 
     def __init__(
@@ -202,13 +202,13 @@ class PlacedRows:
         lock: threading.Lock,
         rule: HostRowUpdate,
         index: HostRowMemory,
-        room: MemoryAccount,
+        account: MemoryAccount,
         lifetime: RowLifetime,
     ) -> None:
         kernels, spec = static_kernels("plain_call"), table.spec
         self._push, self._pull, self._unknown = kernels.push, kernels.pull, kernels.unknown
         self._table, self._lock, self._index = table, lock, index
-        self._room, self._lifetime = room, lifetime
+        self._account, self._lifetime = account, lifetime
         self._rule = rule  # has the arrays whose places are in the block
         self._block = rule.block()
         self._place = address_of(self._block)
@@ -217,14 +217,14 @@ class PlacedRows:
         self._words: Any = self._scalars.data
         self._grows = False
 
-    def fits(self, ids: int, count: int) -> bool:
+    def can_push(self, ids: int, count: int) -> bool:
         """Return whether no id is named twice, and those without a row have room for sure."""
         if count <= _FEW:
             unknown = self._unknown(self._place, ids, count)
         else:
             unknown = -1 if first_repeat(int64s_at(ids, count)) is not None else count
         self._grows = unknown > 0
-        return unknown == 0 or (unknown > 0 and self._room.surely_fit(count))
+        return unknown == 0 or (unknown > 0 and self._account.can_surely_add(count))
 
     def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
         """Push what has been found to fit, see SparseTable.push."""
@@ -243,7 +243,7 @@ class PlacedRows:
             turn = (step - 1) % turns if turns else 0
             self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)
             if self._grows:
-                self._room.account()
+                self._account.charge_budget()
             self._lifetime.age(step)
 
     def pull(self, ids: int, count: int, out: int) -> None:

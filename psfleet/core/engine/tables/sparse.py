@@ -83,7 +83,7 @@ class SparseTable:
         self.device = device
         self.traffic = RowTraffic()
         self._packed = layout = PackedRows(spec)
-        limits = RowLimits.of(spec, layout.width, servers, max_rows)
+        limits = RowLimits.from_spec(spec, layout.width, servers, max_rows)
         budget, own = budget or MemoryBudget(), device_budget or MemoryBudget()
         index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
         self._index, self.paging = index, index.paging
@@ -94,8 +94,10 @@ class SparseTable:
         stream = None if entry is None else EvictionStream(spec.name, -(-entry.keep // servers))
         self.evictions, self._stream_bytes = stream, 0 if stream is None else stream.bytes
         self.scan = scan = RowScan(index, spec.every_row, stream)
-        self._room = MemoryAccount(spec, index, waiting, self._stream_bytes, budget, limits.pushed)
-        self._admission = AdmissionFilter(index, scan, self._room, rule, ranking)
+        self._account = MemoryAccount(
+            spec, index, waiting, self._stream_bytes, budget, limits.pushed
+        )
+        self._admission = AdmissionFilter(index, scan, self._account, rule, ranking)
         self._lifetime = RowLifetime(spec, index, scan, waiting, layout.scores, ranking)
         self._counts = spec.counts_frequency
         self._lock = threading.Lock()
@@ -168,7 +170,7 @@ class SparseTable:
         """Pulls and pushes by the places of their arrays; None: this table needs the arrays."""
         if not self._admission.admits_all or self._counts or self.spec.every_row:
             return None
-        return placed_rows(self, self._lock, self._rule, self._index, self._room, self._lifetime)
+        return placed_rows(self, self._lock, self._rule, self._index, self._account, self._lifetime)
 
     def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
         """`push` of the mean of several, summed in their order; shows and clicks are summed."""
@@ -196,14 +198,16 @@ class SparseTable:
             self._ranking.use(ids, self.step)
         self._rule.push(ids, gradients, scalars, self.step)
         self.scan.updated(ids, self.step)
-        self._room.account()
+        self._account.charge_budget()
         if self.spec.every_row:
-            self._rule.rest(scalars_of(rule, decay, learning_rate, self.step, True), self.step)
+            self._rule.update_other_rows(
+                scalars_of(rule, decay, learning_rate, self.step, True), self.step
+            )
 
     @property
     def evicts(self) -> bool:
         """True if rows are evicted when others need their places."""
-        return self._room.evicts
+        return self._account.evicts
 
     def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
         """Refuse ids that the table cannot all take with its next update.
@@ -219,7 +223,7 @@ class SparseTable:
             UsageError: The table would be full.
         """
         # What surely fits need not wait for a pull to let go of the lock.
-        if not self._room.surely_fit(sum(map(len, parts))):
+        if not self._account.can_surely_add(sum(map(len, parts))):
             with self._lock:
                 self._admission.check(parts, self.step, written, evicted)
 
@@ -228,7 +232,7 @@ class SparseTable:
 
         See MemoryAccount.growth_bound. It is cheap, since it does not look the ids up.
         """
-        return self._room.growth_bound(sum(map(len, parts)), counts_rows=counts_rows)
+        return self._account.growth_bound(sum(map(len, parts)), counts_rows=counts_rows)
 
     def reserve(self, rows: int) -> None:
         """Have memory for so many rows in all made now, so that no push waits for it.
@@ -237,7 +241,7 @@ class SparseTable:
             UsageError: There is not so much memory for the table.
         """
         with self._lock:
-            self._room.reserve(rows)
+            self._account.reserve(rows)
 
     def surplus(self, parts: Sequence[Ids]) -> Ids:
         """Return the ids of rows to evict, so that there is memory for the next update, which names `parts`.
@@ -246,7 +250,9 @@ class SparseTable:
         Returns none if there is enough memory, if the table may not evict, or if evicting everything else
         would not be enough.
         """
-        if not self._room.evicts_for_memory or self._room.surely_fit(sum(map(len, parts))):
+        if not self._account.evicts_for_memory or self._account.can_surely_add(
+            sum(map(len, parts))
+        ):
             return np.zeros(0, np.int64)
         with self._lock:
             return self._admission.surplus(parts, self.step)
@@ -348,14 +354,14 @@ class SparseTable:
         index = self._index
         with self._lock:
             new = ids[index.locate(ids)[0] == 0]
-            self._room.check(len(ids), new, len(new), written=True)
+            self._account.check_update(len(ids), new, len(new), written=True)
             if len(new) > index.max_rows - len(index):
                 later = max(self.step, int(steps.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
             index.put(ids, steps, words)
             self.scan.wrote(ids)
             self.traffic.restored += len(new)
-            self._room.account()
+            self._account.charge_budget()
 
     def candidates(self) -> CandidateData:
         """The ids that have been pushed too seldom for a row."""

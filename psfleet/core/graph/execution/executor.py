@@ -270,12 +270,12 @@ class Executor:
         # look-up whose ids depend on parameters pulls its rows later, in `main`.
         run.forward(plan.early)
         dense = [v.parameter for v in plan.dense if v.parameter]
-        fetch(dense, plan.asked(run.values))
+        fetch(dense, plan.wanted_reads(run.values))
         run.take_parameters()
         # Ids that are not fed but computed would need the early records of the next step; they are not read
         # ahead. Start after this step's pull, as the runtime has room for one pull, and before the long part.
         if following is not None and all(v in feeds for each in plan.lookups for v in each.inputs):
-            read_ahead(dense, plan.asked(check_feed(program, plan.feeds, following)))
+            read_ahead(dense, plan.wanted_reads(check_feed(program, plan.feeds, following)))
         run.main()
         run.backward()
         run.forward(plan.late)

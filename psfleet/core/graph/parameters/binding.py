@@ -28,7 +28,12 @@ from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.graph.parameters.parameter import Parameter, check_rows
 from psfleet.core.graph.parameters.parameter_client import ParameterClient, are_equal
 from psfleet.core.graph.parameters.parameter_gradients import densify
-from psfleet.core.graph.parameters.table_kind import AveragedBinding, LazyBinding, has_any_id, place
+from psfleet.core.graph.parameters.table_kind import (
+    AveragedBinding,
+    LazyBinding,
+    has_any_id,
+    placement_of,
+)
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.stages import here
 
@@ -55,7 +60,7 @@ class TableOwner(Protocol):
 class ValueCache(Protocol):
     """Cache of values that were read from tables."""
 
-    def forget(self) -> None:
+    def drop_values(self) -> None:
         """Drop all values, because every table may have changed."""
 
 
@@ -79,7 +84,7 @@ class BoundTable:
     value: Floats | None = None
     rows: list[tuple[Asked, Floats]] = field(default_factory=list)
 
-    def forget(self) -> None:
+    def drop_pulled(self) -> None:
         """Drop the pulled values, because the table may have changed."""
         self.value = None
         self.rows.clear()
@@ -104,7 +109,7 @@ class BoundTables(ParameterClient):
         super().__init__(runtime)
         # By id() of the parameter: the table that has its value now. By id() of owner and parameter: every
         # table. A BoundTable refers to both objects, so that no other object can get their id() meanwhile.
-        self._seats: dict[int, BoundTable] = {}
+        self._bound_by_parameter: dict[int, BoundTable] = {}
         self._owned: dict[tuple[int, int], BoundTable] = {}
         self._names: dict[str, int] = {}
         self._pushed: list[BoundTable] = []
@@ -113,40 +118,40 @@ class BoundTables(ParameterClient):
 
     def value(self, parameter: Parameter) -> Floats:
         """Return the whole current value, read-only."""
-        seat = self._seats[id(parameter)]
-        if seat.spec.kind == "sparse":
-            return self.lookup(parameter, seat.all_ids())
-        if seat.value is None:
+        bound = self._bound_by_parameter[id(parameter)]
+        if bound.spec.kind == "sparse":
+            return self.lookup(parameter, bound.all_ids())
+        if bound.value is None:
             # A step that asks for one value will ask for those that changed with it.
             stale = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
-            self._fetch(stale if seat in stale else [seat], [])
-        assert seat.value is not None
-        return seat.value
+            self._fetch(stale if bound in stale else [bound], [])
+        assert bound.value is not None
+        return bound.value
 
     def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
         """Return current rows of a sparse parameter: float32 [*ids.shape, dim]."""
-        seat = self._seats[id(parameter)]
+        bound = self._bound_by_parameter[id(parameter)]
         check_rows(parameter, ids)
-        if seat.spec.kind == "dense":
+        if bound.spec.kind == "dense":
             rows: Floats = self.value(parameter)[ids]
             return rows
-        return self._looked_up(seat, ids)[1]
+        return self._looked_up(bound, ids)[1]
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         """Pool rows of a distributed parameter."""
-        source, values = self._looked_up(self._seats[id(parameter)], lookup)
+        source, values = self._looked_up(self._bound_by_parameter[id(parameter)], lookup)
         assert isinstance(source, PooledIds)
         return source, values
 
-    def _looked_up(self, seat: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
+    def _looked_up(self, bound: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
         """Return the looked-up rows of a sparse table: those pulled in this step, or pulled now."""
-        for pair in seat.rows:
+        for pair in bound.rows:
             if are_equal(pair[0], lookup):
                 return pair
-        if len(seat.rows) >= _LOOKUPS:
-            seat.rows.clear()
-        self._fetch([], [(seat, lookup)])
-        return seat.rows[-1]
+        if len(bound.rows) >= _LOOKUPS:
+            bound.rows.clear()
+        self._fetch([], [(bound, lookup)])
+        return bound.rows[-1]
 
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
@@ -156,19 +161,19 @@ class BoundTables(ParameterClient):
         With several workers all values are pulled again, since other workers may have changed them. A single
         worker keeps dense values that it has not pushed to.
         """
-        whole = {id(p): self._seats[id(p)] for p in dense}
+        whole = {id(p): self._bound_by_parameter[id(p)] for p in dense}
         rows: list[tuple[BoundTable, Asked]] = []
         for parameter, lookup in sparse:
-            seat = self._seats[id(parameter)]
+            bound = self._bound_by_parameter[id(parameter)]
             if not isinstance(lookup, PooledIds):
                 check_rows(parameter, lookup)
-            if seat.spec.kind == "dense":
-                whole[id(parameter)] = seat
+            if bound.spec.kind == "dense":
+                whole[id(parameter)] = bound
             else:
-                rows.append((seat, lookup))
-        for seat in [*whole.values(), *(s for s, _ in rows)]:
-            if self.runtime.worker_num > 1 or seat.spec.kind == "sparse":
-                seat.forget()
+                rows.append((bound, lookup))
+        for bound in [*whole.values(), *(s for s, _ in rows)]:
+            if self.runtime.worker_num > 1 or bound.spec.kind == "sparse":
+                bound.drop_pulled()
         rows += [(s, s.all_ids()) for s in whole.values() if s.spec.kind == "sparse"]
         self._fetch([s for s in whole.values() if s.spec.kind == "dense" and s.value is None], rows)
 
@@ -181,13 +186,14 @@ class BoundTables(ParameterClient):
         """
         if not self.runtime.reads_ahead:
             return
-        seats = [self._seats[id(parameter)] for parameter in dense]
-        rows = [(self._seats[id(parameter)], lookup) for parameter, lookup in sparse]
-        if all(seat.spec.kind == "dense" for seat in seats) and all(
-            seat.spec.kind == "sparse" for seat, _ in rows
+        bound_tables = [self._bound_by_parameter[id(parameter)] for parameter in dense]
+        rows = [(self._bound_by_parameter[id(parameter)], lookup) for parameter, lookup in sparse]
+        if all(bound.spec.kind == "dense" for bound in bound_tables) and all(
+            bound.spec.kind == "sparse" for bound, _ in rows
         ):
             self.begin_pull(
-                [seat.key for seat in seats], [(seat.key, lookup.copy()) for seat, lookup in rows]
+                [bound.key for bound in bound_tables],
+                [(bound.key, lookup.copy()) for bound, lookup in rows],
             )
 
     def _fetch(
@@ -195,17 +201,17 @@ class BoundTables(ParameterClient):
     ) -> None:
         if not dense and not sparse:
             return
-        sparse = [(seat, lookup.copy()) for seat, lookup in sparse]
+        sparse = [(bound, lookup.copy()) for bound, lookup in sparse]
         values, rows = self.pull([s.key for s in dense], [(s.key, lookup) for s, lookup in sparse])
         for array in (
             *values,
             *rows,
         ):  # they are returned again for the same ids, so nobody may write to them
             array.flags.writeable = False
-        for seat, array in zip(dense, values, strict=True):
-            seat.value = array
-        for (seat, lookup), array in zip(sparse, rows, strict=True):
-            seat.rows.append((lookup, array))
+        for bound, array in zip(dense, values, strict=True):
+            bound.value = array
+        for (bound, lookup), array in zip(sparse, rows, strict=True):
+            bound.rows.append((lookup, array))
 
     @deferred()
     def push(
@@ -214,24 +220,24 @@ class BoundTables(ParameterClient):
         """Push the gradients of one step, and drop the cached values of their tables."""
         global _pushes
         along = [
-            (seat, Gradient(seat.key, total / np.float32(count), None, rate))
-            for seat, total, count, rate in self._along.values()
+            (bound, Gradient(bound.key, total / np.float32(count), None, rate))
+            for bound, total, count, rate in self._along.values()
         ]
         self._along.clear()
         gradients = [*gradients, *along]
         self.send([g for _, g in gradients], samples, loss)
         _pushes += 1
-        self._pushed = [seat for seat, _ in gradients]
-        for seat in self._pushed:
-            seat.forget()
+        self._pushed = [bound for bound, _ in gradients]
+        for bound in self._pushed:
+            bound.drop_pulled()
 
-    def send_along(self, seat: BoundTable, gradient: Floats, rate: float) -> None:
+    def send_along(self, bound: BoundTable, gradient: Floats, rate: float) -> None:
         """Add a dense table's gradient to the next push, as the mean if there are several by then."""
-        before = self._along.get(seat.key)
+        before = self._along.get(bound.key)
         total, count = (gradient, 1) if before is None else (before[1] + gradient, before[2] + 1)
-        self._along[seat.key] = seat, total, count, rate
+        self._along[bound.key] = bound, total, count, rate
 
-    def seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
+    def bind(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
         """Return the parameter's table under this optimizer, which is made if there is none."""
         if isinstance(parameter.binding, AveragedBinding):
             raise UsageError(
@@ -239,18 +245,18 @@ class BoundTables(ParameterClient):
             )
         if isinstance(parameter.binding, LazyBinding):
             parameter.binding = None
-        seat = self._owned.get((id(owner), id(parameter)))
-        if seat is not None and self._seats.get(id(parameter)) is seat:
+        bound = self._owned.get((id(owner), id(parameter)))
+        if bound is not None and self._bound_by_parameter.get(id(parameter)) is bound:
             parameter.binding = parameter.binding or self
-            return seat
-        if seat is not None:  # another optimizer has trained the parameter in between
-            self._move(parameter, seat)
+            return bound
+        if bound is not None:  # another optimizer has trained the parameter in between
+            self._move(parameter, bound)
         else:
-            seat = self._new_seat(owner, parameter, by_rows)
-        self._owned[id(owner), id(parameter)] = seat
-        self._seats[id(parameter)] = seat
+            bound = self._make_table(owner, parameter, by_rows)
+        self._owned[id(owner), id(parameter)] = bound
+        self._bound_by_parameter[id(parameter)] = bound
         parameter.binding = self
-        return seat
+        return bound
 
     def find(self, owner: TableOwner, parameter: Parameter) -> BoundTable | None:
         """Return the parameter's table under this optimizer, or None if it has none."""
@@ -258,11 +264,11 @@ class BoundTables(ParameterClient):
 
     def parameters(self) -> list[Parameter]:
         """Return all parameters that have a table."""
-        return [seat.parameter for seat in self._seats.values()]
+        return [bound.parameter for bound in self._bound_by_parameter.values()]
 
-    def _new_seat(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> BoundTable:
+    def _make_table(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> BoundTable:
         spec = self._spec(owner, parameter, by_rows)
-        seat = BoundTable(spec.key, spec, parameter, owner)
+        bound = BoundTable(spec.key, spec, parameter, owner)
         if spec.kind == "dense":
             self.runtime.create(spec, _master(parameter))
         elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
@@ -270,9 +276,9 @@ class BoundTables(ParameterClient):
         ):
             self.runtime.create(spec)
         else:
-            self.exclusively(lambda: self._preload(seat))
+            self.exclusively(lambda: self._preload(bound))
             self.runtime.create(spec)
-        return seat
+        return bound
 
     def _spec(self, owner: TableOwner, parameter: Parameter, by_rows: bool) -> TableSpec:
         if by_rows and len(parameter.shape) == 2:
@@ -280,7 +286,7 @@ class BoundTables(ParameterClient):
         streams = owner.streams_evictions
         owner = owner.lender(parameter)
         rule, decay = owner.rule(parameter), owner.decay(parameter)
-        where = place(parameter, rule, decay, owner.lazy, owner.every_row)
+        where = placement_of(parameter, rule, decay, owner.lazy, owner.every_row)
         shape = parameter.shape if where.kind == "dense" else parameter.shape[1:]
         entry = parameter.entry
         if streams and where.kind == "sparse" and part_of(entry, EvictionStreamEntry) is None:
@@ -304,23 +310,23 @@ class BoundTables(ParameterClient):
             precision=parameter.precision,
         )
 
-    def _preload(self, seat: BoundTable) -> None:
+    def _preload(self, bound: BoundTable) -> None:
         """Write the rows that the parameter has now to its new sparse table. Runs on worker 0 only."""
-        self.runtime.create(seat.spec)
-        source = seat.parameter.binding
-        if isinstance(source, BoundTables) and not seat.bounded:
-            state = source.runtime.read_table(source._seats[id(seat.parameter)].key)
+        self.runtime.create(bound.spec)
+        source = bound.parameter.binding
+        if isinstance(source, BoundTables) and not bound.bounded:
+            state = source.runtime.read_table(source._bound_by_parameter[id(bound.parameter)].key)
             assert state.ids is not None
             ids, rows = state.ids, state.values[0]
         else:
-            ids, rows = seat.all_ids(), _master(seat.parameter)
-        self.begin_rows(seat.spec, ids, rows)
+            ids, rows = bound.all_ids(), _master(bound.parameter)
+        self.begin_rows(bound.spec, ids, rows)
 
-    def _move(self, parameter: Parameter, seat: BoundTable) -> None:
+    def _move(self, parameter: Parameter, bound: BoundTable) -> None:
         """Copy the value from another optimizer's table to this one, whose optimizer state stays."""
-        before = self._seats[id(parameter)]
-        self.exclusively(lambda: self._copy_value(before, seat))
-        seat.forget()
+        before = self._bound_by_parameter[id(parameter)]
+        self.exclusively(lambda: self._copy_value(before, bound))
+        bound.drop_pulled()
 
     def _copy_value(self, source: BoundTable, target: BoundTable) -> None:
         if not target.bounded:
@@ -345,13 +351,13 @@ class BoundTables(ParameterClient):
                 "of which knows its own tables only; use fleet.load_model"
             )
         super().exclusively(write)
-        self.forget()
+        self.drop_pulled()
 
-    def forget(self) -> None:
+    def drop_pulled(self) -> None:
         """Drop all pulled values, because every table may have changed."""
-        super().forget()
-        for seat in self._seats.values():
-            seat.forget()
+        super().drop_pulled()
+        for bound in self._bound_by_parameter.values():
+            bound.drop_pulled()
 
 
 def tables(runtime: Runtime | None = None) -> BoundTables:
@@ -378,7 +384,7 @@ def has_pushed() -> bool:
 
 
 def watch(watcher: ValueCache) -> None:
-    """Register a cache: each `invalidate` calls its `forget`. The reference to it is weak."""
+    """Register a cache: each `invalidate` calls its `drop_values`. The reference to it is weak."""
     current().caches.add(watcher)
 
 
@@ -386,18 +392,18 @@ def invalidate() -> None:
     """Drop all cached values, because something besides this worker's pushes has changed the tables."""
     process = current()
     if process.bound_tables is not None:
-        process.bound_tables.forget()
+        process.bound_tables.drop_pulled()
     for cache in process.caches:
-        cache.forget()
+        cache.drop_values()
 
 
-def as_gradient(seat: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
+def as_gradient(bound: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
     """Return a gradient in the form of its table: by rows for a sparse one, an array for a dense one."""
-    if seat.spec.kind == "sparse" and isinstance(grad, np.ndarray):
-        grad = SparseGrad(seat.all_ids(), grad)
-    elif seat.spec.kind == "dense" and isinstance(grad, SparseGrad):
-        grad = densify(seat.parameter, grad)
-    return gradient_of(seat.key, grad, rate)
+    if bound.spec.kind == "sparse" and isinstance(grad, np.ndarray):
+        grad = SparseGrad(bound.all_ids(), grad)
+    elif bound.spec.kind == "dense" and isinstance(grad, SparseGrad):
+        grad = densify(bound.parameter, grad)
+    return gradient_of(bound.key, grad, rate)
 
 
 def _master(parameter: Parameter) -> Floats:
@@ -445,12 +451,12 @@ def _average(momentum: float) -> _Average:
 def promise(parameter: Parameter, momentum: float) -> None:
     """Bind a parameter to a table of its moving average, which is made when it is first needed."""
     owner = _average(momentum)
-    binding = LazyBinding(lambda target: tables().seat(owner, target), early=True)
+    binding = LazyBinding(lambda target: tables().bind(owner, target), early=True)
     parameter.binding = parameter.binding or binding
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
     """Add a value to the average of a parameter, with the next push of this worker."""
-    home = tables()
-    seat = home.seat(_average(momentum), parameter)
-    home.send_along(seat, -np.asarray(value, np.float32), 1.0 - momentum)
+    bound_tables = tables()
+    bound = bound_tables.bind(_average(momentum), parameter)
+    bound_tables.send_along(bound, -np.asarray(value, np.float32), 1.0 - momentum)

@@ -125,7 +125,7 @@ class ParameterClient:
         slots = state.values[1:] if ids is None else slots_of(spec, ids, state)
         self.runtime.write_table(spec.key, TableState(state.step, [weights, *slots], ids))
 
-    def forget(self) -> None:
+    def drop_pulled(self) -> None:
         """Every table may have changed."""
         self._ahead = None
 

@@ -39,7 +39,7 @@ def has_any_id(parameter: Parameter) -> bool:
     return parameter.sparse and (parameter.distributed or parameter.shape[0] < 0)
 
 
-def place(
+def placement_of(
     parameter: Parameter, rule: Rule, decay: DecaySpec, lazy: bool, every_row: bool = False
 ) -> Placement:
     """The table that gives a parameter the reference's semantics.
@@ -117,8 +117,8 @@ class LazyBinding:
         early: Make it even if the runtime is embedded and has no such table yet.
     """
 
-    def __init__(self, take: Callable[[Parameter], Any], early: bool) -> None:
-        self._take = take
+    def __init__(self, bind: Callable[[Parameter], Any], early: bool) -> None:
+        self._bind = bind
         self._early = early
 
     def value(self, parameter: Parameter) -> Floats:
@@ -149,7 +149,7 @@ class LazyBinding:
         for parameter in parameters:
             parameter.binding = None
             if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
-                self._take(parameter)
+                self._bind(parameter)
         yield
         for parameter in parameters:
             parameter.binding = parameter.binding or self

@@ -305,7 +305,7 @@ def _segmented(
     parts: Sequence[list[Record]],
     drops: Sequence[bool],
 ) -> RecomputePlan:
-    home = {record: i for i, part in enumerate(parts) for record in part}
+    part_of = {record: i for i, part in enumerate(parts) for record in part}
     replays = [
         _replayed(part, backward) if drop else [] for part, drop in zip(parts, drops, strict=True)
     ]
@@ -314,7 +314,7 @@ def _segmented(
         for i, replay in enumerate(replays)
         for record in replay
         for v in record.inputs
-        if v.record is not None and home.get(v.record) != i
+        if v.record is not None and part_of.get(v.record) != i
     }
     active = set(backward.records)
     segments = []

@@ -50,9 +50,9 @@ class LookUp:
         ids, _, *others = self.record.op.predicting(self.record.inputs)
         return [ids, *others]
 
-    def asked(self, values: Mapping[Variable, Any]) -> Asked:
+    def wanted_ids(self, values: Mapping[Variable, Any]) -> Asked:
         """Return what to pull, from the values of these."""
-        ids: Asked = self.record.op.asked(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
+        ids: Asked = self.record.op.wanted_ids(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
         return ids
 
 
@@ -85,9 +85,9 @@ class ExecutionPlan:
     kept: set[Variable] = field(default_factory=set)
     recompute: Any = None
 
-    def asked(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
+    def wanted_reads(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
         """Return what its look-ups pull, from the values of their inputs."""
-        return [(each.parameter, each.asked(values)) for each in self.lookups]
+        return [(each.parameter, each.wanted_ids(values)) for each in self.lookups]
 
     @property
     def recomputes(self) -> bool:

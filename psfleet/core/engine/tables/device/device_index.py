@@ -51,7 +51,7 @@ class DeviceIndex:
 
     def bytes_with(self, rows: int) -> int:
         """Return the most bytes that it takes with so many rows, and while it is rebuilt for them."""
-        size = sum(arena.taken(_most_entries(rows)) for arena in self._arenas)
+        size = sum(arena.bytes_of(_most_entries(rows)) for arena in self._arenas)
         return size + _ENTRY_BYTES * int(self._group_sizes().max())
 
     def _shape(self, sizes: Ids) -> None:

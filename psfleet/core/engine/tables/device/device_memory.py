@@ -55,7 +55,7 @@ class DeviceArena:
         self.bytes = 0
         self.array: Any = None
 
-    def taken(self, count: int) -> int:
+    def bytes_of(self, count: int) -> int:
         """Bytes that it takes with so many elements."""
         return max(self.bytes, _whole(count * self._dtype.itemsize))
 
@@ -65,7 +65,7 @@ class DeviceArena:
         Raises:
             UsageError: The driver has no memory left. The array is as before.
         """
-        size = self.taken(count)
+        size = self.bytes_of(count)
         if size > self.bytes:
             self._range.extend(self.bytes, size)
             self.array = self._range.array(size // self._dtype.itemsize, self._dtype)

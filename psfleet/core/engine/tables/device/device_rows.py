@@ -82,29 +82,29 @@ class DeviceRowMemory(RowStore):
         return True
 
     @override
-    def taken(self, more: int) -> int:
-        return self._taken(more, max(more - self.free, 0))
+    def bytes_with(self, more: int) -> int:
+        return self._bytes_with(more, max(more - self.free, 0))
 
     @override
-    def taken_at_most(self, more: int) -> int:
-        return self._taken(more, more)
+    def most_bytes_with(self, more: int) -> int:
+        return self._bytes_with(more, more)
 
-    def keep_ahead(self, room: int | None = None) -> None:
+    def keep_ahead(self, available: int | None = None) -> None:
         """Do nothing: only an empty row is worth a thread, and a device clears them at once."""
 
     @override
     def reserve(self, rows: int) -> None:
         self._grow(min(rows, self.max_rows) + 1)
 
-    def _taken(self, more: int, slots: int) -> int:
+    def _bytes_with(self, more: int, slots: int) -> int:
         if not more:
             return self.bytes
         index = self._index.bytes_with(self._live + more)
         return index + self._bytes_of_slots(self._grown(self._next + slots))
 
     def _bytes_of_slots(self, slots: int) -> int:
-        marks = 0 if self._marks is None else self._marks.taken(slots)
-        return self._rows.taken(slots * self.width) + self._freed_slots.taken(slots) + marks
+        marks = 0 if self._marks is None else self._marks.bytes_of(slots)
+        return self._rows.bytes_of(slots * self.width) + self._freed_slots.bytes_of(slots) + marks
 
     def _grown(self, slots: int) -> int:
         """Return the number of slots after growth to at least so many."""
@@ -170,7 +170,7 @@ class DeviceRowMemory(RowStore):
         return slots, int(np.count_nonzero(slots == 0))
 
     @override
-    def place(self, ids: Ids, steps: Ids) -> Ids:
+    def find_or_add(self, ids: Ids, steps: Ids) -> Ids:
         self.keep(ids)
         return self.queue.read(self.add(self.send(ids), np.ascontiguousarray(steps))[0])
 

@@ -114,7 +114,7 @@ class DeviceRowUpdate:
         device_ids = memory.send(ids)
         slots, fresh = memory.add(device_ids, np.array([step]))
         if fresh is not None:
-            self._begin(ids, device_ids, slots, fresh)
+            self._fill_new_rows(ids, device_ids, slots, fresh)
         if isinstance(gradients, MergedRows):
             values = gradients.values
         else:
@@ -129,7 +129,7 @@ class DeviceRowUpdate:
         )
         self._pushed = slots
 
-    def rest(self, scalars: Floats, step: int) -> None:
+    def update_other_rows(self, scalars: Floats, step: int) -> None:
         width = self._spec.push_width
         others, ids = self._memory.others(self._pushed)
         gradients = self._buffers.get("resting", (min(len(others), _PAGE) * width,), np.float32)
@@ -140,7 +140,7 @@ class DeviceRowUpdate:
                 slots, ids[start : start + _PAGE], gradients[: len(slots) * width], scalars, step
             )
 
-    def _begin(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
+    def _fill_new_rows(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
         """Give new rows their first values."""
         memory, dim = self._memory, self._spec.dim if self._form.plain else 0
         self._queue.launch(
@@ -211,8 +211,8 @@ class DevicePackedUpdate(DeviceRowUpdate):
         )
 
     @override
-    def _begin(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
-        super()._begin(ids, device_ids, slots, fresh)
+    def _fill_new_rows(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
+        super()._fill_new_rows(ids, device_ids, slots, fresh)
         if not self._on_host:
             dim, width = self._spec.dim, self._memory.width
             self._queue.launch(

@@ -82,33 +82,33 @@ class TieredRowMemory(RowMemory):
     def has_lines(self, count: int) -> bool:
         return self.host.has_lines(count)
 
-    def taken(self, more: int) -> int:
+    def bytes_with(self, more: int) -> int:
         """In host memory alone."""
-        return self.host.taken(more - self._room(more) if more else 0)
+        return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
 
-    def taken_at_most(self, more: int) -> int:
+    def most_bytes_with(self, more: int) -> int:
         """In host memory alone, as if the device had room for no row."""
-        return self.host.taken_at_most(more)
+        return self.host.most_bytes_with(more)
 
     @override
-    def keep_ahead(self, room: int | None = None) -> None:
-        self._account.account()
+    def keep_ahead(self, available: int | None = None) -> None:
+        self._account.charge_budget()
         if len(self.host):
-            self.host.keep_ahead(room)
+            self.host.keep_ahead(available)
 
     @override
     def reserve(self, rows: int) -> None:
-        on_device = len(self.device) + self._room(max(rows - len(self), 0))
+        on_device = len(self.device) + self._rows_for_device(max(rows - len(self), 0))
         self.device.reserve(on_device)
-        self._account.account()
+        self._account.charge_budget()
         if rows > on_device:
             self.host.reserve(rows - on_device)
 
-    def _room(self, most: int) -> int:
+    def _rows_for_device(self, most: int) -> int:
         """Return the number of rows, `most` at most, for which the device has room."""
-        if self._account.surely_fit(most):
+        if self._account.can_surely_add(most):
             return most
-        return min(self._account.affordable(most), self.max_rows - len(self.device))
+        return min(self._account.most_affordable(most), self.max_rows - len(self.device))
 
     def fetch(self, ids: Ids, step: int) -> Mask:
         """Have the rows of a push on the device as far as there is room.
@@ -120,19 +120,19 @@ class TieredRowMemory(RowMemory):
         Returns:
             Which ids have a row in host memory all the same, or get it there because it is new.
         """
-        if self._room(len(ids)) < len(ids):
+        if self._rows_for_device(len(ids)) < len(ids):
             missing = self.device.touch(ids, step)[1]  # those that are there are no longer old
-            if self._room(missing) < missing:
+            if self._rows_for_device(missing) < missing:
                 self._spill(missing, step)
         cold = ids[self.on_host(ids)]
-        self._move(cold[: self._room(len(cold))], self.host, self.device, step)
+        self._move(cold[: self._rows_for_device(len(cold))], self.host, self.device, step)
         return self._beyond(ids)
 
     def _spill(self, least: int, step: int) -> None:
         """Move so many of the oldest rows of the device or more to host memory, if that has room for them."""
         count = max(len(self.device) // _BATCH, least)
-        limit, more = self._budget.limit, self.host.taken(count) - self.host.taken(0)
-        if limit is None or more <= self._budget.room():
+        limit, more = self._budget.limit, self.host.bytes_with(count) - self.host.bytes_with(0)
+        if limit is None or more <= self._budget.available_for():
             self._move(self.device.oldest(step, count, least=1), self.device, self.host, step)
 
     def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
@@ -151,10 +151,10 @@ class TieredRowMemory(RowMemory):
     def _beyond(self, ids: Ids) -> Mask:
         """Return a mask of the ids that have a row in host memory, or get it there because it is new."""
         mask = self.on_host(ids)
-        room = self._room(len(ids))
-        if room < len(ids):
+        fitting = self._rows_for_device(len(ids))
+        if fitting < len(ids):
             new = ~mask & (self.device.locate(ids)[0] == 0)
-            mask |= new & (np.cumsum(new) > room)
+            mask |= new & (np.cumsum(new) > fitting)
         return mask
 
     @override
@@ -170,10 +170,10 @@ class TieredRowMemory(RowMemory):
         return slots - on_host, unknown + missing - len(ids)
 
     @override
-    def place(self, ids: Ids, steps: Ids) -> Ids:
+    def find_or_add(self, ids: Ids, steps: Ids) -> Ids:
         slots, on_host = np.empty(len(ids), np.int64), self._beyond(ids)
-        slots[on_host] = -self.host.place(ids[on_host], steps[on_host])
-        slots[~on_host] = self.device.place(ids[~on_host], steps[~on_host])
+        slots[on_host] = -self.host.find_or_add(ids[on_host], steps[on_host])
+        slots[~on_host] = self.device.find_or_add(ids[~on_host], steps[~on_host])
         return slots
 
     @override
@@ -256,6 +256,6 @@ class TieredRowUpdate:
             ids, gradients = ids[~on_host], values[~on_host]
         self._device.push(ids, gradients, scalars, step)
 
-    def rest(self, scalars: Floats, step: int) -> None:
-        self._device.rest(scalars, step)
-        self._host.rest(scalars, step)
+    def update_other_rows(self, scalars: Floats, step: int) -> None:
+        self._device.update_other_rows(scalars, step)
+        self._host.update_other_rows(scalars, step)

@@ -79,7 +79,7 @@ class _Embedding(Op):
             out[pads] = 0
         return out
 
-    def _kept(self, ids: Ids, gradient: Array) -> tuple[Ids, Array]:
+    def _without_padding(self, ids: Ids, gradient: Array) -> tuple[Ids, Array]:
         """Flat ids and the rows of their gradients, without the padding's."""
         flat, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         if self.padding is None:
@@ -97,7 +97,7 @@ class Embedding(_Embedding, saved="embedding padding"):
 
     by_rows = True
 
-    def asked(self, ids: Ids, *others: Array) -> Asked:
+    def wanted_ids(self, ids: Ids, *others: Array) -> Asked:
         """Return what a run reads of the parameter, from the values of all other inputs."""
         return ids
 
@@ -112,7 +112,7 @@ class Embedding(_Embedding, saved="embedding padding"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         ids, *scores = context.saved
-        flat, rows = self._kept(ids, gradient)
+        flat, rows = self._without_padding(ids, gradient)
         row_gradient = SparseGrad(
             flat, np.ascontiguousarray(rows), self._scores(context, ids, scores)
         )
@@ -123,7 +123,7 @@ class Embedding(_Embedding, saved="embedding padding"):
             return None
         names = [variable.name for variable in context.record.inputs[2:]]
         columns = [spread(*pair, ids.shape) for pair in zip(names, scores, strict=True)]
-        return self._kept(ids, np.stack(columns, axis=-1))[1]
+        return self._without_padding(ids, np.stack(columns, axis=-1))[1]
 
 
 class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
@@ -136,7 +136,7 @@ class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         ids, shape = context.saved
-        flat, rows = self._kept(ids, gradient)
+        flat, rows = self._without_padding(ids, gradient)
         return None, scatter_rows(flat, rows, shape)
 
 
@@ -161,12 +161,12 @@ class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
         return inputs
 
-    def asked(self, ids: Ids, *bags: Array) -> PooledIds:
+    def wanted_ids(self, ids: Ids, *bags: Array) -> PooledIds:
         lengths, weights = bags if len(bags) > 1 else (bags[0], None)
         return PooledIds(ids, (RowBags(lengths, weights, self.mean),))
 
     def forward(self, context: Context, ids: Ids, table: Parameter, *bags: Array) -> Array:
-        lookup, values = table.pooled(self.asked(ids, *bags))
+        lookup, values = table.pooled(self.wanted_ids(ids, *bags))
         context.save(lookup)
         return values
 

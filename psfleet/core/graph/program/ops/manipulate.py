@@ -85,10 +85,10 @@ class Reshape(Op, saved="reshape shape"):
             target.append(x.shape[i] if extent == 0 else None if extent == -1 else extent)
         if self.shape.count(-1) > 1 or any(extent < -1 for extent in self.shape):
             raise ShapeError(f"reshape of {x.name!r} to {self.shape}: only one extent may be -1")
-        self._check(x, target)
+        self._check_target(x, target)
         return tuple(target), x.dtype
 
-    def _check(self, x: "Variable", target: list[int | None]) -> None:
+    def _check_target(self, x: "Variable", target: list[int | None]) -> None:
         """Work out the -1 where the input's size is known, and refuse what cannot fit."""
         # An unknown batch extent copied by 0 divides out on both sides.
         copies = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]

@@ -172,10 +172,10 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
                 f"sequence_pool of {x.name!r} {x.shape}: it must be [batch, time, ...]"
             )
         for lengths in inputs[1:]:
-            self._check(x, lengths)
+            self._check_lengths(x, lengths)
         return (x.shape[0], *x.shape[2:]), x.dtype
 
-    def _check(self, x: "Variable", lengths: "Variable") -> None:
+    def _check_lengths(self, x: "Variable", lengths: "Variable") -> None:
         batch, time = x.shape[:2]
         if self.masked and not same(lengths.shape, (batch, time)):
             raise ShapeError(

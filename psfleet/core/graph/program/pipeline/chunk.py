@@ -176,11 +176,11 @@ def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[Chu
             "a pipeline can only fetch them"
         )
     [backward] = plan.backwards
-    home = _homes(plan, parts)
-    records = [[r for r in plan.forward if home[r] == i] for i in range(len(parts))]
+    chunk_of = _chunks_of_records(plan, parts)
+    records = [[r for r in plan.forward if chunk_of[r] == i] for i in range(len(parts))]
     chunk_parts = [_chunk_plan(plan, backward, own) for own in records]
-    _connect_values(chunk_parts, records, home)
-    _connect_gradients(chunk_parts, backward.backward, home)
+    _connect_values(chunk_parts, records, chunk_of)
+    _connect_gradients(chunk_parts, backward.backward, chunk_of)
     for part in chunk_parts:
         part.plan.kept = {v for v in plan.kept if v.record in set(part.plan.forward)}
         part.plan.kept |= set(part.gives)
@@ -188,14 +188,14 @@ def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[Chu
     return chunk_parts
 
 
-def _homes(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
-    home = {record: i for i, part in enumerate(parts) for record in part}
+def _chunks_of_records(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> dict[Record, int]:
+    chunk_of = {record: i for i, part in enumerate(parts) for record in part}
     for record in plan.forward:
-        if record not in home:
-            home[record] = max(
-                (home[v.record] for v in record.inputs if v.record in home), default=0
+        if record not in chunk_of:
+            chunk_of[record] = max(
+                (chunk_of[v.record] for v in record.inputs if v.record in chunk_of), default=0
             )
-    return home
+    return chunk_of
 
 
 def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Record]) -> ChunkPlan:
@@ -219,18 +219,18 @@ def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Recor
 
 
 def _connect_values(
-    chunk_parts: list[ChunkPlan], records: list[list[Record]], home: dict[Record, int]
+    chunk_parts: list[ChunkPlan], records: list[list[Record]], chunk_of: dict[Record, int]
 ) -> None:
     for user, own in enumerate(records):
         for variable in dict.fromkeys(v for record in own for v in record.inputs):
-            maker = home.get(variable.record) if variable.record is not None else None
+            maker = chunk_of.get(variable.record) if variable.record is not None else None
             if maker is not None and maker != user:
                 chunk_parts[user].takes[variable] = maker
                 chunk_parts[maker].gives.setdefault(variable, []).append(user)
 
 
 def _connect_gradients(
-    chunk_parts: list[ChunkPlan], backward: Backward, home: dict[Record, int]
+    chunk_parts: list[ChunkPlan], backward: Backward, chunk_of: dict[Record, int]
 ) -> None:
     users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.gradients}
     for user, part in enumerate(chunk_parts):
@@ -239,7 +239,7 @@ def _connect_gradients(
                 if need:
                     users.setdefault(variable, set()).add(user)
     for variable, chunks in users.items():
-        maker = {home[variable.record]} if variable.record in home else set()
+        maker = {chunk_of[variable.record]} if variable.record in chunk_of else set()
         chain = sorted(chunks | maker)
         for before, after in pairwise(chain):
             chunk_parts[before].next_user[variable] = after

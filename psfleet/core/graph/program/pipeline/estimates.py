@@ -162,7 +162,7 @@ def measure(
     """Seconds that each record takes, forward and back; the least of a few times."""
     run = ProgramRun(program, plan, dict(feeds))
     run.forward(plan.early)
-    fetch([v.parameter for v in plan.dense if v.parameter], plan.asked(run.values))
+    fetch([v.parameter for v in plan.dense if v.parameter], plan.wanted_reads(run.values))
     run.take_parameters()
     releases = last_uses(records, {v for v in run.values if isinstance(v, Variable)})
     rounds: list[list[float]] = []

@@ -171,7 +171,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         )
         self._runs[chunk, micro] = run
         for variable, maker in part.takes.items():
-            run.values[variable] = self._take("forward", chunk, micro, maker, variable.name)
+            run.values[variable] = self._value_from("forward", chunk, micro, maker, variable.name)
         run.main()
         for variable, users in part.gives.items():
             for user in users:
@@ -189,7 +189,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     def _chunk_backward(self, chunk: int, micro: int) -> None:
         part, run = self._parts[chunk], self._runs[chunk, micro]
         for variable, after in part.next_user.items():
-            gradient = self._take("back", chunk, micro, after, variable.name)
+            gradient = self._value_from("back", chunk, micro, after, variable.name)
             if gradient is not None:
                 run.arrived[variable] = gradient
         run.backward()
@@ -218,7 +218,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         else:
             self._send(way, stage, micro, settled(value), f"{chunk}/{name}")
 
-    def _take(self, way: str, chunk: int, micro: int, source: int, name: str) -> Any:
+    def _value_from(self, way: str, chunk: int, micro: int, source: int, name: str) -> Any:
         """The value that the piece `source` has left for the piece `chunk`."""
         stage = self._cut.stage_of(source)
         if stage == self._place.stage:
@@ -236,7 +236,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 variable, [g[variable] for g in self._given], self._fractions
             )
         elif variable.parameter is None:
-            stage = self._cut.stage_of(self._home(variable))
+            stage = self._cut.stage_of(self._owner_of(variable))
             copies = range(self._place.copies[stage])
             tellers = [self._place.runner(stage, copy) for copy in copies]
             if variable.backward_pass is None:
@@ -244,7 +244,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             else:
                 self._results[variable] = self._spread_gradient(variable, tellers)
 
-    def _home(self, variable: Variable) -> int:
+    def _owner_of(self, variable: Variable) -> int:
         """The piece that makes a value, or where a gradient comes together."""
         leaves = [
             leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
