@@ -1,4 +1,10 @@
-"""Admission to a sparse table: which ids get a row, decided by its entry and by the room that there is."""
+"""Admission to a sparse table: which unknown ids of a push get a row.
+
+Two things decide. The table's entry may admit an id only by chance or after some pushes (AdmissionRule);
+its ids without a row are candidates until then (candidates.py). And there must be memory and a free place:
+a table with a CapacityEntry evicts other rows (eviction_ranking.py), any other table refuses the push
+before it changes anything.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -26,21 +32,21 @@ _NONE = np.zeros(0, np.int64)
 
 
 class AdmissionRule:
-    """Rule of an entry for ids without a row, on one server.
+    """Decides for one table on one server which ids without a row get one.
 
     Attributes:
-        candidates: Those that wait for one, with what the entry's `candidate` says; None: it says nothing.
-            They are in snapshots, and expire with the rows.
+        candidates: What the rule remembers of ids without a row, or None if it remembers nothing. Candidates
+            are in snapshots, and expire as rows do.
     """
 
     candidates: CandidateIds | None = None
 
     def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids without a row that get one by the push of this step; changes nothing."""
+        """Return a mask of the ids without a row that the push of this step gives one. Changes nothing."""
         raise NotImplementedError
 
     def pushed(self, ids: Ids, step: int) -> None:
-        """The push of this step has named these ids without a row. Only if there are candidates."""
+        """Remember that a push names these ids without a row, if the rule has candidates."""
 
 
 Make = Callable[[Any, TableSpec, int], AdmissionRule]
@@ -48,7 +54,7 @@ _RULES: dict[type[Entry], Make] = {}
 
 
 def admits(entry: type[Entry]) -> Callable[[M], M]:
-    """Say what an entry does; a decorator of a class that is made of it, the table and how many servers."""
+    """Register a rule class for an entry. The class is called with entry, table and number of servers."""
 
     def make_known(rule: M) -> M:
         _RULES[entry] = rule
@@ -58,7 +64,7 @@ def admits(entry: type[Entry]) -> Callable[[M], M]:
 
 
 def admission_rule(spec: TableSpec, servers: int) -> AdmissionRule | None:
-    """Return the rule of the table's entry for ids without a row; None: each gets one."""
+    """Return the admission rule of the table's entry, or None if every id gets a row."""
     parts = () if spec.entry is None else spec.entry.parts
     entry = next((part for part in parts if part.admits), None)
     return None if entry is None else _RULES[type(entry)](entry, spec, servers)
@@ -89,14 +95,16 @@ class _CountRule(AdmissionRule):
 
 
 class AdmissionFilter:
-    """Not thread-safe. A step is everywhere that of the table's last update.
+    """Applies the rule of one table, its limit and its memory to pushes. Not thread-safe.
+
+    The `step` of each method is that of the table's last update.
 
     Args:
         index: Index of the table's rows.
-        scan: Removes those that have to go.
-        account: Memory for more rows.
-        rule: Rule by which unknown ids get a row; None: all do.
-        ranking: In which rows go.
+        scan: Removes rows that are evicted.
+        account: Limit and memory of the table.
+        rule: Rule for ids without a row, or None if every id gets one.
+        ranking: Order of evictions.
     """
 
     def __init__(
@@ -115,7 +123,7 @@ class AdmissionFilter:
 
     @property
     def admits_all(self) -> bool:
-        """True if every id gets a row for which there is room."""
+        """True if the entry gives every id a row."""
         return self._rule is None
 
     def check(
@@ -131,7 +139,7 @@ class AdmissionFilter:
         self._account.check_update(int(np.count_nonzero(mask)), new, unknown, written, evicted)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
-        """The table lets rows go."""
+        """Return the ids to evict before an update, see SparseTable.surplus."""
         ids = ascending(parts)
         slots, _ = self._index.locate(ids)
         mask = self._rowed(ids, slots, step)
@@ -144,7 +152,7 @@ class AdmissionFilter:
         return first[~np.isin(first, ids)][:count]
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
-        """Return the push without the unknown ids that get no row; there is room for the rest."""
+        """Drop the ids that get no row from a push, and evict rows so that the other ids fit."""
         if self._rule is None and self._account.can_surely_add(len(ids)):
             return ids, gradients
         slots, unknown = self._index.locate(ids)
@@ -161,14 +169,14 @@ class AdmissionFilter:
         return ids, gradients
 
     def make_places(self, more: int, step: int, most: int) -> None:
-        """Let rows go so that with `more` new ones there are `most`, none of those pushed at `step`."""
+        """Evict rows so that with `more` new rows there are at most `most`. Rows pushed at `step` stay."""
         count = rows_to_evict(len(self._index), more, most)
         if self._account.evicts and count:
             ids = self._ranking.first(step, count, least=1)
             self._scan.drop(ids, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids that have a row after the next update, if that names them."""
+        """Return a mask of the ids that would have a row after an update that names all of them."""
         if self._rule is None:
             return np.ones(len(ids), np.bool_)
         mask: NDArray[np.bool_] = slots != 0

@@ -1,4 +1,9 @@
-"""The memory budget of a server's tables, and what each table uses of it."""
+"""Memory limits of a server: MemoryBudget for all tables of a server, MemoryAccount for one sparse table.
+
+A table asks before it grows, so that a push is refused with a sentence while nothing has changed yet, and
+the server is never killed because memory is short. The figures are upper bounds: whole pages, and an index
+that has just grown. There is a budget for each memory: the host's, a device's, and that of rows on disk.
+"""
 
 import contextlib
 import math
@@ -19,18 +24,17 @@ Ids = NDArray[np.int64]
 
 @dataclass
 class MemoryBudget:
-    """Memory that each table takes, and its limit.
-
-    The tables themselves ask for it.
+    """Bytes that each table of a server takes of one memory, and the limit of all together.
 
     Attributes:
-        limit: Bytes that they may take in all; None: as many as there are.
-        spare: Bytes beyond the limit for tables that are loaded: what was within it when it was saved.
+        limit: Bytes that all tables may take, or None for no limit.
+        spare: Bytes beyond the limit that tables may take while a snapshot is loaded. What fitted when it was
+            saved then fits again.
         held: Bytes of pushes that wait for their round.
         place: Name of the memory, for messages.
-        advice: Advice for a memory that is too small, for messages.
-        only_reads: The tables are filled once, and then only read.
-        folder: Folder of its files, of a memory that has some.
+        advice: What to do if the memory is too small, for messages.
+        only_reads: True if the tables are filled once and then only read.
+        folder: Folder of the files of rows on disk, or empty.
     """
 
     limit: int | None = None
@@ -47,11 +51,11 @@ class MemoryBudget:
     _grants: bool = False
 
     def charge(self, table: str, total: int) -> None:
-        """The table takes so many bytes now."""
+        """Note the bytes that the table takes now."""
         self._taken[table] = total
 
     def available_for(self, table: str = "") -> int:
-        """Bytes that this table may take in all; without a name: that are left."""
+        """Return the bytes that this table may take in all; without a name, the bytes that are left."""
         assert self.limit is not None
         return self.limit - self.held - self.charged(besides=table)
 
@@ -63,7 +67,7 @@ class MemoryBudget:
 
     @property
     def used(self) -> float:
-        """The part of the limit that tables and held pushes take; 0: there is no limit."""
+        """Part of the limit that tables and held pushes take, or 0 without a limit."""
         return 1 - self.available_for() / self.limit if self.limit else 0.0
 
     def can_charge(self, table: str, total: int) -> bool:
@@ -74,7 +78,7 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Within, tables may take what is spare too: what a process takes itself differs a little."""
+        """Let tables take the `spare` bytes too, within the block: processes differ in what they need."""
         limit = self.limit
         if limit is not None:
             self.limit = limit + self.spare
@@ -119,10 +123,15 @@ class MemoryBudget:
         return max(total - self._taken.get(table, 0), 0)
 
     def check_charge(self, table: str, total: int, action: str) -> None:
-        """Refuse what does not fit.
+        """Refuse an action for which the table would need more than it may have.
+
+        Args:
+            table: Name of the table.
+            total: Bytes that the table would take.
+            action: What the table was asked to do, for the message.
 
         Raises:
-            UsageError: It names the table and the action.
+            UsageError: There is not enough memory.
         """
         if not self.can_charge(table, total):
             raise UsageError(
@@ -134,13 +143,13 @@ class MemoryBudget:
 
 
 def tables_share(free: float, most: int) -> float:
-    """Bytes that tables may take of so many that are free.
+    """Return the bytes that tables may take.
 
-    An eighth is left for the gradients, ids and sums of the calls under way.
+    An eighth is left for the gradients, ids and sums of the calls in progress.
 
     Args:
-        free: Bytes.
-        most: Bytes that they are allowed at most; 0: it is not said.
+        free: Bytes that are free now.
+        most: Limit by the settings, or 0 for none.
     """
     return min(free * 7 / 8, most or math.inf)
 
@@ -150,19 +159,19 @@ def _mib(count: int) -> str:
 
 
 class MemoryAccount:
-    """Not thread-safe, but for `surely_fit`.
+    """Memory and rows of one sparse table, against its budget. Not thread-safe, except `can_surely_add`.
 
     Args:
         spec: Definition of the table.
-        index: Index of its rows.
-        waiting: The ids that wait for a row, if its entry lets them.
-        fixed: Bytes that the table takes besides, however many rows it has.
-        budget: The memory that it shares with other tables.
-        limit: The most rows that pushes may bring it to.
+        index: Index of the rows.
+        waiting: The candidates, or None if every id gets a row.
+        fixed: Bytes that the table takes for other things, independent of its rows.
+        budget: Memory that the table shares with other tables.
+        limit: Largest number of rows that pushes may bring the table to.
 
     Attributes:
-        limit: The same, as far as there is address space.
-        evicts: Rows go when others need their places.
+        limit: The argument `limit`, or fewer rows if the address space is too small for it.
+        evicts: True if rows are evicted when a full table needs others.
 
     Raises:
         UsageError: There is no memory for the table.
@@ -206,7 +215,7 @@ class MemoryAccount:
             return False
         if self._budget.limit is None:
             return True
-        # To count the rows takes longer than all else here, so first as if no slot of one were free.
+        # Counting the rows takes longer than the rest, so first try the bound that ignores free slots.
         return self._budget.can_charge(
             self._name, self._most_bytes_with(count)
         ) or self._budget.can_charge(self._name, self._bytes_with(count))
@@ -237,7 +246,7 @@ class MemoryAccount:
         self._budget.charge(self._name, self._bytes_with(0))
 
     def charge_budget(self) -> None:
-        """Say what the table takes now, and have some of what is left made ready for it."""
+        """Charge what the table takes now, and prepare memory for the next rows in the background."""
         if self._budget.only_reads:
             return
         if self._budget.limit is None:
@@ -288,7 +297,9 @@ class MemoryAccount:
                 "alike that its index would outgrow its place; renumber them"
             )
         more = len(new) if self._waiting is None else unknown
-        if not more:  # what was made ready ahead counts, and is no reason to refuse
+        if (
+            not more
+        ):  # memory that was prepared ahead counts as taken, and must not refuse an update
             return
         self._budget.check_charge(
             self._name, self._bytes_with(more, evicted), f"add {len(new)} rows"

@@ -21,15 +21,15 @@ Values = Mapping[str, NDArray[Any]]
 
 
 class CandidateIds:
-    """The candidates of one table on one server, in host memory wherever its rows are. Not thread-safe.
+    """Candidates of one table on one server, in host memory even if the rows are not. Not thread-safe.
 
     Args:
-        candidate: Values that are remembered of each.
-        capacity: Number of candidates that are remembered.
+        candidate: Name and type of each value that is remembered of a candidate.
+        capacity: Largest number of candidates.
 
     Attributes:
-        index: Index of the remembered values, as rows of 32 bits a value.
-        capacity: Number of candidates that are remembered.
+        index: The candidates by id; the row of an id has 32 bits for each remembered value.
+        capacity: Largest number of candidates.
     """
 
     def __init__(self, candidate: Mapping[str, type], capacity: int) -> None:
@@ -39,13 +39,11 @@ class CandidateIds:
 
     @property
     def free_places(self) -> int:
-        """Number of candidates that fit before any is forgotten."""
+        """Number of candidates that can be added before older ones are dropped."""
         return max(self.capacity - len(self.index), 0)
 
     def remembered(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """Return the remembered values of these ids, by name: int64 or float32 [n], 0 for one that is no
-        candidate.
-        """
+        """Return the remembered values of these ids by name: int64 or float32 [n], 0 for other ids."""
         return self._values(self.index.locate(ids)[0])
 
     def remember(self, ids: Ids, values: Values, step: int) -> None:
@@ -58,16 +56,16 @@ class CandidateIds:
         self._set(slots, {name: column[mask] for name, column in values.items()})
 
     def remove(self, ids: Ids) -> None:
-        """These are no candidates any more."""
+        """Drop candidates, for example because they get a row."""
         self.index.remove(ids)
 
     def read(self, step: int) -> CandidateData:
-        """All of them."""
+        """Return all candidates with their values and ages."""
         ids, slots = self.index.entries()
         return CandidateData(ids, self._values(slots), self.index.recall(ids, step)[2])
 
     def write(self, candidates: CandidateData, step: int) -> None:
-        """Set what is known of them, leaving other candidates alone; of too many the latest stay."""
+        """Set these candidates; others stay. If they are more than the capacity, the latest are set."""
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, steps = candidates.ids[latest], candidates.touched[latest]
         later = max(step, int(steps.max(initial=0))) + 1
@@ -76,9 +74,7 @@ class CandidateIds:
         self._set(slots, {name: column[latest] for name, column in candidates.values.items()})
 
     def _make_places_for(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids, pushed at this step, that are candidates or have room now to become
-        ones.
-        """
+        """Return a mask of the ids that are candidates or can become candidates at this step."""
         slots, unknown = self.index.touch(ids, step)
         self._make_places(unknown, step)
         free = self.capacity - len(self.index)
@@ -86,7 +82,7 @@ class CandidateIds:
         return mask
 
     def _make_places(self, more: int, step: int) -> None:
-        """Forget those that were pushed the longest time ago, none of those pushed at this step."""
+        """Drop the candidates that were pushed the longest time ago, but none pushed at this step."""
         count = rows_to_evict(len(self.index), more, self.capacity)
         if count:
             self.index.remove(self.index.oldest(step, count, least=1))
@@ -110,11 +106,11 @@ class CandidateIds:
 
 
 class CandidateCounts(CandidateIds):
-    """Candidates of which is known how often they were pushed.
+    """Candidates of a CountFilterEntry: for each, how often it was pushed.
 
     Args:
-        threshold: With which push an id gets its row.
-        capacity: Number of candidates that are remembered.
+        threshold: Number of the push with which an id gets its row.
+        capacity: Largest number of candidates.
     """
 
     def __init__(self, threshold: int, capacity: int) -> None:
@@ -122,14 +118,14 @@ class CandidateCounts(CandidateIds):
         self._needed = threshold
 
     def passing(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return a mask of the ids to which the next push would give a row; changes nothing."""
+        """Return a mask of the ids that the next push would give a row. Changes nothing."""
         enough: NDArray[np.bool_] = self.remembered(ids)["counts"] + 1 >= self._needed
         return enough
 
     def count(self, ids: Ids, step: int) -> None:
-        """Ids without a row are pushed once more; those that have been pushed often enough are forgotten.
+        """Count a push of ids without a row, and drop candidates that have been pushed often enough.
 
-        As for `remember`, those that come last may not be counted.
+        If a push has more new ids than fit, the last ones are not counted, as in `remember`.
         """
         if self.index.locate(ids)[1] and self._needed > 1:
             ids = np.ascontiguousarray(ids[self._make_places_for(ids, step)])

@@ -20,30 +20,33 @@ _NO_KEY = 2**64 - 1
 
 
 def rows_to_evict(rows: int, more: int, capacity: int) -> int:
-    """Return the number of rows to evict so that `more` new ones fit; 0 if they fit already.
+    """Return the number of rows to evict so that `more` new rows fit, or 0 if they fit already.
 
-    At least a sixteenth of the capacity goes, so that a full table is not looked over with each push.
+    It is at least 1/16 of the capacity, because each eviction scans the whole table.
     """
     short = rows + more - capacity
     return max(short, capacity // _PART) if short > 0 else 0
 
 
 class EvictionRanking(Protocol):
-    """Not thread-safe. A step is that of the table's last update, or of the one that is being made."""
+    """Order in which rows of one table are evicted. Not thread-safe.
+
+    The `step` of each method is that of the table's last update, or of the update in progress.
+    """
 
     def first(self, step: int, count: int, least: int) -> Ids:
-        """Ids of the `count` rows that go first, fewer if fewer are `least` updates old."""
+        """Return the `count` ids to evict first, of rows that no push has named for `least` updates."""
 
     def use(self, ids: Ids, step: int) -> None:
-        """The update of this step names these ids; those that have a row count as pushed at it."""
+        """Note that the update of this step names these ids, as far as they have a row."""
 
 
 def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionRanking:
-    """The ranking by the policy of the table.
+    """Return the ranking that the table's eviction policy asks for.
 
     Args:
         spec: Definition of the table.
-        index: Index of its rows.
+        index: Index of the rows.
         place: Offset of the scores within a stored row.
 
     Raises:
@@ -56,7 +59,7 @@ def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionR
 
 
 class AgeRanking:
-    """The rows that were pushed the longest time ago go first. See EvictionRanking."""
+    """Evicts the rows first that were pushed the longest time ago."""
 
     def __init__(self, index: RowMemory) -> None:
         self._index = index
@@ -69,10 +72,10 @@ class AgeRanking:
 
 
 class ScoreRanking:
-    """The rows with the lowest score go first, then the oldest, then those with the smallest hash.
+    """Evicts the rows with the lowest score first; equal scores by age, and equal ages by the id's hash.
 
-    See EvictionRanking. Two looks at all rows find them: one ranks them, one lists those that go.
-    It takes 8 bytes a row for as long as that lasts.
+    `first` scans all rows twice: the first scan finds the key of the last row to evict, the second lists the
+    rows up to it. Meanwhile it takes 8 bytes a row.
     """
 
     def __init__(self, scores: HostScores) -> None:
@@ -94,7 +97,7 @@ class ScoreRanking:
         return np.append(sooner, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
 
     def below(self, threshold: float, step: int) -> Ids:
-        """Ids of the rows whose score is below the threshold."""
+        """Return the ids of the rows whose score is below the threshold."""
         most = max((_ordered(threshold) << 32) - 1, 0)
         return self._listed(step, 0, most, self._scores.keys(step, 0, most))[0]
 
@@ -102,7 +105,7 @@ class ScoreRanking:
         self._scores.use(ids, step)
 
     def _listed(self, step: int, least: int, most: int, keys: Keys) -> tuple[Ids, Keys]:
-        """Ids and keys of the rows with keys up to `most`; `keys`: keys of these rows at least."""
+        """Return ids and keys of the rows with keys up to `most`. `keys` contains the keys of these rows."""
         count = int(np.count_nonzero(keys <= np.uint64(most)))
         return self._scores.listed(step, least, most, count)
 

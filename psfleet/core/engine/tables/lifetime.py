@@ -30,15 +30,17 @@ def segments_due(step: int, ttl: int) -> tuple[int, int]:
 
 
 class RowLifetime:
-    """Not thread-safe. A step is everywhere that of the table's last update.
+    """Expiry and shrinking of one table's rows and candidates. Not thread-safe.
+
+    The `step` of each method is that of the table's last update.
 
     Args:
         spec: Definition of the table.
-        index: Index of its rows.
-        scan: Removes those that have to go.
-        waiting: The ids that wait for a row, which go too.
+        index: Index of the rows.
+        scan: Removes rows, and notes the removal for snapshots and followers.
+        waiting: The candidates, or None if every id gets a row.
         scores: Offset of the scores within a stored row.
-        ranking: In which rows go when the table is full.
+        ranking: Order of evictions; `shrink` uses its scores.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class RowLifetime:
         return count
 
     def age(self, step: int) -> None:
-        """After an update: let rows go whose time has come, and keep stamps in range."""
+        """Remove rows that have expired after an update, and keep the stamps of rows in range."""
         if self._ttl is not None and self._ttl.steps:
             first, last = segments_due(step, self._ttl.steps)
             if first < last:
@@ -104,7 +106,7 @@ class RowLifetime:
         return TableClock(step, self._shrinks, self._ticks)
 
     def set_clock(self, clock: TableClock, step: int) -> None:
-        """Set it to what it was; `step`: what the table's is until now."""
+        """Set the clock to an earlier value; `step` is the table's step until now."""
         if clock.step != step:
             self._restamp(step, clock.step)
             self._scan.restamped()
@@ -117,7 +119,7 @@ class RowLifetime:
         return self._scan.drop(ids, step, EvictionCause.SHRUNK)
 
     def _sweep(self, segments: tuple[int, int], step: int, least: int, cause: EvictionCause) -> int:
-        """Forget rows and waiting ids of these segments that are at least so many steps old."""
+        """Remove rows and candidates of these segments that no push has named for `least` steps."""
         if self._waiting is not None:
             waiting = self._waiting.index
             waiting.remove(waiting.aged(step, least, segments)[0])

@@ -1,7 +1,14 @@
-"""A server's part of one sparse table: rows of weights and optimizer state by 64-bit id.
+"""SparseTable: one server's part of a sparse table, rows of weights and optimizer state by 64-bit id.
 
-For snapshots: `rows`, `candidates` and `clock` hand out everything, `write`, `write_candidates` and
-`set_clock` take it back. Meanwhile `table.mark()` has it remember what it removes:
+This module holds the lock and the order of steps; the steps are elsewhere. A push asks the entry which ids
+get a row (admission.py), charges the memory budget (budget.py), updates the rows (row_update.py) and
+removes rows that have expired (lifetime.py). Where the rows are is decided by the memory kind
+(memory_choice.py).
+
+Rows, candidates and clock are read with `rows`, `candidates` and `clock`, and restored with `write`,
+`write_candidates` and `set_clock`. A mark makes later deltas possible:
+
+    mark = table.mark()                     # from here on removed ids are remembered
     changes = table.changed_since(mark)     # ids to write again, ids to delete
     delta = table.rows(changes.ids)
     table.release(mark)
@@ -44,16 +51,16 @@ Floats = NDArray[np.float32]
 
 
 class SparseTable:
-    """Rows that appear when they are first updated, and go as the table's entry says.
+    """Rows that are added when an id is first pushed, and removed as the table's entry says. Thread-safe.
 
     Attributes:
-        spec: The table's definition.
+        spec: Definition of the table.
         step: Number of updates that the table has had.
-        device: Memory that holds its rows.
-        traffic: Traffic of the table, for displays.
-        scan: Scan of its rows, which says what changes.
-        paging: Traffic with the disk, for displays; None: the rows are in memory.
-        evictions: The ids that went last; None: the entry does not ask for them.
+        device: Memory that holds the rows.
+        traffic: Counts of rows, for displays.
+        scan: Ordered scans of the rows, and what has changed since a mark.
+        paging: Traffic with the disk, for displays, or None if the rows are in memory.
+        evictions: The ids that were evicted last, or None if the entry has no EvictionStreamEntry.
     """
 
     def __init__(
@@ -65,18 +72,18 @@ class SparseTable:
         device: Device = "cpu",
         device_budget: MemoryBudget | None = None,
     ) -> None:
-        """An empty table.
+        """Make an empty table.
 
         Args:
-            spec: Its definition.
-            max_rows: The most rows this part can hold, whatever the entry says.
+            spec: Definition of the table.
+            max_rows: Largest number of rows of this part, even if the entry allows more.
             servers: Number of parts of the table, which share the limits of the entry.
-            budget: The host memory that this table shares with others; None: it takes what there is.
-            device: Memory that holds it.
-            device_budget: The same of the device.
+            budget: Host memory that this table shares with others, or None for no limit.
+            device: Memory that holds the rows.
+            device_budget: Memory of that device that this table shares with others, or None for no limit.
 
         Raises:
-            UsageError: There is no memory for it.
+            UsageError: There is no memory for the table.
         """
         self.spec = spec
         self.step = 0
@@ -107,13 +114,13 @@ class SparseTable:
 
     @property
     def bytes(self) -> int:
-        """Memory of rows, state and index, and of the ids that wait for a row."""
+        """Bytes of rows, optimizer state, index, candidates and remembered evictions."""
         waiting = 0 if self._waiting is None else self._waiting.index.bytes
         return self._index.bytes + waiting + self._stream_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of that in a device's memory."""
+        """The part of `bytes` that is in a device's memory."""
         return self._index.device_bytes
 
     @property
@@ -133,11 +140,13 @@ class SparseTable:
 
     @property
     def waiting(self) -> int:
-        """Ids that have been pushed too seldom for a row, for displays."""
+        """Number of candidates: ids that have been pushed too seldom for a row. For displays."""
         return 0 if self._waiting is None else len(self._waiting.index)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """Write the weights of ids to `out`, first values of those without a row; returns how many these are.
+        """Write the weights of these ids to `out`, and the first values for ids without a row.
+
+        Returns the number of ids without a row, which a pull does not add.
 
         Args:
             ids: int64 [n], repeats allowed, any alignment.
@@ -152,12 +161,12 @@ class SparseTable:
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update rows, adding those of unknown ids (that the entry admits) with their first values.
 
-        Whoever takes a gradient from outside checks that it fits, see ShardTables.check_gradient.
+        Shapes are not checked here: the caller has done that (ShardTables.check_gradient).
 
         Args:
             ids: int64 [n], no id twice, any alignment.
             gradients: float32 [n, dim], any alignment; in a table that counts shows and clicks
-                [n, dim + 2], with those behind each gradient.
+                [n, dim + 2], with the two counts behind each gradient.
             learning_rate: Learning rate of this push.
 
         Raises:
@@ -167,13 +176,13 @@ class SparseTable:
             self._push(np.ascontiguousarray(ids), np.ascontiguousarray(gradients), learning_rate)
 
     def placed(self) -> PlacedRows | None:
-        """Pulls and pushes by the places of their arrays; None: this table needs the arrays."""
+        """Return pulls and pushes by address, for small calls, or None if this table has none."""
         if not self._admission.admits_all or self._counts or self.spec.every_row:
             return None
         return placed_rows(self, self._lock, self._rule, self._index, self._account, self._lifetime)
 
     def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
-        """`push` of the mean of several, summed in their order; shows and clicks are summed."""
+        """Push the mean of several gradients, summed in their order. Shows and clicks are summed, too."""
         if len(parts) == 1:
             self.push(*parts[0], learning_rate)
             return
@@ -187,6 +196,7 @@ class SparseTable:
 
     def _update(self, ids: Ids, gradients: RowValues, learning_rate: float) -> None:
         rule, decay = self.spec.rule, self.spec.decay
+        # Snapshots in progress copy the rows before they change, so this comes before the rule.
         if self.spec.every_row:
             self._index.keep_segments(*EVERY)
         else:
@@ -212,7 +222,7 @@ class SparseTable:
     def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
         """Refuse ids that the table cannot all take with its next update.
 
-        Each counts once; those with a row do not count, nor those that the entry does not admit.
+        Each id counts once. Ids with a row do not count, nor ids that the entry would not admit.
 
         Args:
             parts: The ids.
@@ -222,7 +232,7 @@ class SparseTable:
         Raises:
             UsageError: The table would be full.
         """
-        # What surely fits need not wait for a pull to let go of the lock.
+        # Without the lock: in the common case a push need not wait here for a pull that holds it.
         if not self._account.can_surely_add(sum(map(len, parts))):
             with self._lock:
                 self._admission.check(parts, self.step, written, evicted)
@@ -235,10 +245,10 @@ class SparseTable:
         return self._account.growth_bound(sum(map(len, parts)), counts_rows=counts_rows)
 
     def reserve(self, rows: int) -> None:
-        """Have memory for so many rows in all made now, so that no push waits for it.
+        """Prepare memory for `rows` rows in all now, so that no push waits for it.
 
         Raises:
-            UsageError: There is not so much memory for the table.
+            UsageError: The table may not have that much memory.
         """
         with self._lock:
             self._account.reserve(rows)
@@ -264,9 +274,11 @@ class SparseTable:
                 self._ranking.use(ids, self.step)
 
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
-        """Forget rows; returns how many were there. Their ids start anew when next updated.
+        """Remove rows and candidates; return the number of rows. The ids start again at their next push.
 
-        cause: Reason of the removal; None: they are no evictions.
+        Args:
+            ids: The ids, in any order; they may have no row.
+            cause: Reason to note in the eviction stream, or None if the removal is no eviction.
         """
         ids = np.ascontiguousarray(ids)
         with self._lock:
@@ -276,16 +288,16 @@ class SparseTable:
             return self.scan.drop(ascending([there]), self.step, cause)
 
     def evict(self, count: int) -> int:
-        """Remove the `count` rows that go first; returns how many went."""
+        """Remove the `count` rows that are evicted first; return the number of removed rows."""
         with self._lock:
             first = self._ranking.first(self.step, count, 0)
             return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
-        """Up to `limit` of the evictions from a position on.
+        """Return up to `limit` evictions, from a position on.
 
         Raises:
-            UsageError: The table's entry does not ask for them, or it has not come so far.
+            UsageError: The entry has no EvictionStreamEntry, or the position is in the future.
         """
         if self.evictions is None:
             why = "does not remember evicted ids; join its entry with an EvictionStreamEntry"
@@ -301,23 +313,23 @@ class SparseTable:
 
     @property
     def tick_every(self) -> float:
-        """Wanted seconds between calls of `tick`; 0: the table does not depend on time."""
+        """Seconds between calls of `tick` that the table needs. 0 means that it does not depend on time."""
         return self._lifetime.tick_every
 
     def tick(self, seconds: float) -> int:
-        """So much time has passed; returns how many rows went because of that."""
+        """Remove rows that have expired, as these seconds have passed; return their number."""
         with self._lock:
             return self._lifetime.tick(seconds, self.step)
 
     def shrink(self, threshold: float | None = None, unseen: int | None = None) -> int:
-        """Remove rows that are worth little or not in use; returns how many went.
+        """Remove rows that are worth little or not in use; return their number.
 
         Args:
-            threshold: A table that counts shows and clicks: the least score of a row that stays; None:
-                its entry's. A table whose eviction policy has scores: the least of those likewise; None:
-                all stay. Other tables: as `unseen`.
-            unseen: Rows that no push has named since the unseen-th shrink before this one go. None:
-                the entry's delete_after_unseen; in other tables none go.
+            threshold: Lowest score of a row that stays, in a table that counts shows and clicks (None stands
+                for the threshold of its entry) or whose eviction policy has scores (with None all rows
+                stay). Other tables use it as `unseen`.
+            unseen: Remove rows that no push has named since the shrink that many shrinks ago. None stands
+                for the entry's delete_after_unseen; in tables without it no row is removed.
         """
         with self._lock:
             return self._lifetime.shrink(threshold, unseen, self.step)
@@ -328,12 +340,12 @@ class SparseTable:
             return self.scan.ascending().copy()
 
     def segment_ids(self, first: int, last: int, since: HistoryPoint | None = None) -> Ids:
-        """Ids of the rows of these segments (that updates have named since a mark), in no good order."""
+        """Return the ids of rows in these segments, in any order; with a mark, of rows updated since."""
         with self._lock:
             return self.scan.pushed_since(since, self.step, (first, last))
 
     def rows(self, ids: Ids) -> RowData:
-        """The rows of these ids with all that is known of them; ids without a row are left out."""
+        """Return the rows of these ids with optimizer state, scores and last steps, without unknown ids."""
         ids = np.ascontiguousarray(ids, np.int64)
         with self._lock:
             _, slots, steps = self._index.recall(ids, self.step)
@@ -342,7 +354,7 @@ class SparseTable:
         return self._packed.unpack(ids[present], rows, steps[present])
 
     def write(self, rows: RowData) -> None:
-        """Set rows from what `rows` gave, adding unknown ids and leaving other rows alone.
+        """Set rows to what `rows` has returned. Adds rows for unknown ids; rows of other ids stay.
 
         Set the clock first, so that a table that evicts knows how old rows are.
 
@@ -364,12 +376,12 @@ class SparseTable:
             self._account.charge_budget()
 
     def candidates(self) -> CandidateData:
-        """The ids that have been pushed too seldom for a row."""
+        """Return the candidates: the ids that have been pushed too seldom for a row."""
         with self._lock:
             return CandidateData() if self._waiting is None else self._waiting.read(self.step)
 
     def write_candidates(self, candidates: CandidateData) -> None:
-        """Set what `candidates` gave, leaving others alone; of too many the latest."""
+        """Set candidates to what `candidates` has returned. If they are too many, the latest stay."""
         if self._waiting is None:
             if len(candidates):
                 raise UsageError(
@@ -386,26 +398,26 @@ class SparseTable:
         return self._lifetime.clock(self.step)
 
     def set_clock(self, clock: TableClock) -> None:
-        """Set it to what `clock` was; rows keep the steps at which they were pushed."""
+        """Set the clock to an earlier value of `clock`. Rows keep the steps at which they were pushed."""
         with self._lock:
             self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
 
     def page(self, offset: int, limit: int) -> RowData:
-        """Some of `rows`, in ascending order of id."""
+        """Return the rows `offset` to `offset + limit` in ascending order of id."""
         with self._lock:
             ids = self.scan.ascending()[offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
-        """A page of ids and `RowData.values`, in ascending order of id."""
+        """Return the ids and values of such a page, without scores and steps."""
         rows = self.page(offset, limit)
         return rows.ids, rows.values
 
     def restore(
         self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
     ) -> None:
-        """`write` for rows of which less may be known: then as if the last update had named them."""
+        """Write rows. Without `touched` and `scores` they count as first pushed by the last update."""
         touched = np.full(len(ids), self.step) if touched is None else touched
         if scores is None:
             scores = np.zeros((len(ids), self.spec.scores), np.float32)
@@ -434,9 +446,10 @@ class SparseTable:
         return FrozenSparseTable(self.spec, clock, rows, waiting, *rest)
 
     def mark(self, *, bounded: bool = False) -> HistoryPoint:
-        """A point to which `changed_since` looks back; until its release, removed ids are kept.
+        """Return a point to which `changed_since` can look back. It must be released.
 
-        bounded: Not when there are more than 4 million of them; `scan.knows` says that.
+        Args:
+            bounded: Give the mark up if there are more than 4 million removed ids; `scan.knows` tells that.
         """
         with self._lock:
             return self.scan.mark(self.step, bounded=bounded)
@@ -451,11 +464,11 @@ class SparseTable:
             return self.scan.changed_since(mark, self.step)
 
     def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
-        """Ids of rows that were set otherwise than by an update since a mark, and of those that are gone."""
+        """Return the ids of rows that were written since a mark (not pushed), and of removed rows."""
         with self._lock:
             return self.scan.set_since(mark)
 
     def release(self, mark: HistoryPoint) -> None:
-        """Drop a mark: changes since it are not needed any more."""
+        """Drop a mark, because changes since it are no longer needed."""
         with self._lock:
             self.scan.release(mark)
