@@ -116,8 +116,9 @@ class PlainCalls:
         began = time.perf_counter_ns()
         host, address, size = self._host, content_address(request), len(request)
         shard, sizes, push, pull = host.shard, host.bytes, None, None
-        # One lock from the first check to `take`: the checks hold only for the shard as it is now. The order
-        # is from cheap to expensive, and the only change before `take` is the claim of the shared memory.
+        # One lock from the first check to `apply_plain_call`: the checks hold only for the shard as it is now.
+        # The order is from cheap to expensive, and the only change before `apply_plain_call` is the claim of
+        # the shared memory.
         with host.lock:
             if not may_be_plain(shard) or host.waiting_calls >= host.limits.waiting_calls:
                 return None

@@ -46,7 +46,7 @@ def may_be_plain(shard: Shard) -> bool:
 def is_plain(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> bool:
-    """Return whether `take` may apply a push and the pull that came with it, given `may_be_plain`.
+    """Return whether `apply_plain_call` may apply a push and its pull, given `may_be_plain`.
 
     Returns False for an invalid call too; `Shard.handle` then reports the error.
 

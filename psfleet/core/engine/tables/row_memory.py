@@ -106,7 +106,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def most_bytes_with(self, more: int) -> int:
-        """Return an upper bound of `taken`, as if no row had ever been removed; cheap to compute."""
+        """Return an upper bound of `bytes_with`, as if no row had ever been removed; cheap to compute."""
 
     @abstractmethod
     def keep_ahead(self, available: int | None = None) -> None:

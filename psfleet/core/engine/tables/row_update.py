@@ -1,9 +1,13 @@
-"""A rule at work on the rows of a sparse table, in host memory or on a device behind the same interface."""
+"""Pulls and pushes of a sparse table's rows: calls the kernels that are generated from the table's rule.
+
+RowUpdate is the interface. HostRowUpdate implements it for rows in host memory, tables/device for rows on a
+GPU. PlacedRows makes the same kernel calls for small requests, by address and without NumPy.
+"""
 
 import threading
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +26,7 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.budget import MemoryAccount
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.lifetime import RowLifetime
-from psfleet.core.engine.tables.row_memory import RowMemory
-
-if TYPE_CHECKING:
-    from psfleet.core.engine.tables.sparse import SparseTable
+from psfleet.core.engine.tables.row_memory import RowMemory, RowTraffic
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -37,31 +38,31 @@ class DeviceValues(Protocol):
     """float32 [n, width] on a device."""
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> "DeviceValues":
-        """Some of the rows. What they were chosen from is of no use any more."""
+        """Return some of the rows. The array that they were chosen from must not be used afterwards."""
 
     def to_host(self) -> Floats:
-        """A copy of the rows in host memory."""
+        """Return a copy of the rows in host memory."""
 
 
 RowValues = Floats | DeviceValues
-"""One row of values for each id of a push, wherever they lie."""
+"""One row of values for each id of a push, in host memory or on a device."""
 
 
 class RowUpdate(Protocol):
     """Pulls and pushes of one table. Not thread-safe."""
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """Write the weights of ids to `out`, float32 [n, dim]; of an unknown id its first values.
+        """Write the weights of ids to `out`, float32 [n, dim], and the first values of unknown ids.
 
         Returns:
-            How many ids were unknown.
+            Number of unknown ids.
         """
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
-        """The ids of several pushes, in the order in which they first come, and the means of their gradients.
+        """Return the ids of several pushes, in order of first occurrence, and the means of their gradients.
 
-        Each sum is taken in the order of the pushes, and shows and clicks are summed alone. None of the
-        pushes names an id twice. The means are of use for the next `push` only.
+        Sums are taken in the order of the pushes; shows and clicks are summed without a mean. No push may
+        name an id twice. The means may be used for the next `push` only.
         """
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
@@ -79,13 +80,18 @@ class RowUpdate(Protocol):
 
 
 def host_pull_kernels(spec: TableSpec) -> ModuleType:
-    """The kernels that read a table's rows in host memory."""
+    """Return the kernels that read a table's rows in host memory."""
     form = RowFormat(spec.rule, spec.dim, spec.precision)
     return pull_kernels(spec.dim, form.plain, 4 * (form.words + spec.scores))
 
 
 def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
-    """The kernel of a table's rule for rows in host memory: of those that a push names, or that rest."""
+    """Return the kernel of a table's rule for rows in host memory.
+
+    Args:
+        spec: Definition of the table.
+        rests: False for the rows that a push names, True for all other rows.
+    """
     return sparse_kernels(
         spec.rule,
         bool(spec.decay.l1),
@@ -99,7 +105,7 @@ def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
 
 
 class HostRowUpdate:
-    """Implements RowUpdate."""
+    """Updates rows in host memory. Implements RowUpdate."""
 
     def __init__(self, spec: TableSpec, index: HostRowMemory) -> None:
         rule = spec.rule
@@ -168,16 +174,24 @@ class HostRowUpdate:
         return np.concatenate([[*kernels, kind], floats, last, arrays]).astype(np.int64)
 
 
+class SteppedTable(Protocol):
+    """What PlacedRows reads and counts of its SparseTable."""
+
+    spec: TableSpec
+    step: int
+    traffic: RowTraffic
+
+
 def placed_rows(
-    table: "SparseTable",
+    table: SteppedTable,
     lock: threading.Lock,
     rule: RowUpdate,
     index: RowMemory,
     account: MemoryAccount,
     lifetime: RowLifetime,
 ) -> "PlacedRows | None":
-    """Return the pulls and pushes of a table; None: its rows are not in host memory alone."""
-    # Classes that derive from these page rows, or have them elsewhere.
+    """Return pulls and pushes of a table by address, or None if some of its rows are not in host memory."""
+    # `type`, not isinstance: derived classes have rows on disk, and would have to read them first.
     if type(rule) is HostRowUpdate and type(index) is HostRowMemory:
         return PlacedRows(table, lock, rule, index, account, lifetime)
     return None
@@ -198,7 +212,7 @@ class PlacedRows:
 
     def __init__(
         self,
-        table: "SparseTable",
+        table: SteppedTable,
         lock: threading.Lock,
         rule: HostRowUpdate,
         index: HostRowMemory,
