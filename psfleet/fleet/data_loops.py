@@ -132,7 +132,7 @@ class DataLoops:
             extended: Loop in which the fleet has dealt a batch. If the script had this loop behind it, a
                 resumed job has further epochs, which begin here.
         """
-        reached = self._place.reached(self._aim) or extended < self._aim.loop
+        reached = self._place.has_reached(self._aim) or extended < self._aim.loop
         if not self._there and reached:
             self._there = True
             self._worker_state.restore(self._restored)

@@ -174,9 +174,9 @@ def gather(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, A
     for bound in bound_tables:
         name, table = bound.parameter.name, home.runtime.read_table(bound.key)
         state[f"{name}.step"] = table.step
-        if bound.spec.kind == "sparse" and not bound.bounded:
+        if bound.spec.kind == "sparse" and not bound.is_bounded:
             state[f"{name}.ids"] = table.ids
-        whole = bound.spec.kind == "sparse" and bound.bounded
+        whole = bound.spec.kind == "sparse" and bound.is_bounded
         slots = slots_of(bound.spec, bound.all_ids(), table) if whole else table.values[1:]
         for slot, values in zip(bound.spec.rule.slots, slots, strict=True):
             state[f"{name}.{slot.name}"] = values
@@ -188,7 +188,7 @@ def masters(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, 
     return {
         bound.parameter.name: np.array(home.value(bound.parameter))
         for bound in bound_tables
-        if bound.parameter.dtype != "float32" and bound.bounded
+        if bound.parameter.dtype != "float32" and bound.is_bounded
     }
 
 
@@ -223,7 +223,7 @@ def _state(owner: str, bound: BoundTable, entries: dict[str, Any]) -> TableState
     """Return the table's state from the entries, without its weights."""
     name, ids = bound.parameter.name, None
     if bound.spec.kind == "sparse":
-        ids = bound.all_ids() if bound.bounded else _entry(owner, entries, f"{name}.ids")
+        ids = bound.all_ids() if bound.is_bounded else _entry(owner, entries, f"{name}.ids")
     shape = bound.spec.shape if ids is None else (len(ids), bound.spec.dim)
     slots = [
         as_numbers(

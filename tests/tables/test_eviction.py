@@ -220,9 +220,9 @@ def test_a_bounded_mark_is_given_up() -> None:
     table.remove(np.arange(20))
     assert table.changed_since(bounded).removed.tolist() == list(range(20))
     table.release(firm)
-    assert table.scan.knows(bounded)
+    assert table.scan.has_history_since(bounded)
     table.remove(np.arange(20, 22))
-    assert not table.scan.knows(bounded)
+    assert not table.scan.has_history_since(bounded)
     assert not table.scan._history._removed
     table.release(bounded)
     later = table.mark(bounded=True)

@@ -97,7 +97,7 @@ class LoopPosition:
         """Return whether the script is in this loop."""
         return self.inside and self.loop == loop
 
-    def reached(self, other: "LoopPosition") -> bool:
+    def has_reached(self, other: "LoopPosition") -> bool:
         """Return whether the script is at that position, or further."""
         here, there = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
         return here >= there

@@ -116,7 +116,7 @@ class PlainCalls:
         began = time.perf_counter_ns()
         host, address, size = self._host, content_address(request), len(request)
         shard, sizes, push, pull = host.shard, host.bytes, None, None
-        # One lock from the first check to `apply_plain_call`: the checks hold only for the shard as it is now.
+        # One lock from the first check to `apply_plain_call`, as the checks hold for the present shard only.
         # The order is from cheap to expensive, and the only change before `apply_plain_call` is the claim of
         # the shared memory.
         with host.lock:

@@ -285,7 +285,7 @@ def _closed(history: History) -> list[tuple[tuple[int, int], ...]]:
 def _counts(seats: Mapping[int, SeatView], push: Push) -> bool:
     incarnations = seats[push.worker].incarnations if push.worker in seats else ()
     return any(
-        incarnation.incarnation == push.incarnation and incarnation.counts_in(push.sequence)
+        incarnation.incarnation == push.incarnation and incarnation.is_member_in(push.sequence)
         for incarnation in incarnations
     )
 

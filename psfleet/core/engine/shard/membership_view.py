@@ -24,7 +24,7 @@ class Incarnation:
     first: int = 1
     last: int | None = None
 
-    def counts_in(self, number: int) -> bool:
+    def is_member_in(self, number: int) -> bool:
         """Return whether the incarnation is a member of that round."""
         return self.first <= number and (self.last is None or number <= self.last)
 
@@ -116,5 +116,5 @@ class ViewReport:
 def member(incarnations: Iterable[Incarnation], number: int) -> Incarnation | None:
     """The incarnation of a seat that counts in a round."""
     return next(
-        (incarnation for incarnation in incarnations if incarnation.counts_in(number)), None
+        (incarnation for incarnation in incarnations if incarnation.is_member_in(number)), None
     )

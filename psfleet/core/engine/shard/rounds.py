@@ -159,7 +159,7 @@ class Rounds:
             else {}
         )
         incarnation = incarnations.get(push.incarnation)
-        if incarnation is None or not incarnation.counts_in(push.sequence):
+        if incarnation is None or not incarnation.is_member_in(push.sequence):
             del self.held[seat]
         elif incarnation.last is not None:
             self.committed[seat] = push.sequence

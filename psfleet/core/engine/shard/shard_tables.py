@@ -347,7 +347,9 @@ class DeltaBases:
         """
         marks = self._marks.get(number)
         sparse = dict(tables.sparse())
-        if marks is None or not all(sparse[key].scan.knows(mark) for key, mark in marks.items()):
+        if marks is None or not all(
+            sparse[key].scan.has_history_since(mark) for key, mark in marks.items()
+        ):
             return None
         changed = {key: sparse[key].changed_since(mark) for key, mark in marks.items()}
         return {key: changed.get(key) for key in tables}

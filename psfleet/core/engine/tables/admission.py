@@ -164,7 +164,7 @@ class AdmissionFilter:
         if not mask.all():
             ids, gradients = ids[mask], gradients[mask]
         if self._account.evicts and len(new) > self._account.free_places:
-            self._ranking.use(ids, step + 1)
+            self._ranking.count_update(ids, step + 1)
             self.make_places(len(new), step + 1, self._account.limit)
         return ids, gradients
 

@@ -82,7 +82,7 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
     """
     spec, weights = table.spec, weights_of(table, ids) + deltas
     table.step += 1
-    table.use(ids)
+    table.count_update(ids)
     *_, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
     form = RowFormat(spec.rule, spec.dim, spec.precision)
     set_rows(table, ids, draw_weights(form, ids, weights, stream, table.step), uses=1)

@@ -37,7 +37,7 @@ class EvictionRanking(Protocol):
     def first(self, step: int, count: int, least: int) -> Ids:
         """Return the `count` ids to evict first, of rows that no push has named for `least` updates."""
 
-    def use(self, ids: Ids, step: int) -> None:
+    def count_update(self, ids: Ids, step: int) -> None:
         """Note that the update of this step names these ids, as far as they have a row."""
 
 
@@ -67,7 +67,7 @@ class AgeRanking:
     def first(self, step: int, count: int, least: int) -> Ids:
         return self._index.oldest(step, count, least)
 
-    def use(self, ids: Ids, step: int) -> None:
+    def count_update(self, ids: Ids, step: int) -> None:
         self._index.touch(ids, step)
 
 
@@ -101,7 +101,7 @@ class ScoreRanking:
         most = max((_ordered(threshold) << 32) - 1, 0)
         return self._listed(step, 0, most, self._scores.keys(step, 0, most))[0]
 
-    def use(self, ids: Ids, step: int) -> None:
+    def count_update(self, ids: Ids, step: int) -> None:
         self._scores.use(ids, step)
 
     def _listed(self, step: int, least: int, most: int, keys: Keys) -> tuple[Ids, Keys]:

@@ -277,7 +277,7 @@ class RowScan:
         """Return the point just before the update of this step; only `pushed_since` may use it."""
         return HistoryPoint(self._history.era, step - 1, 0)
 
-    def knows(self, mark: HistoryPoint) -> bool:
+    def has_history_since(self, mark: HistoryPoint) -> bool:
         """Return whether the history still reaches back to this mark; a bounded mark may be lost."""
         return mark.event >= self._history.first
 

@@ -205,7 +205,7 @@ class SparseTable:
         self.step += 1
         self.traffic.updated += len(ids)
         if self._counts:
-            self._ranking.use(ids, self.step)
+            self._ranking.count_update(ids, self.step)
         self._rule.push(ids, gradients, scalars, self.step)
         self.scan.updated(ids, self.step)
         self._account.charge_budget()
@@ -267,11 +267,11 @@ class SparseTable:
         with self._lock:
             return self._admission.surplus(parts, self.step)
 
-    def use(self, ids: Ids) -> None:
+    def count_update(self, ids: Ids) -> None:
         """Count an update of these ids that did not go through `push` (geo mode adds deltas)."""
         if self._counts:
             with self._lock:
-                self._ranking.use(ids, self.step)
+                self._ranking.count_update(ids, self.step)
 
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
         """Remove rows and candidates; return the number of rows. The ids start again at their next push.
@@ -449,7 +449,7 @@ class SparseTable:
         """Return a point to which `changed_since` can look back. It must be released.
 
         Args:
-            bounded: Give the mark up if there are more than 4 million removed ids; `scan.knows` tells that.
+            bounded: Give the mark up beyond 4 million removed ids. Ask `scan.has_history_since` before use.
         """
         with self._lock:
             return self.scan.mark(self.step, bounded=bounded)

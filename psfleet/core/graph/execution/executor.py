@@ -233,7 +233,7 @@ class Executor:
         plan = self._plan(program, fetches)
         arrays = check_feed(program, plan.feeds, feed or {})
         run: ProgramRun | PipelinedRun
-        if plan.pipelined:
+        if plan.is_pipelined:
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
         else:
             _check_whole(program)
@@ -414,7 +414,7 @@ def _check_whole(program: Program) -> None:
 
 def _counted(plan: ExecutionPlan, samples: int) -> int:
     """Return the number of samples to report with a push; only the first stage of a pipeline has any."""
-    return 0 if plan.pipelined and here().process else samples
+    return 0 if plan.is_pipelined and here().process else samples
 
 
 def _shows_averages(program: Program) -> bool:

@@ -90,7 +90,7 @@ class BoundTable:
         self.rows.clear()
 
     @property
-    def bounded(self) -> bool:
+    def is_bounded(self) -> bool:
         """True if the parameter is an array: dense, or with a known number of rows."""
         return not has_any_id(self.parameter)
 
@@ -314,7 +314,7 @@ class BoundTables(ParameterClient):
         """Write the rows that the parameter has now to its new sparse table. Runs on worker 0 only."""
         self.runtime.create(bound.spec)
         source = bound.parameter.binding
-        if isinstance(source, BoundTables) and not bound.bounded:
+        if isinstance(source, BoundTables) and not bound.is_bounded:
             state = source.runtime.read_table(source._bound_by_parameter[id(bound.parameter)].key)
             assert state.ids is not None
             ids, rows = state.ids, state.values[0]
@@ -329,7 +329,7 @@ class BoundTables(ParameterClient):
         bound.drop_pulled()
 
     def _copy_value(self, source: BoundTable, target: BoundTable) -> None:
-        if not target.bounded:
+        if not target.is_bounded:
             raise UsageError(
                 f"parameter {target.parameter.name!r} has rows for any id and is "
                 "trained by "

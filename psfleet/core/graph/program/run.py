@@ -95,7 +95,7 @@ class ExecutionPlan:
         return any(plan.backward.checkpoints is not None for plan in self.backwards)
 
     @property
-    def pipelined(self) -> bool:
+    def is_pipelined(self) -> bool:
         """True if a backward pass asks for a pipeline."""
         return any(plan.backward.pipeline is not None for plan in self.backwards)
 
@@ -121,7 +121,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
         *(v for record in plan.late for v in record.inputs),
     }
     plan.releases = last_uses([*plan.early, *plan.forward], plan.kept)
-    if plan.pipelined and not program.for_test:
+    if plan.is_pipelined and not program.for_test:
         _check_batches(plan.forward)
     return plan
 
