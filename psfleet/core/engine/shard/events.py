@@ -32,16 +32,16 @@ Outcome = Literal["applied", "held"]
 
 @dataclass(frozen=True)
 class FrozenShard:
-    """Read once, then closed.
+    """A shard as it was at one moment, for a snapshot or a standby. Read it once, then close it.
 
     Attributes:
-        number: Number of the cut; 0: none was asked for.
-        index, servers: Number of the shard's server, and of all servers.
-        tables: Their content.
-        state: Everything else that the shard is.
+        number: Number of the cut, or 0 if no snapshot was asked for.
+        index, servers: Number of the shard's server, and number of all servers.
+        tables: Images of the tables.
+        state: State of the shard without its tables.
         mode, round: Mode and round of the fleet.
-        pushes: By seat: (incarnation, last push in it).
-        since: Only what has changed since the cut of this number is in the tables; 0: everything.
+        pushes: For each seat its incarnation and the last push that the image contains.
+        since: Number of the cut since which the tables contain the changes, or 0 if they contain all rows.
     """
 
     number: int
@@ -55,7 +55,7 @@ class FrozenShard:
     since: int = 0
 
     def close(self) -> None:
-        """The tables need not remember the moment any more."""
+        """Release the images of the tables, which then no longer copy rows before they change."""
         for table in self.tables:
             table.close()
 
@@ -65,9 +65,9 @@ class Join:
     """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
 
     Attributes:
-        mode: With the settings that servers know.
-        switch: 0, or n: all workers have arrived with nothing in flight, and from now on the fleet
-            runs in this mode, its n-th mode switch.
+        mode: Mode of the fleet, with the settings that servers know.
+        switch: Number of a mode switch: all workers have arrived with nothing in flight, and from now on
+            the fleet runs in `mode`. 0 if the worker joins without a switch.
         last: With a switch, the highest round or push of any worker before it.
     """
 
@@ -82,9 +82,9 @@ class Join:
 class Leave:
     """A worker makes no push after push `last`: it leaves or rests.
 
-    With `rest` = n, the n-th rest of this incarnation, it returns once every other worker rests or has
-    left too. So workers with unequal amounts of data can wait at a barrier without delaying the
-    rounds of the others.
+    With `rest` = n, the n-th rest of this incarnation, the worker returns once every other worker rests or
+    has left too. So workers with unequal amounts of data can wait at a barrier without delaying the rounds
+    of workers that still have data.
     """
 
     worker: int
@@ -99,16 +99,17 @@ class Push:
 
     Sparse gradients carry unique ids; dense ones this server's slice. Every table of the push is
     named on every server that holds it, with no rows where none fall, so that all count the same steps.
-    In a mode that adds deltas it brings what is to be added to the weights.
+    In a mode that adds deltas, `gradients` are the deltas to add to the weights.
 
     Attributes:
         clock: Ssp mode: the worker's pushes since the last collective.
-        cut: The last snapshot that the worker has marked, and its last push in it.
+        cut: The last snapshot that the worker has marked, and the worker's last push in it.
         position: Every mode but sync: the worker's position in its leases after this push.
-        progress: Every mode but sync: the loop position of its script; empty: unknown.
+        progress: Every mode but sync: loop position of the worker's script, or empty if it is not known.
         skipped: Number of pushes just before this one that were not sent to this server.
-        addressed: Server 0: by server the last push that was sent to it; empty: this one, to all.
-        withdrawn: In place of the push of this number, which a server has refused. It has no gradients.
+        addressed: Server 0: for each server the last push that was sent to it. Empty if this push was sent
+            to all servers.
+        withdrawn: True for the empty push that takes the place of one that a server has refused.
     """
 
     worker: int
@@ -127,7 +128,7 @@ class Push:
 
     @property
     def follows(self) -> int:
-        """The push before it that was sent to this server."""
+        """Number of the worker's push before this one that was sent to this server."""
         return self.sequence - 1 - self.skipped
 
 
@@ -135,9 +136,11 @@ class Push:
 class Pull:
     """A worker asks for values of tables.
 
-    `commit` (sync mode): "every server holds my push of this round"; the pull waits for that round.
-    `clock` (ssp mode): that of its last push; the pull waits for workers too far behind it.
-    `progress` (sync mode): with a commit, the loop position of the script, for later incarnations.
+    Attributes:
+        reads: What to read of which tables.
+        commit: Sync mode: "every server holds my push of this round". The pull waits for that round.
+        clock: Ssp mode: clock of the worker's last push. The pull waits for workers too far behind it.
+        progress: Sync mode: with a commit, the loop position of the script, for later incarnations.
     """
 
     worker: int
@@ -161,8 +164,8 @@ class PartState:
         values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
         ids: Sparse: int64 [n]. Dense: None.
         step: Updates of the table so far.
-        touched, scores: Sparse: as psfleet.core.engine.tables.row_data.RowData has them. None: not known;
-            the rows count as pushed by the last update, and as never shown.
+        touched, scores: Sparse: as in psfleet.core.engine.tables.row_data.RowData. None if they are not
+            known; the rows then count as pushed by the last update, and as never shown.
         start: Offset of the first value within this server's range (dense tables only).
     """
 
@@ -190,7 +193,7 @@ class Shrink:
     """Remove rows with low scores or out of use, see SparseTable.shrink. The reply has their number.
 
     Attributes:
-        table: Its key; 0: every sparse table.
+        table: Key of the table, or 0 for every sparse table.
         number: Number as for WriteState; both are counted together.
     """
 
@@ -234,7 +237,8 @@ class BeginCut:
 class MarkCut:
     """A worker's stream is cut after its push `last`.
 
-    `addressed`: Up to that one the last push that was sent to this server; None: that one.
+    Attributes:
+        addressed: The last push up to `last` that was sent to this server, or None if that is `last` itself.
     """
 
     number: int
@@ -254,7 +258,7 @@ class EndCut:
     """A snapshot is complete or abandoned.
 
     Attributes:
-        base: Delta bases before this snapshot may be forgotten; 0: all may be.
+        base: Oldest snapshot that later deltas may refer to. 0 drops all delta bases.
     """
 
     number: int
@@ -282,7 +286,7 @@ Event = (
 
 @value_class
 class CreateTable:
-    """Create a table with this server's part of its first value, for worker `maker` (None: for no worker)."""
+    """Create a table with this server's part of its first value, for worker `maker` if that is not None."""
 
     spec: TableSpec
     value: NDArray[np.float32]

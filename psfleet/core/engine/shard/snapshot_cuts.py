@@ -18,12 +18,12 @@ class PendingCut:
 
     Attributes:
         number: Number of the cut.
-        round: Sync: cut when this round is closed; None: it is not known yet, close no round.
-        members: Otherwise: the incarnations whose marks are awaited, by seat; None in sync mode.
-        marks: By seat the last push in the snapshot.
-        addressed: By seat, up to that one, the last push that was sent to this server.
-        since: Only what has changed since the cut of this number is wanted; 0: everything.
-        remember: A later cut may ask what has changed since this one.
+        round: Sync mode: cut when this round is closed. None while it is not known; no round closes then.
+        members: Other modes: for each seat the incarnation whose mark is awaited. None in sync mode.
+        marks: For each seat the last push in the snapshot.
+        addressed: For each seat the last push up to its mark that was sent to this server.
+        since: Number of the cut since which changes are wanted, or 0 for everything.
+        remember: True if a later cut may ask what has changed since this one.
     """
 
     number: int
@@ -62,18 +62,18 @@ class CutState:
     """The cuts of one shard.
 
     Attributes:
-        last: Number of the last one that was made; part of the shard's state.
-        under_way: The next one; not part of it: a shard that starts again knows nothing of it.
+        last: Number of the last cut that was made. It is part of the shard's state.
+        under_way: The next cut. It is not part of the state: a shard that starts again does not know it.
     """
 
     last: int = 0
     under_way: PendingCut | None = None
 
     def begin_cut(self, cutting: PendingCut) -> None:
-        """A cut is wanted; one that was under way is given up.
+        """Wait for the position of this cut, and give up an earlier one that was not made.
 
         Raises:
-            ProtocolError: A later one has been made or is under way.
+            ProtocolError: A later cut has been made or is under way.
         """
         now = self.under_way
         if cutting.number <= self.last or (now is not None and cutting.number < now.number):
@@ -86,9 +86,13 @@ class CutState:
     def mark_worker(
         self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
     ) -> None:
-        """A worker's stream is cut after push `last`. A second mark must say the same.
+        """Note that a worker's stream is cut after push `last`. A second mark of the worker is ignored.
 
-        addressed: Up to that one the last push that was sent to this server; None: that one.
+        Args:
+            number: Number of the cut; a mark of another cut is ignored.
+            worker, incarnation: The worker that marks.
+            last: The worker's last push in the snapshot.
+            addressed: The last push up to `last` that was sent to this server, or None if that is `last`.
         """
         now = self.under_way
         if now is None or number != now.number or now.members is None:
@@ -98,7 +102,7 @@ class CutState:
             now.addressed.setdefault(worker, last if addressed is None else addressed)
 
     def give_up(self, number: int | None = None) -> None:
-        """Give up this cut; None: the one under way."""
+        """Give up the cut of this number, or any that is under way if the number is None."""
         if self.under_way is not None and number in (None, self.under_way.number):
             self.under_way = None
 
@@ -108,7 +112,7 @@ class CutState:
         return self.last < number and (now is None or now.number != number)
 
     def holds_rounds(self, last_closed: int) -> bool:
-        """Sync: whether the round after `last_closed` must not close yet."""
+        """Return whether the round after `last_closed` must not close yet (sync mode)."""
         now = self.under_way
         return (
             now is not None
@@ -117,7 +121,7 @@ class CutState:
         )
 
     def check_behind(self, worker: int, sequence: int, server: int) -> None:
-        """Refuse for now a push behind its worker's mark."""
+        """Refuse a push behind its worker's mark; the worker sends it again later."""
         now = self.under_way
         if now is not None and sequence > now.marks.get(worker, sequence):
             raise Later(
@@ -136,13 +140,13 @@ class CutState:
             return now.round is not None and now.round <= last_closed
         seats = set(now.members) - set(leavers)
         return all(
-            # Beyond the mark it has taken a push that does not belong into the cut: it is never made here.
+            # A shard that has taken a push beyond the mark can no longer make this cut.
             seat in now.marks and now.addressed[seat] <= sequences.get(seat, 0) <= now.marks[seat]
             for seat in seats
         )
 
     def complete_cut(self) -> int:
-        """The cut is made; its number."""
+        """Note that the cut is made; return its number."""
         assert self.under_way is not None
         self.last = self.under_way.number
         self.under_way = None

@@ -1,4 +1,8 @@
-"""Kinds of memory for tables, behind one interface; and dense values in that of the host."""
+"""MemoryKind: the interface of a memory that tables may be in. DenseMemory: the values of a dense table.
+
+memory_choice.py has the kinds (host memory, disk, GPU) and decides which table goes where. A new kind of
+memory is a class like those. Dense values in host memory are here.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -101,12 +105,12 @@ class HostDenseMemory:
 
 
 def dense_bytes(spec: TableSpec, count: int, gradients: int = 0) -> int:
-    """Memory that a part of `count` weights takes with its state, and with room for so many gradients."""
+    """Return the bytes of `count` weights with their optimizer state and space for `gradients` gradients."""
     return 4 * ((1 + gradients) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
 
 
 def gradient_places(count: int) -> int:
-    """For how many gradients of so many weights a GPU has room."""
+    """Return the number of gradients of `count` weights for which a GPU keeps memory."""
     return 2 if count <= _SHORT else 1
 
 
@@ -131,16 +135,16 @@ def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:
 
 
 class MemoryKind(ABC):
-    """Says where tables may be, and makes what they consist of there.
+    """A memory that tables may be in: checks which tables may be there, and makes their storage.
 
-    It loads no library of a device before it is asked for a table or whether one is here.
+    A library of a device is loaded only when a table is made or `why_missing` is called.
 
     Attributes:
         name: Name in settings and tables (psfleet/core/base/settings/kinds.py).
         label: Name of the memory, for messages.
-        setting: The setting that says how much of it tables may take; "": there is none.
-        is_host: Kernels for the CPU reach it, and every process has it.
-        needs_folder: It is in files.
+        setting: Name of the setting that limits what tables may take, or empty if there is none.
+        is_host: True if CPU kernels reach this memory and every process has it.
+        needs_folder: True if this memory is in files.
     """
 
     name: Device
@@ -150,17 +154,18 @@ class MemoryKind(ABC):
     needs_folder: ClassVar[bool] = False
 
     def why_missing(self) -> str:
-        """Explain why this process cannot use it, as the end of a sentence; empty: it can."""
+        """Explain why this process cannot use the memory, as the end of a sentence. Empty if it can."""
         return ""
 
     def why_not(self, spec: TableSpec) -> str:
-        """Explain why this table cannot be in such memory on any machine, likewise; empty: it can."""
+        """Explain why the table can never be in such memory, as the end of a sentence. Empty if it can."""
         return ""
 
     def limit(self, most: int) -> int | None:
-        """Bytes that tables may take in all, before there is any; None: as many as they like.
+        """Return the bytes that all tables may take, or None for no limit. Call it before tables are made.
 
-        most: By the setting; 0: it is not said.
+        Args:
+            most: Limit by the setting, or 0 for none.
         """
         return most or None
 
@@ -171,29 +176,38 @@ class MemoryKind(ABC):
         return MemoryBudget(place=self.label, advice=advice)
 
     def dense_bytes(self, spec: TableSpec, count: int) -> int:
-        """Memory that a part of `count` weights of a dense table takes with its state, and with its gradients
-        if they get places here."""
+        """Return the bytes of `count` weights of a dense table with optimizer state and kept gradients."""
         return dense_bytes(spec, count)
 
     @abstractmethod
     def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
-        """Memory for a part of a dense table that starts with these weights, float32 [m].
+        """Make the memory of a part of a dense table.
 
-        width: Number of weights that one update spans.
+        Args:
+            spec: Definition of the table.
+            value: First weights of the part: float32 [m].
+            width: Number of weights that one update spans.
 
         Raises:
-            UsageError: There is too little.
+            UsageError: There is too little memory.
         """
 
     @abstractmethod
     def sparse(
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
-        """Memory for the rows of a sparse table, the table's rule for these rows, and of which budget the
-        table takes what `RowMemory.bytes_with` says: of this memory's own, or of the host's.
+        """Make the memory of a sparse table's rows.
 
-        host, own: Bytes that the table may take in either memory.
+        Args:
+            spec: Definition of the table.
+            max_rows: Largest number of rows.
+            host: Budget of host memory.
+            own: Budget of this memory.
+
+        Returns:
+            The rows, the table's rule for these rows, and the budget that is charged for them: `host` or
+            `own`.
 
         Raises:
-            UsageError: There is too little, or `max_rows` is none.
+            UsageError: There is too little memory, or `max_rows` is 0.
         """
