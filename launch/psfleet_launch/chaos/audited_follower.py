@@ -1,4 +1,8 @@
-"""The program of a follower of a job under chaos: it checks and notes each of its cuts."""
+"""Program of a follower under `psfleet-launch --chaos`: checks each of its cuts and notes the result.
+
+A follower is a process that copies the tables of a running job, as a serving process does. The launcher
+starts this program beside the job, and report.py reads the lines.
+"""
 
 import hashlib
 import json
@@ -59,7 +63,7 @@ class AuditedFollower(Follower):
             raise ServerUnavailable("the network of this follower is cut")
 
     def _count_returns(self) -> int:
-        """How often the job has gone back to a snapshot, where what was acknowledged since is gone."""
+        """Return how often the job has gone back to a snapshot, which undoes acknowledged pushes."""
         return len(list(self._folder.glob("generation-*")))
 
     def _note(self) -> None:
@@ -74,7 +78,7 @@ class AuditedFollower(Follower):
             lines.write(f"{json.dumps(line)}\n")
 
     def _missing(self, key: AuditedRow) -> str:
-        """What a cut lacks of an incarnation's pushes that a server had acknowledged; empty: nothing."""
+        """Describe the acknowledged pushes of an incarnation that the cut lacks. Empty if it has all."""
         pushes, table = self._pushed[key], count_table(key.worker)
         least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
         count = 0
@@ -88,7 +92,7 @@ class AuditedFollower(Follower):
         )
 
     def _digests(self) -> dict[str, str]:
-        """SHA-256 of the weights of each table; a row with its first value is as none."""
+        """Return the SHA-256 of the weights of each table, without rows that have their first values."""
         specs = self.specs().values()
         return {spec.name: self._digest(spec) for spec in specs if not spec.name.startswith(OWN)}
 

@@ -1,4 +1,9 @@
-"""psfleet-launch --chaos: a seeded schedule of faults that the job's own settings promise to cover."""
+"""Decides what `psfleet-launch --chaos SEED` does to which process, and when.
+
+`schedule` yields faults without end, of kinds that the job's own settings promise to survive. ChaosSchedule
+turns the faults that are due into signals. Neither has a clock or touches a process: the job runner does
+that.
+"""
 
 import random
 import signal
@@ -181,7 +186,7 @@ class FaultSignal:
     """A signal for a process, or for all of its machine, and what to say about it.
 
     Attributes:
-        servers: There is none: the job is asked for so many servers.
+        servers: Number of servers that the job is asked for. There is no signal then.
     """
 
     member: Member
@@ -346,7 +351,7 @@ class ChaosSchedule:
 
 
 def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) -> Member | None:
-    """The process that the fault is for; None: it is, or its partner, not up."""
+    """Return the process that the fault is for, or None if that process or its partner is not up."""
     rank = fault.member.rank
     has_pair = standbys is not None and fault.member.role == "server" and rank in standbys.primary
     if standbys is None or not has_pair or fault.kind == "scale":  # a new server has no standby yet

@@ -1,4 +1,7 @@
-"""Followers of a job under chaos: they are started beside it, killed, paused and cut off."""
+"""Starts followers beside a job under chaos, and kills, pauses and cuts them off by the job's seed.
+
+The launcher's job runner calls `FollowerProcesses` in its loop. Each follower runs audited_follower.py.
+"""
 
 import json
 import random
@@ -23,9 +26,9 @@ class NotedCut:
     """A cut that a follower has noted.
 
     Attributes:
-        round: None: the mode has no rounds.
-        tables: SHA-256 of the weights of each table, where it has a round.
-        wrong: What it lacks.
+        round: Round of the cut, or None in a mode without rounds.
+        tables: SHA-256 of the weights of each table, if the mode has rounds.
+        wrong: Sentences on what the cut lacks.
     """
 
     round: int | None

@@ -1,4 +1,8 @@
-"""Results of a job under chaos for each promise of docs/chaos.md, with the evidence."""
+"""Checks after a job under chaos which promises of docs/chaos.md it kept, with the evidence for each.
+
+The launcher calls `findings` when the job has ended, and `show` prints the result. The evidence is what the
+processes left behind: audit files, logs, snapshots, and anything that should be gone.
+"""
 
 import gc
 import os
@@ -29,7 +33,7 @@ _VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
 
 @dataclass(frozen=True)
 class PromiseResult:
-    """One promise. `kept` None: this job could not show it."""
+    """Result of one promise. `kept` is None if this job could not test the promise."""
 
     promise: str
     kept: bool | None
@@ -38,14 +42,14 @@ class PromiseResult:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Resources of a kind that a job could leave behind."""
+    """Resources that a job could leave behind."""
 
     descriptors: frozenset[str]
     memory: frozenset[str]
 
     @classmethod
     def now(cls) -> "Leftovers":
-        """Descriptors of this process and shared memory of this machine that is psfleet's."""
+        """Return the descriptors of this process, and psfleet's shared memory on this machine."""
         shared = Path("/dev/shm")
         names = [path.name for path in shared.iterdir()] if shared.is_dir() else []
         return cls(
@@ -59,13 +63,15 @@ class FinishedJob:
     """A job that has ended.
 
     Attributes:
-        audit: Folder of its processes' audit files.
-        logs: Its folder of logs.
-        snapshots: Folder or URL of its snapshots.
-        private: The folder of its sockets, which should be gone.
-        before: Resources that existed before it.
-        began: Number of servers with which it began.
-        moves: How often their number has changed.
+        code: Exit code of the job.
+        left: Processes of the job that were still running at its end.
+        audit: Folder of the processes' audit files.
+        logs: Folder of the logs.
+        snapshots: Folder or URL of the snapshots.
+        private: Folder of the sockets, which should be gone.
+        before: Resources that existed before the job.
+        began: Number of servers at the start of the job.
+        moves: How often the number of servers has changed.
     """
 
     code: int
@@ -80,12 +86,12 @@ class FinishedJob:
 
     @property
     def servers(self) -> int:
-        """Number of servers at its end."""
+        """Number of servers at the end of the job."""
         return len(read_scaled(self.logs).endpoints) or self.began
 
     @property
     def held(self) -> dict[int, dict[str, Any]]:
-        """State of each server that ended in order. Files of servers that left before are passed over."""
+        """State of each server that ended in order, without servers that left before the end."""
         states, kinds = {}, {"mode": str, "audit": dict, "tables": dict}
         for server in range(self.servers):
             path = self.audit / f"held.{server}.json"
@@ -96,11 +102,11 @@ class FinishedJob:
 
 
 def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]:
-    """Every promise.
+    """Check every promise.
 
     Args:
-        plain: The same job without faults; None: it was not run, because bits are promised to sync
-            mode alone.
+        run: The job under chaos.
+        plain: The same job without faults, or None in other modes than sync, which promise no bits.
     """
     return [
         _bits(run, plain),
@@ -115,7 +121,7 @@ def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]
 
 
 def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
-    """Whether the cuts of followers have all acknowledged pushes, and in sync mode the bits of `plain`."""
+    """Check that the cuts of followers have all acknowledged pushes, and in sync mode the bits of `plain`."""
     promise = "8 a follower's cut equals the trainer"
     cuts = [*noted_cuts(run.audit)]
     if not cuts:
@@ -165,7 +171,7 @@ def _bits(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
 
 
 def _tables(run: FinishedJob) -> dict[str, tuple[int, int, int]]:
-    """Of each table its updates, its rows on all servers, and their sum."""
+    """Return for each table its updates, its rows on all servers, and the sum of their hashes."""
     parts: dict[str, list[dict[str, int]]] = defaultdict(list)
     for state in run.held.values():
         for name, part in state["tables"].items():
@@ -224,7 +230,7 @@ def _counted(run: FinishedJob) -> Iterator[tuple[int, int, int, int]]:
 def _miscounted(
     counts: Mapping[tuple[int, int], int], key: AuditedRow, pushes: AuditedPushes
 ) -> str:
-    """Describe an error in the count of one incarnation for one server; empty: it is right."""
+    """Describe an error in the count of one incarnation on one server. Empty if the count is right."""
     count = counts.get((key.worker, key.row), 0)
     least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
     most = pushes.last - pushes.first + 1
@@ -285,7 +291,7 @@ def _logs(run: FinishedJob) -> PromiseResult:
 
 
 def _present_logs(run: FinishedJob) -> Iterator[Path]:
-    """The first files of the logs since the last move: those of before count no more."""
+    """Yield the first file of each server's log since the last move. Older logs no longer count."""
     generation = read_scaled(run.logs).generation
     name = re.compile(
         rf"(server\.(\d+){f'.move{generation}' if generation else ''})(\.\d{{6,}})?\.log"
@@ -315,7 +321,7 @@ def _cuts(run: FinishedJob) -> list[PromiseResult]:
 
 
 def _torn(path: str) -> list[str]:
-    """Workers whose present incarnation has other numbers of pushes on other servers, in a snapshot."""
+    """Describe the workers whose present incarnation has unequal counts on the servers of a snapshot."""
     from psfleet.checkpoint import load_shard  # loads NumPy
     from psfleet.core.engine.shard.shard import Shard
     from psfleet_launch.chaos.injection import audited, counted_in
@@ -355,7 +361,7 @@ def _descriptors_beyond(before: Leftovers) -> list[str]:
 
 
 def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
-    """Print the findings, write them to a JSON file; whether no promise is broken."""
+    """Print the findings and write them to a JSON file. Returns False if a promise is broken."""
     kinds: dict[str, int] = {}
     for fault in faults:
         what = f"{fault['kind']} {fault['member'].split()[0]}"
