@@ -13,7 +13,7 @@ def check_process(process: int, what: str = "") -> None:
 
     Args:
         process: Id of the process that owns the tables or connections.
-        what: What the owner would never see. Empty if the owner's connections are to be used.
+        what: Values that the owner would never see, or empty if the owner's connections are to be used.
 
     Raises:
         UsageError: This process is another one.

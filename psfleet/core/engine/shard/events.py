@@ -137,7 +137,7 @@ class Pull:
     """A worker asks for values of tables.
 
     Attributes:
-        reads: What to read of which tables.
+        reads: Ids or whole parts to read, by table.
         commit: Sync mode: "every server holds my push of this round". The pull waits for that round.
         clock: Ssp mode: clock of the worker's last push. The pull waits for workers too far behind it.
         progress: Sync mode: with a commit, the loop position of the script, for later incarnations.

@@ -35,8 +35,8 @@ class AdmissionRule:
     """Decides for one table on one server which ids without a row get one.
 
     Attributes:
-        candidates: What the rule remembers of ids without a row, or None if it remembers nothing. Candidates
-            are in snapshots, and expire as rows do.
+        candidates: Memory of ids without a row, or None if the rule needs none. Candidates are in snapshots,
+            and expire as rows do.
     """
 
     candidates: CandidateIds | None = None

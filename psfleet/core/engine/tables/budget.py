@@ -32,7 +32,7 @@ class MemoryBudget:
             saved then fits again.
         held: Bytes of pushes that wait for their round.
         place: Name of the memory, for messages.
-        advice: What to do if the memory is too small, for messages.
+        advice: Advice for a memory that is too small, for messages.
         only_reads: True if the tables are filled once and then only read.
         folder: Folder of the files of rows on disk, or empty.
     """
@@ -128,7 +128,7 @@ class MemoryBudget:
         Args:
             table: Name of the table.
             total: Bytes that the table would take.
-            action: What the table was asked to do, for the message.
+            action: Action that the table was asked for, for the message.
 
         Raises:
             UsageError: There is not enough memory.

@@ -1,4 +1,4 @@
-"""Which rows of a full table are evicted first: those pushed the longest time ago, or of the lowest score.
+"""Order of evictions from a full table: rows pushed the longest time ago first, or rows of the lowest score.
 
 A table with a CapacityEntry asks its ranking before a push adds rows (admission.py). `shrink` asks the
 ranking by score for the rows below a threshold.

@@ -1,4 +1,4 @@
-"""When rows of a sparse table end: after some steps or seconds without a push, or when `shrink` is called.
+"""End of rows of a sparse table: after some steps or seconds without a push, or when `shrink` is called.
 
 A table calls `age` after each update, `tick` as time passes and `shrink` when a script asks for it.
 Candidates (candidates.py) end in the same way. Which rows leave a full table is decided in

@@ -175,7 +175,7 @@ class HostRowUpdate:
 
 
 class SteppedTable(Protocol):
-    """What PlacedRows reads and counts of its SparseTable."""
+    """The part of a SparseTable that PlacedRows reads and counts."""
 
     spec: TableSpec
     step: int

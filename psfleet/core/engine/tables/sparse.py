@@ -433,7 +433,7 @@ class SparseTable:
         It costs one bit a row now, and a copy of each row that changes before it is read (row_snapshot.py).
 
         Args:
-            changes: What the image contains, for a delta, or None for the whole table.
+            changes: Changes that the image contains, for a delta, or None for the whole table.
         """
         with self._lock:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
