@@ -365,8 +365,7 @@ class EmbeddingBag(TableModule):
         has_scores = shows is not None or clicks is not None
         ends = self._ends(offsets, input.numel()) if has_scores and offsets is not None else None
         rows = self._look_up(input, shows, clicks, ends).reshape(-1, self.embedding_dim)
-        # The pulled rows are the weight of a small embedding_bag, and the position of an id's row in them is its
-        # index.
+        # The pulled rows are the weight of a small embedding_bag; an id's index is the position of its row.
         places = torch.arange(input.numel(), device=input.device).reshape(input.shape)
         places, padding = self._without_padding(input, places)
         return F.embedding_bag(
