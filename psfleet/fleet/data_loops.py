@@ -25,6 +25,7 @@ from psfleet.core.engine.worker_state import (
 )
 from psfleet.core.graph.execution.executor import check_trained
 from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.script_runtime import Cluster, ScriptRuntime
 from psfleet.data.read_ahead import BufferedPeekable, Peekable, RepeatablePeekable, SizedPeekable
 
 _log = log_of(__name__)
@@ -54,7 +55,7 @@ class DataLoops:
         end_step: Callable[[], bool] = bool,
         is_stopped: Callable[[], bool] = bool,
         *,
-        runtime: Callable[[], Any] | None = None,
+        runtime: Callable[[], ScriptRuntime] | None = None,
         snapshots: bool = False,
         restarts: bool = False,
     ) -> None:
@@ -101,7 +102,8 @@ class DataLoops:
         """
         if (keeps or self._snapshots) and not self._keeps:
             self._keeps = True
-            text = self._of_runtime("keep", _nothing)(self._worker_state.state_at)
+            cluster = self._cluster
+            text = b"" if cluster is None else cluster.keep(self._worker_state.state_at)
             with reading("what the worker kept in the snapshot"):
                 kept_states = read_states(json.loads(text)) if text else {}
             self._restored = {**kept_states, **self._restored}
@@ -117,12 +119,17 @@ class DataLoops:
     @property
     def _progress(self) -> ScriptProgress:
         """Progress of the script: its pushes so far."""
-        progress: ScriptProgress = self._of_runtime("progress", self._alone)
-        return progress
+        cluster = self._cluster
+        return self._alone if cluster is None else cluster.progress
 
-    def _of_runtime(self, name: str, otherwise: Any) -> Any:
-        """Return an attribute that only a cluster runtime has, or the default without one."""
-        return otherwise if self._runtime is None else getattr(self._runtime(), name, otherwise)
+    @property
+    def _cluster(self) -> Cluster | None:
+        """The worker's part of the cluster, or None without one."""
+        return None if self._runtime is None else self._runtime().cluster
+
+    def _collectives_so_far(self) -> tuple[int, int]:
+        cluster = self._cluster
+        return (0, 0) if cluster is None else cluster.collectives
 
     def _look(self, dealt: bool = False, extended: int = sys.maxsize) -> None:
         """Restore the remembered state when the script is back at its place; its pushes count again.
@@ -147,8 +154,9 @@ class DataLoops:
         if not self._there or current().waiting_steps:
             return
         if self._is_open:
-            self._note_collectives(self._place.loop, self._of_runtime("collectives", (0, 0)))
-        state = self._worker_state.capture(self._of_runtime("step", 0))
+            self._note_collectives(self._place.loop, self._collectives_so_far())
+        cluster = self._cluster
+        state = self._worker_state.capture(0 if cluster is None else cluster.step)
         if loop >= 0:
             self._progress.mark(state, latest)
 
@@ -222,15 +230,15 @@ class DataLoops:
 
     def _timed(self, items: Iterable[R]) -> Iterator[R]:
         """The same; the time until each is there counts as waiting for data."""
-        times, own = self._of_runtime("times", None), iter(items)
+        cluster, own = self._cluster, iter(items)
         while True:
             began = time.perf_counter_ns()
             try:
                 item = next(own)
             except StopIteration:
                 return
-            if times is not None:
-                times.data += time.perf_counter_ns() - began
+            if cluster is not None:
+                cluster.add_data_wait(time.perf_counter_ns() - began)
             yield item
 
     def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
@@ -268,7 +276,7 @@ class DataLoops:
         """Note that a loop is left before its end, and the collectives so far."""
         if loop >= 0:
             self._place.broken[loop] = self._place.item + 1
-            self._note_collectives(loop, collectives or self._of_runtime("collectives", (0, 0)))
+            self._note_collectives(loop, collectives or self._collectives_so_far())
 
     @contextlib.contextmanager
     def _loop(self) -> Iterator[int]:
@@ -278,28 +286,24 @@ class DataLoops:
             yield -1
             return
         loop, self._loops, self._is_open = self._loops, self._loops + 1, True
-        place, runtime = self._place, self._runtime and self._runtime()
-        self._collectives = self._of_runtime("collectives", (0, 0))
+        place, cluster = self._place, self._cluster
+        self._collectives = self._collectives_so_far()
         place.enter(loop)
         if not self._there and PLACE in self._progress.states:
             # Those in the part that is passed over; who goes on from a snapshot meets anew.
             place.collectives[loop] = self._aim.collectives.get(loop, (0, 0))
-            self._of_runtime("pass_collectives", _nothing)(*place.collectives[loop])
+            if cluster is not None:
+                cluster.pass_collectives(*place.collectives[loop])
         self._look()
         self._mark(loop)
         try:
             yield loop
         except GeneratorExit:  # the script has left it before its end
-            self._break(loop, getattr(runtime, "collectives", (0, 0)))
+            self._break(loop, (0, 0) if cluster is None else cluster.collectives)
             raise
         finally:
             self._is_open = False
             place.leave(loop)
-
-
-def _nothing(*_: Any) -> bytes:
-    """Return nothing: for a runtime that has no collectives and keeps no progress."""
-    return b""
 
 
 def _is_unseeded(batches: Any) -> bool:

@@ -13,13 +13,14 @@ from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.observability.logged_values import NEWEST
 from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, PositiveInt, checked
-from psfleet.core.engine.interface import Runtime, load_runtime
+from psfleet.core.engine.interface import load_runtime
 from psfleet.core.graph.parameters.binding import invalidate
 from psfleet.core.runtime import stages
 from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
-from psfleet.core.runtime.modes.switch import change, check_mode, connect, scale
+from psfleet.core.runtime.modes.switch import check_mode, connect
 from psfleet.core.runtime.process_runtime import Parts, active, current
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.strategy import DistributedStrategy, Settings, resolve
 from psfleet.data.batches import Source, size_of
 from psfleet.data.read_ahead import SizedPeekable
@@ -98,16 +99,17 @@ class Fleet(FleetCallbacks):
             )
         return self._loops
 
-    def _connect(self, parts: Parts) -> Runtime:
+    def _connect(self, parts: Parts) -> ScriptRuntime:
         self._hear(parts)
         settings = self.settings()
         runtime = connect(self._environment.seat, settings.consistency, settings.wire)
         runtime.check = lambda consistency: dataclasses.replace(settings, consistency=consistency)
         return runtime if settings.localsgd is None else LocalSGDRuntime(runtime, settings.localsgd)
 
-    def _embed(self, parts: Parts) -> Runtime:
+    def _embed(self, parts: Parts) -> ScriptRuntime:
         self._hear(parts)
-        return load_runtime("embedded", wire=self.settings().wire)
+        runtime: ScriptRuntime = load_runtime("embedded", wire=self.settings().wire)
+        return runtime
 
     def _hear(self, parts: Parts) -> None:
         """Apply settings of `psfleet.connect` that the script has not chosen."""
@@ -199,11 +201,11 @@ class Fleet(FleetCallbacks):
                 "psfleet.connect() was called before fleet.init(), whose strategy has localsgd; call "
                 "fleet.init() first"
             )
-        runtime: Any = active()
+        runtime = active()
         if strategy is not None:
             check_mode(runtime, settings.consistency.mode, "fleet.init")
-        elif self._environment.role:
-            self._hear({"consistency": {"mode": runtime.consistency.mode}})
+        elif runtime.cluster is not None:
+            self._hear({"consistency": {"mode": runtime.cluster.mode.name}})
 
     def _check_unconnected(self, strategy: DistributedStrategy | Parts) -> None:
         now, settings = self.settings(), self._settings(strategy)
@@ -239,7 +241,7 @@ class Fleet(FleetCallbacks):
         mode_settings = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         # Refused here, if it does not go with the other parts of the strategy.
         dataclasses.replace(self.settings(), consistency=mode_settings.consistency)
-        change(active(), mode_settings.consistency)
+        active().set_mode(mode_settings.consistency)
         invalidate()
 
     def scale_servers(self, servers: PositiveInt) -> None:
@@ -252,7 +254,7 @@ class Fleet(FleetCallbacks):
         Raises:
             ConfigError: No launcher has started the servers.
         """
-        scale(active(), servers)
+        active().scale(servers)
 
     def dataset(
         self,
@@ -425,11 +427,12 @@ class Fleet(FleetCallbacks):
 
 def _link(place: stages.StagePosition, queue_size: int) -> stages.Links:
     """Links to the other stages, over the runtime that reaches the servers."""
-    stage_links: stages.Links = active().stage_links(place, queue_size)  # type: ignore[attr-defined]  # only a cluster's has stages
-    return stage_links
+    cluster = active().cluster
+    assert cluster is not None, "only workers of a cluster have stages"
+    return cluster.stage_links(place, queue_size)
 
 
-def _has_left(parts: Parts) -> Runtime:
+def _has_left(parts: Parts) -> ScriptRuntime:
     raise UsageError(
         "this worker has left with fleet.stop_worker(): use the servers before, or call fleet.init()"
     )

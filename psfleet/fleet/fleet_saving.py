@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import Range, checked
 from psfleet.core.engine.eviction_reader import EvictionReader
-from psfleet.core.engine.interface import passes
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.inference import save_inference
 from psfleet.core.graph.execution.model_files import TableNames, load, save
@@ -121,7 +120,7 @@ class FleetSaving(FleetRole):
         """
         active().barrier()
         count = 0
-        if self.is_first_worker() and not passes(active()):
+        if self.is_first_worker() and not active().passes:
             key = 0 if table is None else key_of(table)
             count = active().shrink(key, threshold, unseen)
         active().barrier()

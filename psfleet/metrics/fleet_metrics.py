@@ -200,7 +200,7 @@ class FleetMetrics:
         window: int = 0,
         decay: float = 0.0,
     ) -> None:
-        self._runtime: Any = runtime
+        self._runtime = runtime
         self._process = os.getpid()
         self._slices = MetricSlices(slices)
         self._tasks = _named(metrics, self._slices.count)
@@ -214,7 +214,7 @@ class FleetMetrics:
             f"{OWN}metrics/{name}",
             size,
             int.from_bytes(digest, "little") >> 1,
-            lambda: int(self._runtime.server_num),
+            lambda: self._runtime.server_num,
         )
         self._join(name)
         for (_, metric), sums in zip(self._metrics(), self._parts(self._sums.pending), strict=True):
@@ -290,7 +290,7 @@ class FleetMetrics:
         """
         runtime = self._runtime
         runtime.flush()
-        if getattr(runtime, "in_round", False):
+        if runtime.in_round:
             self._sums.share(runtime.all_reduce, carries=runtime.worker_index == 0)
             return
         runtime.push_counts()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from psfleet.core.base.settings.kinds import RowForm
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.interface import FollowedCut, load_runtime
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
 from psfleet.serving.following import (
     AskChanges,
     AskRows,
@@ -45,6 +46,22 @@ _log = log_of(__name__)
 
 _INTERVAL = 0.05  # seconds between cuts
 _RETRY = 0.2  # seconds before servers that do not answer are called again
+
+
+class JobReader(Protocol):
+    """A follower's calls to the servers of a job; psfleet_worker.reader_runtime.ReaderRuntime has them."""
+
+    @property
+    def server_num(self) -> int: ...
+
+    def read_changes(self, requests: Sequence[ChangesRequest | None]) -> Sequence[ChangesReply]:
+        """Ask servers for what has changed, each server with its request."""
+
+    def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
+        """Ask a server for a page of rows."""
+
+    def close(self) -> None:
+        """Close the connections. Safe to call twice."""
 
 
 class Follower:
@@ -94,7 +111,7 @@ class Follower:
         self._job, self._access = job, {"tls": tls, "insecure": insecure}
         self._form, self._part = rows, part
         self._environment = self._find()
-        self._reader: Any = load_runtime("reader", self._environment)
+        self._reader: JobReader = load_runtime("reader", self._environment)
         self._following = Following(
             self._reader.server_num, self._new_copy, self._newest, interval, time.monotonic
         )
@@ -304,20 +321,19 @@ def _newest(place: str) -> str:
 
 
 class FollowerRuntime(SourceRuntime):
-    """Implements psfleet.core.engine.interface.Runtime on a follower, which it ends with itself.
+    """Read-only runtime on a follower, which it ends with itself.
 
     Args:
         follower: Source of the values.
     """
 
     def __init__(self, follower: Follower) -> None:
-        super().__init__(follower, "the job that this client follows")
-        self.instead = "a worker of the job can"
+        super().__init__(follower, "the job that this client follows", "a worker of the job can")
         self._follower = follower
 
     @property
+    @override
     def cut(self) -> FollowedCut:
-        """The cut of the values."""
         return self._follower.position
 
     @override

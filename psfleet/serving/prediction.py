@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
 from psfleet.core.base.settings.kinds import find_object
 from psfleet.core.base.threads import ServiceThread
-from psfleet.core.engine.interface import Runtime
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.execution.inference import Loaded, frozen_program, load_inference
 from psfleet.core.graph.execution.model_files import folder_of, save
@@ -25,6 +24,7 @@ from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.core.graph.program.variable import Variable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime, FrozenRuntime
 from psfleet.core.runtime.process_runtime import using
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.data.feature_sets.feature_lookup import feed
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
@@ -32,7 +32,7 @@ from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 Predictor = Callable[[Any], Any]
 """The predictions for a batch of inputs: an array or tensor [n], [n, 1] or [n, k], or a mapping of them."""
 
-MakePredictor = Callable[[Runtime], Predictor]
+MakePredictor = Callable[[ScriptRuntime], Predictor]
 
 
 PROGRAM = "program.json"
@@ -118,7 +118,9 @@ def check_model(model: str, *, has_weights: bool) -> None:
         )
 
 
-def find_predictor(model: str, features: FeatureSet | None, tables: Runtime | None) -> Predictor:
+def find_predictor(
+    model: str, features: FeatureSet | None, tables: ScriptRuntime | None
+) -> Predictor:
     """A function from the features of a batch to its predictions.
 
     Args:
@@ -143,7 +145,7 @@ def find_predictor(model: str, features: FeatureSet | None, tables: Runtime | No
         return _of_program(inference, features, list(graph) if "" not in graph else None)
 
 
-def find_graph(model: str, tables: Runtime) -> Any:
+def find_graph(model: str, tables: ScriptRuntime) -> Any:
     """Load an inference model, or the program of a function; or return the torch module that this makes."""
     if is_folder(model):
         return load_inference(model, tables)
@@ -154,7 +156,7 @@ def find_graph(model: str, tables: Runtime) -> Any:
 
 
 @contextlib.contextmanager
-def _building(tables: Runtime) -> Iterator[None]:
+def _building(tables: ScriptRuntime) -> Iterator[None]:
     """A model that makes tables finds them there, and variables have the names of the first time."""
     with using(tables), program_guard(Program()), names.guard():
         yield
@@ -249,7 +251,7 @@ class CutEvaluation:
 
 
 def evaluate_cut(
-    runtime: Runtime,
+    runtime: ScriptRuntime,
     make: MakePredictor,
     batches: Iterable[Any],
     metrics: Tasks,

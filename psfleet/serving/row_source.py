@@ -30,15 +30,14 @@ from psfleet.core.base.errors import ConfigError, UnknownTable, not_installed
 from psfleet.core.base.files import read_small, regular, replace, sync
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet.core.base.settings.kinds import ArrayFormat, RowForm
-from psfleet.core.engine.interface import Read, missing_table
+from psfleet.core.engine.interface import Read, Runtime, missing_table
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec, key_of
 from psfleet.core.engine.shard.events import CreateTable
 from psfleet.core.engine.tables.row_data import ROW_IDS, rows_of
 from psfleet.core.graph.execution.inference import saved_tables
-from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from psfleet.core.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime
+from psfleet.core.runtime.runtime_bases import ReadOnlyRuntime, refused
 from psfleet.serving.served_table import CODECS, ServedTable
 
 Floats = NDArray[np.float32]
@@ -221,18 +220,20 @@ def rows_of_program(path: str, form: RowForm = "float32") -> ServedRows:
     return rows
 
 
-class SourceRuntime(ReadOnlyRuntime, ForwardingRuntime):
-    """Implements psfleet.core.engine.interface.Runtime on a RowSource, for programs and modules.
+class SourceRuntime(ReadOnlyRuntime):
+    """Read-only runtime on a RowSource, for programs and modules.
+
+    A RowSource gives the rows of ids and no whole tables, so `read_table` and `evictions` are refused.
 
     Args:
         rows: Source of the values.
         name: Name of the source, for messages.
+        instead: Advice for messages: how to change the tables.
     """
 
-    def __init__(self, rows: RowSource, name: str) -> None:
-        super().__init__(EmbeddedRuntime(only_reads=True))
-        self.rows, self.source = rows, name
-        self.instead = "train on a fleet"
+    def __init__(self, rows: RowSource, name: str, instead: str = "train on a fleet") -> None:
+        super().__init__(name, instead)
+        self.rows = rows
         self._names: dict[int, str] = {}
 
     @override
@@ -262,6 +263,13 @@ class SourceRuntime(ReadOnlyRuntime, ForwardingRuntime):
             return self.rows.dense(name)
         rows = self.rows.look_up(name, np.ascontiguousarray(ids.reshape(-1)))
         return rows.reshape(*ids.shape, rows.shape[1])
+
+    read_table = refused(Runtime.read_table, "be read whole")
+    evictions = refused(Runtime.evictions, "tell of evictions")
+
+    @override
+    def stats(self) -> list[dict[str, Any]]:
+        return []
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.faults import Send
-from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.net import frame
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from psfleet.core.runtime.strategy import WireSettings
+from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
@@ -166,7 +165,7 @@ def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> No
         same_bits([runtime.read_table(DENSE.key)], [alone.read_table(DENSE.key)])
         assert len(runtime.read_table(ROWS.key).values[0]) == 0
         with pytest.raises(ConfigError, match="geo"):
-            runtime.set_mode(find_mode("geo"))
+            runtime.set_mode(ConsistencySettings("geo"))
         runtime.close()
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -246,7 +245,7 @@ def test_an_old_server_that_is_killed_while_rows_move() -> None:
         assert runtime.server_num == 2
         with pytest.raises(ServerUnavailable, match="server 1"):
             runtime.read_table(COUNTS.key)
-        cast("ModeSwitchRuntime", runtime).abandon()
+        runtime.abandon()
 
 
 def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
@@ -256,7 +255,7 @@ def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
     with LocalFleet(2, 2, in_process=True) as fleet, started_pool(2) as pool:
 
         def work(worker: int, steps: int) -> ModeSwitchRuntime:
-            runtime = cast("ModeSwitchRuntime", fleet.connect(worker, "async"))
+            runtime = fleet.connect(worker, "async")
             runtime.create(COUNTS)
             for _ in range(steps):
                 runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])

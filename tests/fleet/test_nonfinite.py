@@ -7,10 +7,11 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.non_finite_check import NonFiniteCheck
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
@@ -18,7 +19,7 @@ from psfleet.optimizer import SGD
 IDS, BAD = np.arange(3), np.array([[1, 2], [3, np.inf], [5, 6]], np.float32)
 
 
-def push_twice(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> list[str]:
+def push_twice(runtime: ScriptRuntime, capfd: pytest.CaptureFixture[str]) -> list[str]:
     """A good push, then three bad ones; what was said of them."""
     client = Client(runtime)
     table = client.sparse_table("rows", 2, SGD(0.5))
@@ -31,10 +32,10 @@ def push_twice(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> list[str]
     return [line for line in capfd.readouterr().err.splitlines() if line.startswith("psfleet:")]
 
 
-def counted(runtime: Any) -> int:
+def counted(runtime: ScriptRuntime) -> int:
     """Steps in which something was not finite."""
-    count: int = getattr(runtime, "_cluster", runtime).watch.found
-    return count
+    assert runtime.cluster is not None
+    return runtime.cluster.watch.found
 
 
 @pytest.mark.parametrize("mode", ["embedded", "sync"])
@@ -129,7 +130,7 @@ def test_it_can_be_skipped(
     monkeypatch.setenv("PSFLEET_ON_NAN", "skip")
     form = WireSettings(wire)
     with LocalFleet(2, 1, in_process=True) as fleet:
-        runtime: Runtime = EmbeddedRuntime(wire=form)
+        runtime: ScriptRuntime = EmbeddedRuntime(wire=form)
         if mode != "embedded":
             runtime = connect(fleet.environment(0), ConsistencySettings(mode), form)
         client = Client(runtime)

@@ -9,6 +9,8 @@ from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.interface import Runtime
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.process_runtime import active, current, using
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.optimizer import SGD
 
 STEPS = 3
@@ -52,3 +54,11 @@ def test_threads_that_act_as_processes_have_runtimes_of_their_own() -> None:
     assert runtimes[0.5][0] is not runtimes[0.25][0]
     assert current() is outside
     assert current().is_active == before
+
+
+def test_a_runtime_around_another_one_forwards_every_member() -> None:
+    """No member of a ForwardingRuntime has the default of a runtime that stands alone; `pull_ahead` and
+    `skip_step` are made of its own `pull` and `push`, so that a subclass need not override them."""
+    members = {name for name in dir(ScriptRuntime) if not name.startswith("_")}
+    members |= {"counters", "wire"}  # attributes of instances
+    assert members - vars(ForwardingRuntime).keys() == {"pull_ahead", "skip_step"}

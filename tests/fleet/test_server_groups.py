@@ -14,11 +14,12 @@ from psfleet.checkpoint import plan_migration
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Read, Runtime
+from psfleet.core.engine.interface import Read
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.features import Feature, FeatureSet, Table, feed, load_features
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import Adam
@@ -34,7 +35,7 @@ def features(servers: int | None) -> FeatureSet:
 
 
 @contextmanager
-def active(runtime: Runtime) -> Iterator[None]:
+def active(runtime: ScriptRuntime) -> Iterator[None]:
     """A runtime for a program, and no model afterwards."""
     before = current().use(runtime)
     try:
@@ -45,7 +46,7 @@ def active(runtime: Runtime) -> Iterator[None]:
         psfleet.reset()
 
 
-def program(runtime: Runtime, servers: int | None) -> None:
+def program(runtime: ScriptRuntime, servers: int | None) -> None:
     """An embedding and features of a program."""
     with active(runtime):
         attr = ParamAttr(name="e", servers=servers)
@@ -61,7 +62,7 @@ def program(runtime: Runtime, servers: int | None) -> None:
         runtime.flush()
 
 
-def bits(runtime: Runtime) -> list[bytes]:
+def bits(runtime: ScriptRuntime) -> list[bytes]:
     """The rows of all tables."""
     return [runtime.pull([Read(key_of(name), IDS)])[0].tobytes() for name in "euv"]
 

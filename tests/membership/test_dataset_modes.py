@@ -17,7 +17,6 @@ from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, together
-from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads
 
 SAMPLES, BATCH, EPOCHS = 21, 2, 2
@@ -73,7 +72,7 @@ def test_leases_stay_when_the_mode_changes() -> None:
     def work(runtime: ModeSwitchRuntime) -> None:
         left = list(modes)
         size = 8 * SAMPLES  # more leases than changes, so that nobody waits for who has no data
-        for ranges in runtime.data_steps(Steps(runtime), size, BATCH, 1, 0, 1):
+        for ranges in runtime.data_steps(runtime, size, BATCH, 1, 0, 1):
             used.update(position for pair in ranges for position in range(*pair))
             runtime.pull([Read(ROWS.key, np.arange(3)), Read(DENSE.key)])
             one = Gradient(ROWS.key, np.ones((length(ranges), ROWS.dim), np.float32),
@@ -101,7 +100,7 @@ def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> No
     def work(runtime: ModeSwitchRuntime) -> None:
         todo = list(modes)
         for number, ranges in enumerate(
-            runtime.data_steps(Steps(runtime), size, BATCH, EPOCHS, 0, merged), 1
+            runtime.data_steps(runtime, size, BATCH, EPOCHS, 0, merged), 1
         ):
             used.update(position for pair in ranges for position in range(*pair))
             if number % merged == 0:
@@ -128,7 +127,7 @@ def test_what_a_worker_leaves_of_its_lease_is_used_once(mode: Mode) -> None:
     def work(runtime: ModeSwitchRuntime) -> None:
         leaves = runtime.worker_index == 1
         assert leaves or done.wait(60)
-        for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+        for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, 1, 0, 1):
             used.update(position for pair in ranges for position in range(*pair))
             runtime.push([Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
             if leaves:
@@ -150,7 +149,7 @@ def test_a_dataset_without_an_end_deals_until_the_script_stops(mode: Mode) -> No
 
     def work(runtime: ModeSwitchRuntime) -> None:
         steps = 3 * SAMPLES  # of each worker, over several epochs
-        data_steps = runtime.data_steps(Steps(runtime), SAMPLES, BATCH, MOST // SAMPLES, 0, 1)
+        data_steps = runtime.data_steps(runtime, SAMPLES, BATCH, MOST // SAMPLES, 0, 1)
         for number, ranges in enumerate(data_steps, 1):
             used.update(position for pair in ranges for position in range(*pair))
             runtime.pull([Read(DENSE.key)])

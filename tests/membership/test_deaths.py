@@ -15,7 +15,7 @@ import pytest
 
 from psfleet.core.base.errors import Fenced
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
@@ -36,28 +36,13 @@ def counts(worker: int) -> TableSpec:
     return TableSpec(f"counts {worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
 
 
-class Steps:
-    """Who pushes, for the one who deals."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def skip(self) -> None:
-        """A step without gradients."""
-        self._runtime.push([])
-
-    def flush(self) -> None:
-        """Wait until every push is applied."""
-        self._runtime.flush()
-
-
 def train(runtime: ClusterRuntime, workers: int) -> None:
     """A script: tables, a collective, a dataset, a collective."""
     for worker in range(workers):
         runtime.create(counts(worker))
     runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     assert runtime.all_reduce(np.ones(2), "max").sum() == 2
-    for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
+    for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
         step(runtime, ranges)
     runtime.barrier()
 

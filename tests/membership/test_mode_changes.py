@@ -12,7 +12,6 @@ import pytest
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import write_request
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
@@ -20,7 +19,6 @@ from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, step
-from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import SimulatedDeath
@@ -54,9 +52,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
         for number, consistency in enumerate([FIRST, *CHANGES]):
             if number:
                 runtime.set_mode(consistency)
-            for done, ranges in enumerate(
-                runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1), 1
-            ):
+            for done, ranges in enumerate(runtime.data_steps(runtime, SAMPLES, BATCH, 1, 0, 1), 1):
                 assert runtime.consistency == consistency
                 chosen = np.concatenate([np.arange(*pair) for pair in ranges])
                 step(runtime, chosen)
@@ -171,8 +167,8 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
         ):  # numbers that the second server has not seen when it changes
             for _ in range(3 * runtime.worker_index):
                 runtime.push([])
-        runtime.set_mode(find_mode(after))
-        for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, 1, 0, 1):
+        runtime.set_mode(ConsistencySettings(after))
+        for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, 1, 0, 1):
             runtime.pull([Read(ROWS.key, IDS)])
             ones = Gradient(ROWS.key, np.ones((len(IDS), ROWS.dim), np.float32), IDS, 1.0)
             runtime.push([ones], samples=len(ranges))

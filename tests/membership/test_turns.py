@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.interface import TableState
+from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import (
@@ -16,7 +16,6 @@ from tests.membership.test_deaths import (
     MORE,
     SAMPLES,
     WEIGHTS,
-    Steps,
     counts,
     results,
     step,
@@ -38,14 +37,14 @@ def train(runtime: ClusterRuntime) -> None:
     runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
     changes = 0
     own = 0  # steps since the last change
-    for ranges in runtime.data_steps(Steps(runtime), SAMPLES, BATCH, EPOCHS, 0, 1):
+    for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
         step(runtime, ranges)
         own += 1
         if changes == 0 and runtime.step >= ROUNDS:
-            runtime.set_mode(find_mode("async"))
+            runtime.set_mode(ConsistencySettings("async"))
             changes, own = 1, 0
         elif changes == 1 and own >= LEASED:
-            runtime.set_mode(find_mode("sync"))
+            runtime.set_mode(ConsistencySettings("sync"))
             changes = 2
     assert changes == 2
     runtime.barrier()

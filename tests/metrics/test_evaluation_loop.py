@@ -7,9 +7,10 @@ import pytest
 
 from psfleet import metrics
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.engine.interface import Gradient, Runtime
+from psfleet.core.engine.interface import Gradient
 from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.metrics import FleetMetrics
@@ -19,7 +20,7 @@ ROWS = zero_rows("rows")
 SCORES, LABELS = np.array([0.1, 0.9, 0.8, 0.3]), np.array([0, 1, 0, 1])
 
 
-def evaluated(runtime: Runtime) -> list[float]:
+def evaluated(runtime: ScriptRuntime) -> list[float]:
     """Three evaluations within `fleet.dataset`, and one after it: what each reads of itself and of all."""
     worker, workers = runtime.worker_index, runtime.worker_num
     runtime.create(ROWS)

@@ -48,7 +48,7 @@ def strangers(endpoint: str, sources: str, word: str = "", count: int = MANY) ->
 def joined(environment: Environment) -> Runtime:
     """A worker that comes in, in time."""
     began = time.monotonic()
-    runtime = load_runtime("cluster", environment, "async")
+    runtime: Runtime = load_runtime("cluster", environment, "async")
     runtime.create(_TABLE)
     taken = time.monotonic() - began
     assert taken < _IN, f"a member came in after {taken:.1f} s"

@@ -16,7 +16,6 @@ from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
 from tests.consistency.workers import DENSE, ROWS, step
-from tests.membership.test_deaths import Steps
 from tests.trainings import in_threads
 
 SAMPLES, EPOCHS = 50, 2
@@ -36,7 +35,7 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
         runtime.create(ROWS)
         for size, counts in ((10, earlier), (SAMPLES, used)):
             for done, ranges in enumerate(
-                runtime.data_steps(Steps(runtime), size, batch, EPOCHS, 0, 1), 1
+                runtime.data_steps(runtime, size, batch, EPOCHS, 0, 1), 1
             ):
                 chosen = np.concatenate([np.arange(*pair) for pair in ranges])
                 step(runtime, chosen)

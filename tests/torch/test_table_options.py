@@ -11,10 +11,10 @@ import torch
 import psfleet.torch as pst
 from psfleet import optimizer
 from psfleet.core.base.errors import ShapeError, UsageError
-from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.features import Feature, FeatureSet, Table
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
@@ -109,7 +109,7 @@ def step(rows: Any, opt: Any, *arguments: Any, **named: Any) -> None:
 def test_shows_on_servers() -> None:
     """One value a sample counts for each of its ids but the padding, over several lookups of a step."""
     with LocalFleet(2, 1, in_process=True) as fleet:
-        far: Runtime = fleet.connect(0, "async")
+        far: ScriptRuntime = fleet.connect(0, "async")
         before = current().use(far)
         rows, opt = made(pst.Embedding, padding_idx=9)
         for _ in range(2):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.core.base import faults
 from psfleet.core.base.errors import ConfigError
@@ -21,6 +22,7 @@ from psfleet.core.engine.interface import (
     Gradient,
     PendingPush,
     PushCounter,
+    Runtime,
     TableState,
     with_counts,
 )
@@ -31,12 +33,14 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.engine.worker_state import ScriptProgress
 from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
+from psfleet.core.runtime.runtime_bases import handed_on, read_through
+from psfleet.core.runtime.script_runtime import Cluster, ClusterLike, ScriptRuntime
 from psfleet.core.runtime.stages import StagePosition
-from psfleet.core.runtime.strategy import WireSettings
+from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.connection.server_client import figures_of
-from psfleet_worker.data_client import DataClient, Pusher
+from psfleet_worker.data_client import DataClient
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
 from psfleet_worker.session.retries import Patience
@@ -52,8 +56,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 
-class ClusterRuntime:
-    """Implements psfleet.core.engine.interface.Runtime on the servers of a cluster.
+class ClusterRuntime(ClusterLike):
+    """Runtime on the servers of a cluster: a worker's connection to its parameter servers.
 
     Steps are a stream of pushes and pulls (`session`, `stream`). Whatever else a script asks for
     waits until the pushes before it are applied: collectives, whole tables, snapshots.
@@ -70,6 +74,27 @@ class ClusterRuntime:
     """
 
     pools = True
+
+    worker_index: int = read_through("_fleet.worker")
+    worker_num: int = read_through("_fleet.workers")
+    reads_ahead: bool = read_through("_fleet.stream.reads_ahead")
+    times: StepTimes = read_through("_fleet.times")
+    mode: ConsistencyMode = read_through("_session.declared")
+    progress: ScriptProgress = read_through("_session.progress")
+    pushes: int = read_through("_session.progress.pushes")
+    step: int = read_through("_session.sequence")
+    passes: bool = read_through("_session.passes")
+    watch: NonFiniteCheck = read_through("_transfers.watch")
+    in_round: bool = read_through("_worker_data.in_round")
+    next_ranges: tuple[Range, ...] = read_through("_worker_data.next_ranges")
+    # These calls are wholly those of a part, which is called without another Python call in between.
+    pass_collectives = handed_on(ClusterLike.pass_collectives, "_session")
+    create = handed_on(Runtime.create, "_tables")
+    open = handed_on(Runtime.open, "_tables")
+    evictions = handed_on(Runtime.evictions, "_tables")
+    pull = handed_on(Runtime.pull, "_transfers")
+    pull_ahead = handed_on(Runtime.pull_ahead, "_transfers")
+    flush = handed_on(Runtime.flush, "_transfers")
 
     def __init__(
         self,
@@ -101,11 +126,6 @@ class ClusterRuntime:
         self._fleet.heartbeats.listeners.append(self._marks.listen)
         self._tables = WorkerTables(self._fleet)
         self._transfers = self._make_transfers()
-        # What is wholly theirs is handed out as theirs, without a call between.
-        self.create, self.open = self._tables.create, self._tables.open
-        self.evictions = self._tables.evictions
-        self.pull, self.pull_ahead = self._transfers.pull, self._transfers.pull_ahead
-        self.flush = self._transfers.flush
         self._mode_request: tuple[str, dict[str, int]] | None = None
         self._closed = False
         self._links: StageLinks | None = None
@@ -136,14 +156,9 @@ class ClusterRuntime:
         return Transfers(self._fleet, self._tables.spec, self.wire, begin_trace)
 
     @property
-    def watch(self) -> NonFiniteCheck:
-        """NaN/Inf check of outgoing gradients."""
-        return self._transfers.watch
-
-    @property
-    def times(self) -> StepTimes:
-        """Durations of this worker's steps."""
-        return self._fleet.times
+    @override
+    def cluster(self) -> Cluster:
+        return self
 
     @property
     def transports(self) -> list[str]:
@@ -151,62 +166,23 @@ class ClusterRuntime:
         return [client.transport for client in self._fleet.clients]
 
     @property
-    def worker_index(self) -> int:
-        """Seat of this worker, from 0."""
-        return self._fleet.worker
-
-    @property
-    def worker_num(self) -> int:
-        """Number of workers in the fleet."""
-        return self._fleet.workers
-
-    @property
+    @override
     def server_num(self) -> int:
-        """Number of servers."""
         return len(self._fleet.clients)
 
     @property
-    def pushes(self) -> int:
-        """Number of pushes of this script, over all incarnations of this worker."""
-        return self.progress.pushes
-
-    @property
-    def progress(self) -> ScriptProgress:
-        """Position of the script, over all incarnations of this worker."""
-        return self._session.progress
-
-    @property
-    def passes(self) -> bool:
-        """The next collective was over before this incarnation began."""
-        return self._session.passes
-
-    @property
+    @override
     def collectives(self) -> tuple[int, int]:
-        """Collectives of this incarnation so far, and mode switches among them."""
         return self._session.collectives, self._session.changes
-
-    def pass_collectives(self, collectives: int, changes: int) -> None:
-        """Count these as come to, in a part of the script that is passed over."""
-        self._session.pass_collectives(collectives, changes)
-
-    @property
-    def mode(self) -> ConsistencyMode:
-        """The mode in which the fleet runs, with the settings that servers know: another one than was asked
-        for, if the mode has been changed before this incarnation began."""
-        return self._session.declared
 
     # -- training ------------------------------------------------------------------------------
 
     @property
-    def reads_ahead(self) -> bool:
-        """`pull_ahead` reads while the worker computes; not in modes whose pulls wait for other workers."""
-        return self._fleet.stream.reads_ahead
-
-    @property
+    @override
     def position(self) -> Position:
-        """Position of the script in its data: leases used up, and samples of the next one."""
         return self._worker_data.position or (0, 0)
 
+    @override
     def push(
         self,
         gradients: Sequence[Gradient],
@@ -231,10 +207,6 @@ class ClusterRuntime:
             counter.arrived()
         return ticket
 
-    def push_counts(self) -> None:
-        """Push what counters hold, by itself. In sync mode it is this worker's part of a round."""
-        self.push([])
-
     def _audited(self, audit: Any) -> Gradient:
         """Return the gradient that counts this push on every server under `psfleet-launch --chaos`."""
         if audit.spec.key not in self._tables.specs:
@@ -244,6 +216,7 @@ class ClusterRuntime:
 
     # -- collectives ------------------------------------------------------------------------------
 
+    @override
     @deferred()
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers. Sync mode: rounds of the others go on without this worker."""
@@ -253,35 +226,26 @@ class ClusterRuntime:
             )
         self._mode_request = result.mode_request
 
+    @override
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
-        """Return mode and settings of a request from outside the script, if the last barrier announced it.
-
-        All workers get it at the same barrier: each of them then comes to `set_mode`.
-        """
+        # All workers get a request at the same barrier, so each of them then calls `set_mode`.
         mode_request, self._mode_request = self._mode_request, None
         return mode_request
 
+    @override
     @deferred()
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """Combine a value of every worker; return the result."""
         check_reduction(mode)
         program = self._collectives.gather(mode, np.ascontiguousarray(value))
         with self._marks.blocking():
             result: NDArray[Any] = self._transfers.run(program).value
         return result.reshape(np.shape(value))
 
+    @override
     @deferred()
-    def set_mode(self, mode: ConsistencyMode) -> None:
-        """Go on in another mode; every worker must come here between two of its steps.
-
-        A worker that has started again passes over the changes that the fleet has behind it.
-
-        Args:
-            mode: The same on all workers.
-
-        Raises:
-            ConfigError: The workers want different things; nothing was changed.
-        """
+    def set_mode(self, consistency: ConsistencySettings) -> None:
+        """Switch to another mode, or pass over a switch that an earlier incarnation has made."""
+        mode = consistency.declared
         conflict = mode.conflicts.get("wire")
         if conflict and self.wire != WireSettings():
             raise ConfigError(
@@ -294,61 +258,50 @@ class ClusterRuntime:
 
     # -- whole tables --------------------------------------------------------------------------
 
+    @override
     def read_table(self, table: int) -> TableState:
-        """Return the whole content of a table."""
         self.flush()
         return self._tables.read(table)
 
+    @override
     def write_table(self, table: int, state: TableState) -> None:
-        """Replace the whole content of a table."""
         self.flush()
         self._transfers.forget()
         self._tables.write(table, state)
 
+    @override
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """Remove rows that are worth little or not in use; return their number."""
         self.flush()
         return self._tables.shrink(table, threshold, unseen)
 
+    @override
     def load(self, path: str) -> None:
-        """Load all tables from a snapshot."""
         self.flush()
         self._transfers.forget()
         self._tables.load(path)
 
+    @override
     def specs(self) -> dict[int, TableSpec]:
-        """Return the definitions of the tables that this worker knows, by key."""
         return dict(self._tables.specs)
 
     # -- snapshots -----------------------------------------------------------------------------
 
+    @override
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """Save a snapshot; return its path. The servers must see the same file system as this worker."""
         self.flush()
         return self._marks.take(path, delta=delta, base=base)
 
+    @override
     def keep(self, state_at: StateAt) -> bytes:
-        """Snapshots get what `state_at` gives of this worker; returns what it has kept in the one from
-        which the fleet has started (JSON; empty: nothing).
-
-        Args:
-            state_at: Returns the state as of the number of its last push in the snapshot (below 0: of its
-                last ones, see psfleet.core.engine.worker_state), and gets whether the script cannot end its
-                step meanwhile; called by another thread.
-        """
         self._marks.state_at = state_at
         return self._marks.introduce(keeps=True)
 
     @property
-    def step(self) -> int:
-        """Number of the last push."""
-        return self._session.sequence
-
-    @property
+    @override
     def newest_snapshot(self) -> tuple[str, int] | None:
-        """Folder of the newest of the job's snapshots, and the script's last push in it; 0: not known."""
         if self._marks.newest is None:
             return None
         folder, last = self._marks.newest
@@ -356,9 +309,10 @@ class ClusterRuntime:
 
     # -- data ----------------------------------------------------------------------------------
 
+    @override
     def data_steps(
         self,
-        trainer: Pusher,
+        trainer: ScriptRuntime,
         size: int,
         batch: int,
         epochs: int,
@@ -366,36 +320,17 @@ class ClusterRuntime:
         merged: int,
         parts: SourceParts | None = None,
     ) -> Iterator[tuple[Range, ...]]:
-        """Yield this worker's samples, step by step, as the fleet assigns them.
-
-        Args:
-            trainer: Runtime that pushes.
-            size: Samples of an epoch.
-            batch: Samples of a step.
-            epochs: Number of epochs.
-            seed: Seed of the order of samples; only compared between workers.
-            merged: Steps of one push.
-            parts: Of a source that has more and more, for all workers alike; None: it has not.
-
-        Returns:
-            For each step the positions of its samples (psfleet.core.engine.round_plan).
-        """
         number = self._worker_data.count + 1
         feed = DataClient(self._fleet, trainer, number, size, epochs, seed, parts)
         return feed.steps(self._worker_data, batch, merged)
 
-    @property
-    def in_round(self) -> bool:
-        """The script is in a step of `data_steps` in which it may push once."""
-        return self._worker_data.in_round
-
-    @property
-    def next_ranges(self) -> tuple[Range, ...]:
-        """Positions of the step after the present one of `data_steps`, if they are known; else empty."""
-        return self._worker_data.next_ranges
+    @override
+    def add_data_wait(self, nanoseconds: int) -> None:
+        self._fleet.times.data += nanoseconds
 
     # -- the rest ------------------------------------------------------------------------------
 
+    @override
     def stats(self) -> list[dict[str, Any]]:
         """Return one entry per server. Server 0 counts every push, the others those that they receive."""
         return [
@@ -403,29 +338,29 @@ class ClusterRuntime:
             for reply in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))
         ]
 
+    @override
     def scale(self, servers: int) -> None:
-        """Ask for another number of servers: workers go on with it after one of their next collectives."""
         request = coordinator_pb2.ScaleRequest(servers=servers)
         first = self._fleet.clients[0]
         wait_all([first.start("Coordinator/Scale", request.SerializeToString())])
 
+    @override
     def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
-        """Return the way to the other stages of this worker; it is open until this runtime is closed."""
         from psfleet_worker.stage_links import StageLinks  # loads zmq
 
         self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links
 
+    @override
     def abandon(self) -> None:
-        """Let go of every resource without a word to the fleet, as if this process had died."""
         self._closed = True
         self._fleet.close()
         self._transfers.close()
         self._marks.close()
         self._end_traces()
 
+    @override
     def close(self) -> None:
-        """Flush, leave the fleet and release all resources."""
         if self._closed:
             return
         self._closed = True

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from psfleet.core.engine.round_plan import Range, RoundPlan, SourceParts
 from psfleet.core.net.membership_messages import PLAN_ENTRY
 from psfleet.core.net.message_converter import read_pairs
 from psfleet.core.net.v1 import membership_pb2
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.stages import here, links
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
@@ -29,16 +30,6 @@ from psfleet_worker.session.instructions import (
 Ranges = tuple[Range, ...]
 
 
-class Pusher(Protocol):
-    """The runtime that pushes, as data dispatch uses it."""
-
-    def skip(self) -> None:
-        """Make a step without gradients."""
-
-    def flush(self) -> None:
-        """Wait until every push is applied."""
-
-
 class DataClient:
     """One dataset.
 
@@ -51,7 +42,7 @@ class DataClient:
     def __init__(
         self,
         fleet: FleetConnection,
-        trainer: Pusher,
+        trainer: ScriptRuntime,
         number: int,
         size: int,
         epochs: int,
@@ -97,7 +88,7 @@ class DataClient:
             case FlushPushes():
                 return self._trainer.flush()
             case SkipStep():
-                return self._trainer.skip()
+                return self._trainer.skip_step()
             case TellStages(ranges):
                 return self._tell(ranges)
             case HearStages():

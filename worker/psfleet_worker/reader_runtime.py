@@ -13,7 +13,7 @@ from typing_extensions import override
 from psfleet.core.base.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.evictions import EvictedIds
-from psfleet.core.engine.interface import CompletedPull, PendingPull, Read, ReadVersion, TableState
+from psfleet.core.engine.interface import Read, ReadVersion, TableState
 from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net import frame
@@ -41,24 +41,23 @@ _ATTEMPTS = 5  # at a pull whose servers are in different rounds
 
 
 class ReaderRuntime(ReadOnlyRuntime):
-    """Implements psfleet.core.engine.interface.Runtime without a seat.
+    """Read-only runtime on the servers of a running job, in which this process has no seat.
 
     Args:
         environment: Endpoints of the servers, and the credentials of this process.
-
-    Attributes:
-        version: Version that the last pull has read; None: there was none.
 
     Raises:
         ConfigError: The endpoints are not those of all servers of one job, in their order.
         ServerUnavailable: A server does not answer.
     """
 
+    pools = True
+
     def __init__(self, environment: Environment, wire: WireSettings | None = None) -> None:
         import_rules(environment.rules, environment.rules_folder)
-        self.source = f"the job at {', '.join(environment.servers)}"
-        self.instead = "a worker of the job can"
-        self.version: ReadVersion | None = None
+        source = f"the job at {', '.join(environment.servers)}"
+        super().__init__(source, "a worker of the job can")
+        self._version: ReadVersion | None = None
         self._form = (wire or WireSettings()).values
         patience = Patience.of(environment)
         patience = dataclasses.replace(patience, outage=max(patience.outage, _OUTAGE))
@@ -69,6 +68,7 @@ class ReaderRuntime(ReadOnlyRuntime):
             )
             for index, endpoint in enumerate(environment.servers)
         ]
+        self.server_num = len(self._clients)
         self._tables = TableReader(self._clients, "this client")
         try:
             self._check_servers()
@@ -85,23 +85,27 @@ class ReaderRuntime(ReadOnlyRuntime):
                 "servers of one job, in their order"
             )
 
-    # -- reads ---------------------------------------------------------------------------------
-
+    @override
     def open(self, name: str) -> TableSpec:
-        """Return the definition of a table."""
         with self._said():
             return self._tables.open(name)
 
+    @override
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return the tensors of the reads. In sync mode they are of one round, if a few attempts find the
         servers in the same one.
         """
         for _ in range(_ATTEMPTS):
-            values, self.version = self._pull(reads)
-            behind, ahead = self.version.rounds
+            values, self._version = self._pull(reads)
+            behind, ahead = self._version.rounds
             if behind == ahead:
                 break
         return values
+
+    @property
+    @override
+    def version(self) -> ReadVersion | None:
+        return self._version
 
     def _pull(self, reads: Sequence[Read]) -> tuple[list[Floats], ReadVersion]:
         self._clients[0].check_process()
@@ -132,6 +136,7 @@ class ReaderRuntime(ReadOnlyRuntime):
                     f"{len(self._clients)}; connect again, with the folder of the job's logs"
                 )
 
+    @override
     def read_table(self, table: int) -> TableState:
         """Return the whole content of a table. It is read page by page during training, so pages may differ
         in age.
@@ -141,13 +146,13 @@ class ReaderRuntime(ReadOnlyRuntime):
         self._check_number(status.servers for status in self._statuses())
         return state
 
+    @override
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """Return up to `limit` evictions of a table from each server, starting at its position."""
         with self._said():
             return self._tables.evictions(table, position, limit)
 
+    @override
     def stats(self) -> list[dict[str, Any]]:
-        """Return one entry per server."""
         return [figures_of(status) for status in self._statuses()]
 
     def _statuses(self) -> list[shard_pb2.StatusReply]:
@@ -185,50 +190,16 @@ class ReaderRuntime(ReadOnlyRuntime):
         except ServerUnavailable as error:
             raise ServerUnavailable(f"{error}; the job has ended, or this server is down") from None
 
-    # -- what a process without a seat is ------------------------------------------------------
-
-    @property
-    def worker_index(self) -> int:
-        """Index of this reader: 0."""
-        return 0
-
-    @property
-    def worker_num(self) -> int:
-        """Number of readers: 1."""
-        return 1
-
-    @property
-    def server_num(self) -> int:
-        """Number of servers."""
-        return len(self._clients)
-
-    @property
-    def pools(self) -> bool:
-        """Reads may have bags."""
-        return True
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Always False: `pull_ahead` is a plain pull."""
-        return False
-
-    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Start a pull without waiting for it."""
-        return CompletedPull(self.pull(reads))
-
+    @override
     def specs(self) -> dict[int, TableSpec]:
-        """Return the definitions of the tables that this reader knows, by key."""
         return dict(self._tables.specs)
 
-    def flush(self, timeout: float | None = None) -> None:
-        """There is nothing to wait for."""
-
+    @override
     def barrier(self, timeout: float | None = None) -> NoReturn:
-        """Refuse: no process waits for a reader."""
         self._refuse_collective()
 
-    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """Refused likewise."""
+    @override
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NoReturn:
         self._refuse_collective()
 
     def _refuse_collective(self) -> NoReturn:
@@ -237,8 +208,8 @@ class ReaderRuntime(ReadOnlyRuntime):
             "so leave barriers, reductions and loading to the scripts of the workers"
         )
 
+    @override
     def close(self) -> None:
-        """Let go of threads and connections. Safe to call twice."""
         for client in self._clients:
             client.close()
 

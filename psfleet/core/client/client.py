@@ -39,7 +39,6 @@ from psfleet.core.engine.interface import (
     PendingPush,
     PooledIds,
     ReadVersion,
-    Runtime,
 )
 from psfleet.core.engine.schema.entry import Entry
 from psfleet.core.engine.schema.table import (
@@ -51,8 +50,8 @@ from psfleet.core.engine.schema.table import (
 )
 from psfleet.core.graph.execution.model_files import TableNames, folder_of, load, save
 from psfleet.core.graph.parameters.parameter import Parameter
-from psfleet.core.runtime.modes.switch import change
 from psfleet.core.runtime.process_runtime import current, is_failure
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.strategy import Settings
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.initializer import Initializer, starting
@@ -91,7 +90,9 @@ class Client:
     """
 
     def __init__(
-        self, runtime: Runtime, leave: Callable[[Runtime, float | None], None] | None = None
+        self,
+        runtime: ScriptRuntime,
+        leave: Callable[[ScriptRuntime, float | None], None] | None = None,
     ) -> None:
         self.runtime = runtime
         self._leave = leave or (lambda runtime, _: runtime.close())
@@ -277,7 +278,7 @@ class Client:
 
         from psfleet.serving.prediction import evaluate_cut  # loads programs
 
-        def make(tables: Runtime) -> "Predictor":
+        def make(tables: ScriptRuntime) -> "Predictor":
             return functools.partial(model, Client(tables))
 
         return evaluate_cut(self.runtime, make, batches, metrics, slices, folder, transform)
@@ -371,14 +372,12 @@ class Client:
     @property
     def version(self) -> ReadVersion | None:
         """Version of the last pull of a client of `connect(job=...)`, or None before the first pull."""
-        version: ReadVersion | None = getattr(self.runtime, "version", None)
-        return version
+        return self.runtime.version
 
     @property
     def cut(self) -> FollowedCut | None:
         """Cut of the training that a client of `connect(follow=...)` holds, or None for any other client."""
-        cut: FollowedCut | None = getattr(self.runtime, "cut", None)
-        return cut
+        return self.runtime.cut
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push so far is applied on the servers."""
@@ -392,7 +391,7 @@ class Client:
         """Continue in another consistency mode, as `psfleet.fleet.set_mode` does. All workers must call
         it."""
         settings_of_mode = Settings.from_parts({"consistency": {"mode": mode, **settings}})
-        change(self.runtime, settings_of_mode.consistency)
+        self.runtime.set_mode(settings_of_mode.consistency)
 
     @property
     def worker_index(self) -> int:
@@ -434,7 +433,7 @@ class Client:
     def _close(self, timeout: float | None = None) -> None:
         if isinstance(self.runtime, ClosedRuntime):
             return
-        runtime, refusal = self.runtime, cast(Runtime, ClosedRuntime(_CLOSED))
+        runtime, refusal = self.runtime, cast(ScriptRuntime, ClosedRuntime(_CLOSED))
         for table in self._tables:
             table._runtime = refusal
         self.runtime = refusal

@@ -16,11 +16,12 @@ from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.client.client import Client
-from psfleet.core.engine.interface import Runtime, load_runtime
+from psfleet.core.engine.interface import load_runtime
 from psfleet.core.graph.execution.model_files import folder_of
 from psfleet.core.runtime.modes.switch import check_mode, check_wire
 from psfleet.core.runtime.modes.switch import connect as connect_cluster
 from psfleet.core.runtime.process_runtime import Parts, current
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.strategy import WireSettings, resolve
 
 
@@ -96,9 +97,10 @@ def connect(
     if environment is None:
         set_up_logs(here.role, here.rank)
 
-    def make(_: Parts) -> Runtime:
+    def make(_: Parts) -> ScriptRuntime:
         if here.role is None:
-            return load_runtime("embedded", wire=settings.wire)
+            embedded: ScriptRuntime = load_runtime("embedded", wire=settings.wire)
+            return embedded
         return connect_cluster(here.seat, settings.consistency, settings.wire)
 
     if environment is not None:

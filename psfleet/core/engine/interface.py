@@ -1,7 +1,9 @@
-"""The only door from the library to a fleet: what a trainer script can ask of its parameters.
+"""Runtime: the interface through which a process reads and updates the parameters of a fleet.
 
-Two runtimes stand behind it: `psfleet.core.runtime.embedded_runtime` (a shard in this process) and
-`psfleet_worker.cluster_runtime` (the servers of a cluster). They give the same bits."""
+It consists of four protocols: tensors (a training step), collectives, storage (whole tables) and counts.
+`psfleet.core.runtime.embedded_runtime` implements it in this process, and `psfleet_worker.cluster_runtime` on
+the servers of a cluster, with the same bits. Other runtimes stand in front of one of these, or only read.
+"""
 
 import importlib.metadata
 import time
@@ -217,18 +219,17 @@ class ClosedRuntime:
         raise UsageError(self._sentence)
 
 
-class Runtime(Protocol):
-    """Parameters of a fleet as one worker sees them. Not thread-safe: one thread trains."""
+class Tensors(Protocol):
+    """Tables and their values, as a training step uses them. Not thread-safe: one thread trains."""
 
-    @property
-    def worker_index(self) -> int: ...
-    @property
-    def worker_num(self) -> int: ...
-    @property
-    def server_num(self) -> int: ...
     @property
     def pools(self) -> bool:
         """True if reads and gradients may have bags."""
+
+    @property
+    def reads_ahead(self) -> bool:
+        """True if `pull_ahead` reads while the worker computes; else it is a plain pull."""
+        return False
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """Make sure the table exists and return its key.
@@ -246,6 +247,9 @@ class Runtime(Protocol):
             UnknownTable: There is none of that name.
         """
 
+    def specs(self) -> dict[int, TableSpec]:
+        """Return the tables this worker knows, by key."""
+
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return current values, one array per read: dense in the table's shape, sparse [*ids.shape, dim].
 
@@ -253,15 +257,13 @@ class Runtime(Protocol):
         A row that no push has touched has its initial value; pulling does not create it.
         """
 
-    @property
-    def reads_ahead(self) -> bool:
-        """True if `pull_ahead` reads while the worker computes; else it is a plain pull."""
-
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """Begin a pull: every push before it is in the values, none after it.
 
-        One at a time: the next one, and whatever else waits for the servers, first waits for this.
+        One at a time: a later pull or push first waits for this one. Without `reads_ahead` the pull is over
+        when its ticket is returned.
         """
+        return CompletedPull(self.pull(reads))
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
@@ -277,11 +279,29 @@ class Runtime(Protocol):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push of this worker is applied on every server."""
 
+
+class Collectives(Protocol):
+    """The workers of a fleet, and the calls that all of them make together."""
+
+    @property
+    def worker_index(self) -> int: ...
+    @property
+    def worker_num(self) -> int: ...
+
+    @property
+    def passes(self) -> bool:
+        """True if an earlier incarnation of this worker has already completed the next collective."""
+        return False
+
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every worker is here."""
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """Combine equal-shaped arrays of all workers, in worker order: sum, max or min."""
+
+
+class Storage(Protocol):
+    """Whole tables: contents, snapshots and statistics."""
 
     def read_table(self, table: int) -> TableState:
         """Return the whole content of a table, optimizer state included."""
@@ -292,7 +312,7 @@ class Runtime(Protocol):
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """Remove rows that are worth little or not in use; returns how many went.
+        """Remove rows that are worth little or not in use, and return their number.
 
         Args:
             table: The key of a sparse table; 0: every one.
@@ -309,7 +329,7 @@ class Runtime(Protocol):
         """
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """Write every table to a folder, which appears whole or not at all; returns where it lies.
+        """Write every table to a folder, which appears whole or not at all, and return the folder's path.
 
         Args:
             path: The folder; empty: where the job keeps its snapshots.
@@ -323,14 +343,41 @@ class Runtime(Protocol):
     def load(self, path: str) -> None:
         """Set every table from a folder written by `save`, by any number of servers."""
 
-    def specs(self) -> dict[int, TableSpec]:
-        """Return the tables this worker knows, by key."""
-
     def stats(self) -> list[dict[str, Any]]:
         """Return one entry per server: tables (name, rows, bytes, step), pushes, samples, loss."""
 
+
+class Counts(Protocol):
+    """Counts that travel with a worker's pushes, such as the sums of metrics.
+
+    Attributes:
+        counters: Counters of this worker. A counter that is appended leaves with the next push.
+    """
+
+    counters: list[PushCounter]
+
+    @property
+    def in_round(self) -> bool:
+        """True in a step of `fleet.dataset` that may have one push only, so that counts travel with that."""
+        return False
+
+
+class Runtime(Tensors, Collectives, Storage, Counts, Protocol):
+    """Parameters of a fleet as one worker sees them; what tables, optimizers and metrics ask for.
+
+    Runtimes derive from psfleet.core.runtime.script_runtime.ScriptRuntime, which adds what a whole script
+    asks for.
+    """
+
+    @property
+    def server_num(self) -> int: ...
+
+    def push_counts(self) -> None:
+        """Push the counts by themselves. In sync mode the push is this worker's part of a round."""
+        self.push([])
+
     def close(self) -> None:
-        """Flush, leave the fleet and let go of every resource. Safe to call twice."""
+        """Flush, leave the fleet and release every resource. Safe to call twice."""
 
 
 def missing_table(name: str, names: Sequence[str]) -> str:
@@ -344,7 +391,7 @@ def missing_table(name: str, names: Sequence[str]) -> str:
     return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {others}"
 
 
-def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
+def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
     """Return whether one of these tables has been pushed to.
 
     A worker that finds so before its first push joins a job under way: it must neither write the
@@ -357,16 +404,13 @@ def is_trained(runtime: Runtime, tables: Collection[str]) -> bool:
     return any(table["step"] > 0 for table in entries if table["name"] in tables)
 
 
-def passes(runtime: Runtime) -> bool:
-    """Return whether an earlier incarnation of this worker has already completed the next collective."""
-    return bool(getattr(runtime, "passes", False))
+def load_runtime(name: str, *arguments: Any, **keywords: Any) -> Any:
+    """Return a new runtime of the class registered as `name` in the entry-point group `psfleet.runtimes`.
 
-
-def load_runtime(name: str, *arguments: Any, **keywords: Any) -> Runtime:
-    """Return the runtime registered under `name` in the entry-point group `psfleet.runtimes`."""
+    The caller annotates the result with the protocol that this class derives from.
+    """
     for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
-        runtime: Runtime = entry.load()(*arguments, **keywords)
-        return runtime
+        return entry.load()(*arguments, **keywords)
     raise ConfigError(f"runtime {name!r} is not installed; reinstall psfleet")
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.round_plan import MOST, Range, SourceParts
 from psfleet.core.runtime.process_runtime import active
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.stages import here
 from psfleet.data.batches import GrowingSource, OrderedSource, SampleSequence, Source, size_of
 from psfleet.data.read_ahead import Peekable, ReadAhead
@@ -26,7 +26,7 @@ def batches(
     epochs: int | None,
     shuffle_seed: int | None,
     merged: int,
-    runtime: Callable[[], Any] = active,
+    runtime: Callable[[], ScriptRuntime] = active,
     prefetch: int = 0,
 ) -> Peekable[Any]:
     """Return the batches of a dataset for this worker; the arguments are those of `fleet.dataset`.
@@ -54,7 +54,7 @@ class _DatasetPass:
         epochs: int | None,
         shuffle_seed: int | None,
         prefetch: int,
-        runtime: Callable[[], Any],
+        runtime: Callable[[], ScriptRuntime],
     ) -> None:
         self._runtime = runtime
         self._size = size_of(source)
@@ -105,16 +105,15 @@ class _DatasetPass:
             self._source.sections(self._batch) if isinstance(self._source, GrowingSource) else None
         )
 
-    def _steps(self, runtime: Runtime, merged: int) -> Iterator[tuple[Range, ...]]:
-        pusher, seed = _RuntimePusher(runtime), -1 if self._seed is None else self._seed
-        cluster: Any = runtime
+    def _steps(self, runtime: ScriptRuntime, merged: int) -> Iterator[tuple[Range, ...]]:
+        seed = -1 if self._seed is None else self._seed
         sections = self._sections()
         if sections is None:
-            yield from cluster.data_steps(
-                pusher, self._size, self._batch, self._epochs, seed, merged
+            yield from runtime.data_steps(
+                runtime, self._size, self._batch, self._epochs, seed, merged
             )
         for size, parts in sections or ():
-            yield from cluster.data_steps(pusher, size, self._batch, 1, seed, merged, parts)
+            yield from runtime.data_steps(runtime, size, self._batch, 1, seed, merged, parts)
 
     @property
     def _waits(self) -> bool:
@@ -136,7 +135,7 @@ class _DatasetPass:
         """Return the next batch, or None if the fleet has not assigned its positions yet."""
         if self._waits:  # the present step must not wait until messages of the next one arrive
             return None
-        ranges = getattr(self._runtime(), "next_ranges", ())
+        ranges = self._runtime().next_ranges
         if ranges and ranges != self._seen[0]:
             self._seen = (ranges, self._samples(ranges))
         return self._seen[1] if ranges else None
@@ -156,18 +155,3 @@ class _DatasetPass:
     def _prepare(self, ranges: Sequence[Range]) -> Callable[[], Any]:
         assert isinstance(self._source, OrderedSource)
         return self._source.prepare(ranges, self._batch, self._seed)
-
-
-class _RuntimePusher:
-    """Calls that `data_steps` makes for steps without gradients, as calls of a runtime."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-
-    def skip(self) -> None:
-        """Push a step without gradients."""
-        self._runtime.push([])
-
-    def flush(self) -> None:
-        """Wait until every push is applied."""
-        self._runtime.flush()

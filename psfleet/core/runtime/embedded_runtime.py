@@ -11,12 +11,12 @@ training process may read tables but not change them.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.checkpoint import Snapshot, save_fleet
 from psfleet.checkpoint.loading import Events, load_events
@@ -36,12 +36,11 @@ from psfleet.core.engine.gradient_checks import (
 from psfleet.core.engine.gradients import without_values
 from psfleet.core.engine.interface import (
     ClosedRuntime,
-    CompletedPull,
     CompletedPush,
     Gradient,
+    PendingPush,
     PushCounter,
     Read,
-    Runtime,
     TableState,
     missing_table,
     with_counts,
@@ -49,7 +48,6 @@ from psfleet.core.engine.interface import (
 from psfleet.core.engine.kernels.number_formats import rounded
 from psfleet.core.engine.kernels.recent_batches import RecentBatches
 from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
-from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec, key_of
 from psfleet.core.engine.shard.events import (
@@ -72,8 +70,9 @@ from psfleet.core.engine.tables.row_data import ROW_IDS, RowData, row_columns, r
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.connections import grpc_process
 from psfleet.core.net.gradient_compressor import GradientCompressor, repacked, value_format
-from psfleet.core.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
-from psfleet.core.runtime.strategy import WireSettings
+from psfleet.core.runtime.runtime_bases import ReadOnlyRuntime
+from psfleet.core.runtime.script_runtime import ScriptRuntime
+from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 
 Floats = NDArray[np.float32]
 _CLOSED = "the fleet of this process is closed, and its tables are gone; use them before that"
@@ -82,10 +81,10 @@ _CLOSED = "the fleet of this process is closed, and its tables are gone; use the
 Columns = Mapping[str, NDArray[Any]]
 
 
-class EmbeddedRuntime:
+class EmbeddedRuntime(ScriptRuntime):
     """Runtime whose tables are in this process; bit-equal to one server with one worker.
 
-    Implements psfleet.core.engine.interface.Runtime. Every push is applied before `push` returns, which for a
+    Every push is applied before `push` returns, which for a
     single worker is what both sync and async mode do.
 
     Args:
@@ -103,7 +102,6 @@ class EmbeddedRuntime:
     worker_index = 0
     worker_num = 1
     server_num = 0
-    reads_ahead = False
     pools = True
 
     def __init__(
@@ -133,8 +131,8 @@ class EmbeddedRuntime:
         self._expect(self._shard.handle(Join(0, 1, AsyncMode()), "join"))
 
     @property
+    @override
     def pushes(self) -> int:
-        """Number of pushes of this runtime so far."""
         return self._pushes
 
     @deferred()
@@ -161,9 +159,6 @@ class EmbeddedRuntime:
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         return [self._pull(read) for read in reads]
 
-    def pull_ahead(self, reads: Sequence[Read]) -> CompletedPull:
-        return CompletedPull(self.pull(reads))
-
     def _pull(self, read: Read) -> Floats:
         spec = self._shard.tables[read.table].spec
         if spec.kind == "dense":
@@ -186,7 +181,7 @@ class EmbeddedRuntime:
     @deferred()
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> CompletedPush:
+    ) -> PendingPush:
         check_process(self._process, "a push from here")
         sums = self._merged(with_counts(gradients, self.counters))
         values = ((spec.name, g.values, g.ids) for spec, g in sums)
@@ -204,10 +199,6 @@ class EmbeddedRuntime:
         for counter in self.counters:
             counter.arrived()
         return CompletedPush()
-
-    def push_counts(self) -> None:
-        """Send the counts of `counters` without any gradient."""
-        self.push([])
 
     def _tick(self) -> None:
         every, now = self._shard.tick_every, self._clock()
@@ -310,20 +301,11 @@ class EmbeddedRuntime:
         load_events(self._shard, events)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
 
-    def data_steps(
-        self,
-        trainer: Any,
-        size: int,
-        batch: int,
-        epochs: int,
-        seed: int,
-        merged: int,
-        parts: Any = None,
-    ) -> Iterator[tuple[Range, ...]]:
-        """Yield the positions of each step: one batch after the other, as there is one worker."""
-        for start in range(0, epochs * size, size):
-            for low in range(start, start + size, batch):
-                yield ((low, min(low + batch, start + size)),)
+    def set_mode(self, consistency: ConsistencySettings) -> None:
+        """Do nothing: with a single worker and no network all modes are the same."""
+
+    def scale(self, servers: int) -> None:
+        """Do nothing: there are no servers."""
 
     def specs(self) -> dict[int, TableSpec]:
         return dict(self._specs)
@@ -368,11 +350,10 @@ class EmbeddedRuntime:
         return number
 
 
-class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
+class FrozenRuntime(ReadOnlyRuntime, EmbeddedRuntime):
     """Read-only runtime on the weights of a snapshot, for predictions; optimizer state is not loaded.
 
-    Implements psfleet.core.engine.interface.Runtime. An id without a row has the first value that it would
-    have in training.
+    An id without a row has the first value that it would have in training.
 
     Args:
         path: Folder of the snapshot.
@@ -381,15 +362,12 @@ class FrozenRuntime(ReadOnlyRuntime, ForwardingRuntime):
         CheckpointError: The snapshot is missing, incomplete or damaged.
     """
 
-    open = handed_on(Runtime.open)
-    pools = property(attrgetter("_fleet.pools"))
+    pools = True
 
     def __init__(self, path: str) -> None:
-        self.source = repr(path)
-        self.instead = "train on a fleet that has loaded it"
-        tables = EmbeddedRuntime(only_reads=True)
-        tables.restore(_weights(Snapshot(path)))
-        super().__init__(tables)
+        EmbeddedRuntime.__init__(self, only_reads=True)
+        ReadOnlyRuntime.__init__(self, repr(path), "train on a fleet that has loaded it")
+        self.restore(_weights(Snapshot(path)))
 
 
 def _weights(snapshot: Snapshot) -> Events:

@@ -19,7 +19,8 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.base.forks import check_process
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import check_alone
-from psfleet.core.engine.interface import Runtime, load_runtime
+from psfleet.core.engine.interface import load_runtime
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Parts of a strategy, in the form of a strategy file."""
@@ -36,16 +37,16 @@ class ProcessRuntime:
         mergers: GradientMergers that keep gradients for the active runtime.
     """
 
-    def __init__(self, runtime: Runtime | None = None) -> None:
+    def __init__(self, runtime: ScriptRuntime | None = None) -> None:
         self.bound_tables: Any = None
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self.mergers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._make: Callable[[Parts], Runtime] | None = None
+        self._make: Callable[[Parts], ScriptRuntime] | None = None
         self._exit: SystemExit | None = None
-        self._runtime: Runtime | None = None
+        self._runtime: ScriptRuntime | None = None
         self.use(runtime)
 
-    def active(self) -> Runtime:
+    def active(self) -> ScriptRuntime:
         """Return the active runtime, and make it at the first call.
 
         It is embedded unless `fleet.init()` has found a cluster.
@@ -72,7 +73,7 @@ class ProcessRuntime:
     @property
     def pushes(self) -> int:
         """Number of the script's pushes, including those of earlier incarnations. 0 without a runtime."""
-        return int(getattr(self._runtime, "pushes", 0))
+        return 0 if self._runtime is None else self._runtime.pushes
 
     def check_process(self, what: str) -> None:
         """Raise UsageError if this process is a fork of the one that has made the runtime."""
@@ -87,15 +88,15 @@ class ProcessRuntime:
     @property
     def newest_snapshot(self) -> tuple[str, int] | None:
         """Folder of the job's newest snapshot and the script's last push in it (0 if that is not known)."""
-        snapshot: tuple[str, int] | None = getattr(self._runtime, "newest_snapshot", None)
-        return snapshot
+        cluster = None if self._runtime is None else self._runtime.cluster
+        return None if cluster is None else cluster.newest_snapshot
 
     @property
     def server_num(self) -> int | None:
         """Number of servers of the runtime, or None without a runtime."""
         return None if self._runtime is None else self._runtime.server_num
 
-    def provide(self, make: Callable[[Parts], Runtime] | None) -> None:
+    def provide(self, make: Callable[[Parts], ScriptRuntime] | None) -> None:
         """Set how the next active runtime is made; None makes an embedded one.
 
         Args:
@@ -104,7 +105,7 @@ class ProcessRuntime:
         """
         self._make = make
 
-    def use(self, runtime: Runtime | None) -> Runtime | None:
+    def use(self, runtime: ScriptRuntime | None) -> ScriptRuntime | None:
         """Replace the active runtime and return the previous one. After None, the next use makes one."""
         before, self._runtime = self._runtime, runtime
         self._process = os.getpid()
@@ -114,7 +115,7 @@ class ProcessRuntime:
         self._lingers = False  # the last client has failed: whether to leave is decided at exit
         return before
 
-    def hold(self, make: Callable[[Parts], Runtime], parts: Parts) -> Runtime:
+    def hold(self, make: Callable[[Parts], ScriptRuntime], parts: Parts) -> ScriptRuntime:
         """Return the active runtime for another client, and count the client.
 
         Args:
@@ -131,7 +132,7 @@ class ProcessRuntime:
         self._exit = None  # the script has caught its SystemExit, and goes on
         return self._runtime
 
-    def let_go(self, runtime: Runtime, timeout: float | None = None) -> None:
+    def let_go(self, runtime: ScriptRuntime, timeout: float | None = None) -> None:
         """End a client's use: flush the runtime, and close it if nothing else in the process uses it.
 
         Args:
@@ -192,23 +193,24 @@ def is_failure(error: BaseException) -> bool:
     return not isinstance(error, SystemExit) or bool(error.code)
 
 
-def _alone() -> Runtime:
+def _alone() -> ScriptRuntime:
     check_alone()
     set_up_logs()
-    return load_runtime("embedded")
+    runtime: ScriptRuntime = load_runtime("embedded")
+    return runtime
 
 
 _current = ContextVar("process_runtime", default=ProcessRuntime())  # noqa: B039  # one of the process
 current: Callable[[], ProcessRuntime] = _current.get
 
 
-def active() -> Runtime:
+def active() -> ScriptRuntime:
     """Return the active runtime of this process, and make it at the first call."""
     return current().active()
 
 
 @contextmanager
-def using(runtime: Runtime | None = None) -> Iterator[ProcessRuntime]:
+def using(runtime: ScriptRuntime | None = None) -> Iterator[ProcessRuntime]:
     """Let this thread, and the threads that psfleet starts for it, act as a process with its own runtime.
 
     Several workers of one fleet can then train as threads of one process.

@@ -4,57 +4,86 @@ A consistency mode, local SGD and read-only runtimes are built on them: each ove
 differs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.core.base.errors import TableConflict, UsageError
-from psfleet.core.engine.interface import (
-    CompletedPull,
-    Gradient,
-    PendingPull,
-    Read,
-    Runtime,
-    TableState,
-)
+from psfleet.core.engine.gradient_checks import check_reduction
+from psfleet.core.engine.interface import FollowedCut, PushCounter, ReadVersion, Runtime
+from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.script_runtime import Cluster, ScriptRuntime
+from psfleet.core.runtime.strategy import WireSettings
 
 Floats = NDArray[np.float32]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def handed_on(method: F) -> F:
-    """Return an attribute of a ForwardingRuntime that is this method of the runtime below.
+def handed_on(method: F, part: str = "_fleet") -> F:
+    """Return an attribute that is this method of an inner object, such as the runtime below a wrapper.
 
-    A call of it costs no more than a call of the runtime below: an attribute look-up, and no second frame.
-    """
-    return cast(F, property(attrgetter(f"_fleet.{method.__name__}")))
-
-
-class ForwardingRuntime:
-    """Runtime that forwards every call to another one; the base of runtimes that change a few calls.
-
-    Implements psfleet.core.engine.interface.Runtime. Two things are not forwarded, so that a subclass may
-    override `pull` and `push` alone: `pull_ahead` is a plain `pull` of this object, and bags are not accepted
-    (`pools` is False). A subclass that handles them switches them on.
+    A call of it costs no more than a call of the inner object: an attribute look-up, and no second frame.
 
     Args:
-        fleet: Runtime that gets the calls. Its other attributes can be read from this object too.
+        method: Method of the same name and signature.
+        part: Name of the attribute that holds the inner object.
+    """
+    return read_through(f"{part}.{method.__name__}")  # type: ignore[no-any-return]
+
+
+def read_through(path: str) -> Any:
+    """Return a property that reads an attribute of an inner object, such as `_fleet.worker_num`."""
+    return property(attrgetter(path))
+
+
+def refused(method: F, what: str) -> F:
+    """Return a method of a ReadOnlyRuntime that raises UsageError: "the tables can be read only, and ..."."""
+
+    def refuse(runtime: "ReadOnlyRuntime", *_: Any, **__: Any) -> NoReturn:
+        raise UsageError(
+            f"the tables of {runtime.source} can be read only, and cannot {what}; {runtime.instead}"
+        )
+
+    return cast(F, refuse)
+
+
+class ForwardingRuntime(ScriptRuntime):
+    """Runtime that forwards every call to another one; the base of runtimes that change a few calls.
+
+    Two things are not forwarded, so that a subclass may override `pull` and `push` alone: `pull_ahead` is a
+    plain `pull` of this object, and bags are not accepted (`pools` is False). A subclass that handles them
+    switches them on.
+
+    Args:
+        fleet: Runtime that gets the calls.
     """
 
     pools = False
     reads_ahead = False
 
-    worker_index = property(attrgetter("_fleet.worker_index"))
-    worker_num = property(attrgetter("_fleet.worker_num"))
-    server_num = property(attrgetter("_fleet.server_num"))
+    worker_index: int = read_through("_fleet.worker_index")
+    worker_num: int = read_through("_fleet.worker_num")
+    server_num: int = read_through("_fleet.server_num")
+    passes: bool = read_through("_fleet.passes")
+    counters: list[PushCounter] = read_through("_fleet.counters")
+    in_round: bool = read_through("_fleet.in_round")
+    wire: WireSettings = read_through("_fleet.wire")
+    cluster: Cluster | None = read_through("_fleet.cluster")
+    pushes: int = read_through("_fleet.pushes")
+    version: ReadVersion | None = read_through("_fleet.version")
+    cut: FollowedCut | None = read_through("_fleet.cut")
+    next_ranges: tuple[Range, ...] = read_through("_fleet.next_ranges")
     create = handed_on(Runtime.create)
     open = handed_on(Runtime.open)
+    specs = handed_on(Runtime.specs)
     pull = handed_on(Runtime.pull)
     push = handed_on(Runtime.push)
+    push_counts = handed_on(Runtime.push_counts)
     flush = handed_on(Runtime.flush)
     barrier = handed_on(Runtime.barrier)
     all_reduce = handed_on(Runtime.all_reduce)
@@ -64,34 +93,38 @@ class ForwardingRuntime:
     evictions = handed_on(Runtime.evictions)
     save = handed_on(Runtime.save)
     load = handed_on(Runtime.load)
-    specs = handed_on(Runtime.specs)
     stats = handed_on(Runtime.stats)
+    set_mode = handed_on(ScriptRuntime.set_mode)
+    scale = handed_on(ScriptRuntime.scale)
+    data_steps = handed_on(ScriptRuntime.data_steps)
     close = handed_on(Runtime.close)
 
-    def __init__(self, fleet: Runtime) -> None:
+    def __init__(self, fleet: ScriptRuntime) -> None:
         self._fleet = fleet
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fleet, name)
 
-    def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        return CompletedPull(self.pull(reads))
-
-
-class ReadOnlyRuntime:
+class ReadOnlyRuntime(ScriptRuntime):
     """Base of runtimes that refuse every change of a table with a UsageError.
 
-    Attributes:
+    A reader is its own only worker: there is nothing to flush, and nobody to wait for.
+
+    Args:
         source: Name of the tables' owner, for messages.
         instead: Advice for messages: how to change the tables.
     """
 
-    source: str
-    instead: str
+    pools = False
+    worker_index = 0
+    worker_num = 1
+    server_num = 0
+    wire = WireSettings()
 
-    def open(self, name: str) -> TableSpec:
-        raise NotImplementedError
+    def __init__(self, source: str, instead: str) -> None:
+        self.source = source
+        self.counters: list[PushCounter] = []
+        self.instead = instead
 
+    @override
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
         """Return the key of an existing table; the declared optimizer and first values are ignored.
 
@@ -107,32 +140,27 @@ class ReadOnlyRuntime:
             )
         return table.key
 
-    def push(
-        self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
-    ) -> NoReturn:
-        """Raise UsageError."""
-        self.refuse("be pushed to")
+    push = refused(Runtime.push, "be pushed to")
+    write_table = refused(Runtime.write_table, "be written to")
+    shrink = refused(Runtime.shrink, "be shrunk")
+    save = refused(Runtime.save, "be saved")
+    load = refused(Runtime.load, "be loaded into")
+    set_mode = refused(ScriptRuntime.set_mode, "be put into another mode")
+    scale = refused(ScriptRuntime.scale, "ask for servers")
 
-    def write_table(self, table: int, state: TableState) -> NoReturn:
-        """Raise UsageError."""
-        self.refuse("be written to")
+    @override
+    def flush(self, timeout: float | None = None) -> None:
+        pass
 
-    def shrink(
-        self, table: int = 0, threshold: float | None = None, unseen: int | None = None
-    ) -> NoReturn:
-        """Raise UsageError."""
-        self.refuse("be shrunk")
+    @override
+    def barrier(self, timeout: float | None = None) -> None:
+        pass
 
-    def save(self, path: str, *, delta: bool = False, base: bool = False) -> NoReturn:
-        """Raise UsageError."""
-        self.refuse("be saved")
+    @override
+    def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
+        check_reduction(mode)
+        return np.array(value)
 
-    def load(self, path: str) -> NoReturn:
-        """Raise UsageError."""
-        self.refuse("be loaded into")
-
-    def refuse(self, what: str) -> NoReturn:
-        """Raise UsageError; `what` ends the sentence "the tables cannot ..."."""
-        raise UsageError(
-            f"the tables of {self.source} can be read only, and cannot {what}; {self.instead}"
-        )
+    @override
+    def close(self) -> None:
+        pass

@@ -29,9 +29,8 @@ from psfleet.core.base.scaling_files import (
 )
 from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.base.threads import ServiceThread
-from psfleet.core.engine.interface import Runtime
 from psfleet.core.net.connections.certificates import make_credentials
-from psfleet.core.runtime.modes.switch import connect
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import Settings
 from psfleet.fleet.testing.server_thread import EndCheck, ServerThread
 
@@ -202,7 +201,7 @@ class LocalFleet:
             insecure=self.transport == "plain tcp",
         )
 
-    def connect(self, worker: int, mode: str, **settings: int) -> Runtime:
+    def connect(self, worker: int, mode: str, **settings: int) -> ModeSwitchRuntime:
         """The runtime of one worker; several may live in this process, each with its own thread.
 
         Args:

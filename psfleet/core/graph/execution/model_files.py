@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from psfleet.core.base.errors import CheckpointError, ConfigError, UsageError
-from psfleet.core.engine.interface import Runtime, passes
+from psfleet.core.engine.interface import Runtime
 from psfleet.core.graph.parameters.binding import invalidate
 from psfleet.core.graph.parameters.parameter import living_names
 from psfleet.core.runtime.process_runtime import check_none_waits, current
@@ -65,7 +65,7 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
     """
     global _loads
     runtime.barrier()
-    if runtime.worker_index == 0 and not passes(runtime):
+    if runtime.worker_index == 0 and not runtime.passes:
         if tables is None:
             _check_useful(path, {spec.name for spec in runtime.specs().values()} | living_names())
             runtime.load(path)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.engine.interface import CompletedPush, Gradient, Read, Runtime, TableState
+from psfleet.core.engine.interface import CompletedPush, Gradient, Read, TableState
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
@@ -38,6 +38,7 @@ from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.script_runtime import ClusterLike
 from psfleet.core.runtime.strategy import ConsistencySettings
 
 Floats = NDArray[np.float32]
@@ -222,10 +223,11 @@ class GeoRuntime(ForwardingRuntime):
         settings: Exchange interval and number of rows to copy.
     """
 
-    def __init__(self, fleet: Runtime, settings: ConsistencySettings) -> None:
+    def __init__(self, fleet: ClusterLike, settings: ConsistencySettings) -> None:
         super().__init__(fleet)
         self._settings = settings
-        self._local = EmbeddedRuntime(watch=getattr(fleet, "watch", None))
+        self._watch = fleet.watch
+        self._local = EmbeddedRuntime(watch=self._watch)
         self._copies: dict[int, LocalTable] = {}
         self._steps = 0  # since the last exchange
         self._samples = 0
@@ -388,7 +390,7 @@ class GeoRuntime(ForwardingRuntime):
         self.flush()
         self._fleet.load(path)
         self._local.close()
-        self._local, self._copies = EmbeddedRuntime(watch=getattr(self._fleet, "watch", None)), {}
+        self._local, self._copies = EmbeddedRuntime(watch=self._watch), {}
         for spec in self._fleet.specs().values():
             self._copy(spec)
 

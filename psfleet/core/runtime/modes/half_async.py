@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,28 +30,11 @@ from psfleet.core.engine.interface import Gradient, PendingPush, Runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.script_runtime import ClusterLike
 from psfleet.core.runtime.strategy import ConsistencySettings
 
 Floats = NDArray[np.float32]
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class PositionedRuntime(Runtime, Protocol):
-    """Runtime whose pushes carry the worker's position in its data."""
-
-    @property
-    def position(self) -> Position:
-        """Position of the worker in its data after the present step."""
-
-    def push(
-        self,
-        gradients: Sequence[Gradient],
-        *,
-        samples: int = 0,
-        loss: float | None = None,
-        position: Position | None = None,
-    ) -> PendingPush:
-        """Push as Runtime.push does; `position` is the one after the last step of these gradients."""
 
 
 @dataclass(eq=False)
@@ -74,7 +57,7 @@ def _alone(method: F) -> F:
 
     def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         with runtime.alone():
-            return getattr(runtime.cluster, method.__name__)(*args, **keywords)
+            return getattr(runtime._cluster, method.__name__)(*args, **keywords)
 
     return cast(F, call)
 
@@ -85,7 +68,7 @@ def _flushed(method: F) -> F:
     def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         runtime.flush()
         with runtime.alone():
-            return getattr(runtime.cluster, method.__name__)(*args, **keywords)
+            return getattr(runtime._cluster, method.__name__)(*args, **keywords)
 
     return cast(F, call)
 
@@ -101,9 +84,9 @@ class HalfAsyncRuntime(ForwardingRuntime):
         settings: Number of pushes to merge, and number that may wait.
     """
 
-    def __init__(self, fleet: PositionedRuntime, settings: ConsistencySettings) -> None:
+    def __init__(self, fleet: ClusterLike, settings: ConsistencySettings) -> None:
         super().__init__(fleet)
-        self.cluster = fleet
+        self._cluster = fleet
         self._settings = settings
         self._using = threading.RLock()  # held during each call of the cluster's runtime
         self._changed = threading.Condition()
@@ -134,7 +117,11 @@ class HalfAsyncRuntime(ForwardingRuntime):
         # Checked here, so that this call reports a bad gradient; the sending thread would report it later.
         check_gradients(self._spec_of, gradients)
         step = _QueuedPush(
-            [_owned(gradient) for gradient in gradients], samples, loss, self.cluster.position, self
+            [_owned(gradient) for gradient in gradients],
+            samples,
+            loss,
+            self._cluster.position,
+            self,
         )
         self.settle(lambda: len(self._queue) < self._settings.queue_size)
         with self._changed:
@@ -193,7 +180,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     def _send(self, step: _QueuedPush) -> PendingPush:
         with self._using:
-            return self.cluster.push(
+            return self._cluster.push(
                 step.gradients, samples=step.samples, loss=step.loss, position=step.position
             )
 

@@ -6,8 +6,7 @@ other. Everything runs in the thread that trains.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,12 @@ from psfleet.core.engine.interface import (
     PendingPull,
     PendingPush,
     Read,
-    Runtime,
     TableState,
 )
-from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime, read_through
+from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.strategy import LocalSGDSettings
 
 Floats = NDArray[np.float32]
@@ -48,12 +46,12 @@ class LocalSGDRuntime(ForwardingRuntime):
         settings: First step of local training, and interval at which weights are averaged.
     """
 
-    reads_ahead = property(attrgetter("_fleet.reads_ahead"))
+    reads_ahead: bool = read_through("_fleet.reads_ahead")
 
-    def __init__(self, fleet: Runtime, settings: LocalSGDSettings) -> None:
+    def __init__(self, fleet: ScriptRuntime, settings: LocalSGDSettings) -> None:
         super().__init__(fleet)
         self._settings = settings
-        self._local = EmbeddedRuntime(watch=getattr(fleet, "watch", None))
+        self._local = EmbeddedRuntime(watch=None if fleet.cluster is None else fleet.cluster.watch)
         self._pushes = 0
         self._begun = False
         self._since = 0  # steps since the last average
@@ -117,13 +115,9 @@ class LocalSGDRuntime(ForwardingRuntime):
         elif self._since >= self._settings.k_steps:
             self._meet(stay=False)
 
-    def data_steps(self, trainer: Any, *arguments: Any) -> Iterator[tuple[Range, ...]]:
-        """Iterate as the cluster's method does; a step is one push, even if it has no dense gradients."""
-        steps: Iterator[tuple[Range, ...]] = self._fleet.data_steps(self, *arguments)  # type: ignore[attr-defined]  # only a cluster's runtime is wrapped
-        return steps
-
-    def skip(self) -> None:
-        """End a step of `data_steps` for which nothing was pushed to the servers.
+    @override
+    def skip_step(self) -> None:
+        """Make a step for which nothing was pushed to the servers.
 
         The servers get an empty push, so that their round closes. A worker that had no samples also counts
         the step as the other workers do, so that all of them average in the same step.

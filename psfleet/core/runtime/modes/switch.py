@@ -5,55 +5,32 @@ is the object that scripts keep, so that this front can be replaced without thei
 """
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, Protocol, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.consistency import ConsistencyMode, find_part
+from psfleet.core.engine.consistency import find_part
 from psfleet.core.engine.interface import Runtime, load_runtime
-from psfleet.core.runtime.runtime_bases import ForwardingRuntime, ReadOnlyRuntime, handed_on
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime, handed_on, read_through
+from psfleet.core.runtime.script_runtime import ClusterLike, ScriptRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, Settings, WireSettings
 
 _log = log_of(__name__)
-
-Floats = NDArray[np.float32]
-
-
-class ClusterLike(Runtime, Protocol):
-    """Runtime of a cluster, as psfleet_worker.cluster_runtime.ClusterRuntime implements it."""
-
-    @property
-    def mode(self) -> ConsistencyMode:
-        """Mode of the fleet, with the settings that servers know."""
-
-    def set_mode(self, mode: ConsistencyMode) -> None:
-        """Switch the servers to a mode. A collective: all workers must name the same mode."""
-
-    def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
-        """Return the name and settings of the mode that the last barrier asks for, or None, and forget it."""
-
-    def scale(self, servers: int) -> None:
-        """Ask for another number of servers."""
-
-    def abandon(self) -> None:
-        """Release all resources without telling the fleet, as if this process had died."""
 
 
 def connect(
     environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
 ) -> "ModeSwitchRuntime":
     """Connect to the cluster that the environment names, in this mode."""
-    cluster: Any = load_runtime("cluster", environment, consistency.declared, wire=wire)
+    cluster: ClusterLike = load_runtime("cluster", environment, consistency.declared, wire=wire)
     return ModeSwitchRuntime(cluster, consistency)
 
 
-class ModeRuntime(Runtime, Protocol):
+class ModeRuntime(ScriptRuntime, Protocol):
     """Runtime that a mode puts in front of the cluster's; `ConsistencyMode.runtime` names its class."""
 
     def release(self) -> None:
@@ -71,11 +48,11 @@ class ModeSwitchRuntime(ForwardingRuntime):
         consistency: Mode of the fleet now. It differs from the requested one in a process that joins after a
             mode switch.
         check: Function that raises ConfigError if a mode contradicts the rest of the strategy. It is called
-            before a switch that was requested from outside the script.
+            before each switch.
     """
 
-    pools = property(attrgetter("_fleet.pools"))
-    reads_ahead = property(attrgetter("_fleet.reads_ahead"))
+    pools: bool = read_through("_fleet.pools")
+    reads_ahead: bool = read_through("_fleet.reads_ahead")
     pull_ahead = handed_on(Runtime.pull_ahead)
 
     def __init__(self, cluster: ClusterLike, consistency: ConsistencySettings) -> None:
@@ -90,16 +67,13 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._front = _front(self._cluster, self.consistency)
         self._fleet = self._cluster if self._front is None else self._front
 
+    @override
     def set_mode(self, consistency: ConsistencySettings) -> None:
-        """Switch to another mode; all workers must call this between the same two steps.
-
-        Raises:
-            ConfigError: Workers ask for different modes; nothing was changed.
-        """
+        self.check(consistency)
         # Flush through the present mode's runtime first: what it still holds (a queue, unsent deltas) belongs
         # to the old mode. Release it only after the switch, which the coordinator may refuse.
         self._fleet.flush()
-        self._cluster.set_mode(consistency.declared)
+        self._cluster.set_mode(consistency)
         self._release()
         self.consistency = _settled(self._cluster, consistency)
         self._enter()
@@ -135,62 +109,31 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._cluster.abandon()
         self._release()
 
-    def scale(self, servers: int) -> None:
-        """Ask for another number of servers; it takes effect after one of the next collectives."""
-        self._cluster.scale(servers)
 
-
-def change(runtime: Runtime, consistency: ConsistencySettings) -> None:
-    """Switch the mode of a cluster's runtime. Embedded, where all modes are the same, do nothing.
-
-    Raises:
-        ConfigError: Workers ask for different modes; nothing was changed.
-        UsageError: The runtime only reads.
-    """
-    if isinstance(runtime, ModeSwitchRuntime):
-        runtime.set_mode(consistency)
-    elif isinstance(runtime, ReadOnlyRuntime):
-        runtime.refuse("be put into another mode")
-
-
-def scale(runtime: Runtime, servers: int) -> None:
-    """Ask a cluster for another number of servers. Embedded, where there are none, do nothing.
-
-    Raises:
-        ConfigError: No launcher would start them.
-        UsageError: The runtime only reads.
-    """
-    if isinstance(runtime, ModeSwitchRuntime):
-        runtime.scale(servers)
-    elif isinstance(runtime, ReadOnlyRuntime):
-        runtime.refuse("ask for servers")
-
-
-def check_mode(runtime: Runtime, mode: Mode, caller: str) -> None:
+def check_mode(runtime: ScriptRuntime, mode: Mode, caller: str) -> None:
     """Refuse to join a cluster's runtime that is in another mode. An embedded runtime has no mode.
 
     Raises:
         ConfigError: The runtime is in another mode.
     """
-    present = getattr(runtime, "consistency", None)
-    if present is not None and present.mode != mode:
+    cluster = runtime.cluster
+    if cluster is not None and cluster.mode.name != mode:
         raise ConfigError(
-            f"this process is in its fleet already, in mode {present.mode!r}, and {caller}() asks for "
+            f"this process is in its fleet already, in mode {cluster.mode.name!r}, and {caller}() asks for "
             f"{mode!r}; name the same mode in both, or none in the second"
         )
 
 
-def check_wire(runtime: Runtime, wire: WireSettings, caller: str) -> None:
+def check_wire(runtime: ScriptRuntime, wire: WireSettings, caller: str) -> None:
     """Refuse to join a runtime with other compression on the wire.
 
     Raises:
         ConfigError: The runtime has other wire settings.
     """
-    present = getattr(runtime, "wire", None)
-    if present is not None and present != wire:
+    if runtime.wire != wire:
         raise ConfigError(
-            f"this process is in its fleet already, with {present}, and {caller}() asks for {wire}; name the "
-            "same in both, or none in the second"
+            f"this process is in its fleet already, with {runtime.wire}, and {caller}() asks for {wire}; "
+            "name the same in both, or none in the second"
         )
 
 
