@@ -1,11 +1,14 @@
 """geo: local steps on copies, then what was learned is added."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import ConfigError
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.base.errors import ConfigError, DeadlineExceeded, UsageError
+from psfleet.core.engine.interface import Gradient, PendingPush, Read
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
@@ -13,7 +16,8 @@ from psfleet.core.runtime.modes.geo import GeoRuntime
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings, Settings
 from psfleet.fleet.testing.local_fleet import LocalFleet
-from tests.consistency.workers import ROWS, step, taken, together
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.consistency.workers import DENSE, ROWS, step, taken, together
 from tests.trainings import TrainingWorkload
 
 IDS = np.arange(8)
@@ -114,4 +118,68 @@ def test_a_rule_that_moves_every_row() -> None:
     with LocalFleet(1, 1, in_process=True) as fleet:
         runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=4))
         np.testing.assert_allclose(run(runtime), run(EmbeddedRuntime()), rtol=1e-5)
+        runtime.close()
+
+
+class FailingRuntime(ClusterRuntime):
+    """A cluster's runtime whose pushes raise errors before they are sent.
+
+    Attributes:
+        errors: Errors of the next pushes.
+    """
+
+    errors: tuple[Exception, ...] = ()
+
+    def push(self, gradients: Sequence[Gradient], **fields: Any) -> PendingPush:
+        if self.errors:
+            error, *rest = self.errors
+            self.errors = tuple(rest)
+            raise error
+        return super().push(gradients, **fields)
+
+
+@pytest.mark.parametrize("k_steps", [1, 100])
+@pytest.mark.parametrize("error", [DeadlineExceeded, UsageError])
+def test_an_exchange_that_fails_loses_nothing(k_steps: int, error: type[Exception]) -> None:
+    """The updates of an exchange whose push was not sent are in the next one."""
+    consistency = ConsistencySettings("geo", k_steps=k_steps)
+
+    def exchange(runtime: ModeSwitchRuntime) -> None:
+        step(runtime, IDS)  # exchanges itself if k_steps is 1
+        runtime.flush()
+
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        cluster = FailingRuntime(fleet.environment(0), consistency.declared)
+        runtime = ModeSwitchRuntime(cluster, consistency)
+        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
+        runtime.create(ROWS)
+        cluster.errors = (error("not sent"), error("not sent"))
+        with pytest.raises(error, match="not sent"):
+            exchange(runtime)
+        cluster.errors = ()
+        exchange(runtime)
+        rows = runtime.read_table(ROWS.key)
+        assert taken(runtime, IDS) == (2, [2] * 8)
+        np.testing.assert_array_equal(rows.values[0], np.full((8, 2), -2))
+        runtime.close()
+
+
+def test_counts_go_straight_to_the_servers() -> None:
+    """A table whose rule counts has no copies: it is pulled, pushed and written as in any other mode."""
+    counts = TableSpec(
+        "counts", "sparse", (2,), make_rule("exact_sum", {}), initializer=ROWS.initializer
+    )
+    ones = np.ones((8, 2), np.float32)
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=100))
+        runtime.create(counts)
+        runtime.create(ROWS)
+        runtime.push([Gradient(counts.key, ones, IDS), Gradient(ROWS.key, ones, IDS, 1.0)])
+        before = runtime.read_table(counts.key)
+        runtime.push([Gradient(counts.key, ones, IDS)])
+        assert runtime.read_table(counts.key).values[0].sum() == 2 * before.values[0].sum() > 0
+        runtime.write_table(counts.key, before)
+        rows, sums = runtime.pull([Read(ROWS.key, IDS), Read(counts.key, IDS)])
+        np.testing.assert_array_equal(rows, -ones)
+        np.testing.assert_array_equal(sums, before.values[0])
         runtime.close()

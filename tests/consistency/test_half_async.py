@@ -2,10 +2,17 @@
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.interface import Gradient, PendingPush
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.entry import CapacityEntry
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.runtime.modes.half_async import HalfAsyncRuntime
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
@@ -13,6 +20,9 @@ from tests.consistency.workers import DENSE, ROWS, taken
 from tests.waiting import pause
 
 IDS = np.arange(8)
+SMALL = TableSpec(
+    "small", "sparse", (2,), make_rule("sgd", {}), entry=CapacityEntry(rows=20, full="refuse")
+)
 
 
 def push(runtime: ModeSwitchRuntime, rate: float = 1.0) -> None:
@@ -76,3 +86,54 @@ def test_the_queue_is_bounded() -> None:
         runtime.flush()
         assert taken(runtime, IDS)[0] == 12
         runtime.close()
+
+
+@pytest.fixture
+def waiting() -> Iterator[HalfAsyncRuntime]:
+    """A lone worker in half-async mode whose pushes are not merged, and a table with 20 rows."""
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        runtime = ready(fleet, ConsistencySettings("half-async", max_merge=1))
+        runtime.create(SMALL)
+        assert isinstance(runtime._fleet, HalfAsyncRuntime)
+        yield runtime._fleet
+        runtime.close()
+
+
+def push_rows(runtime: HalfAsyncRuntime, count: int) -> PendingPush:
+    """Take 1 from this many rows of the table with 20."""
+    ids, ones = np.arange(count), np.ones((count, 2), np.float32)
+    return runtime.push([Gradient(SMALL.key, ones, ids, 1.0)])
+
+
+def test_a_ticket_raises_the_refusal_of_its_own_push(waiting: HalfAsyncRuntime) -> None:
+    """Whether or not another call has raised it before, and each time; a ticket that has raised it leaves
+    nothing to be said, and the ticket of another push does not raise it."""
+    refused = push_rows(waiting, 100)
+    with pytest.raises(UsageError, match="'small' is full"):
+        waiting.flush()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="'small' is full"):
+            refused.wait()
+    waiting.flush()
+    with pytest.raises(UsageError, match="'small' is full"):
+        push_rows(waiting, 100).wait()
+    waiting.flush()
+    with waiting.alone():  # nothing is sent meanwhile
+        refused, good = push_rows(waiting, 100), push_rows(waiting, 10)
+    good.wait()
+    with pytest.raises(UsageError, match="'small' is full"):
+        refused.wait()
+    waiting.flush()
+
+
+def test_refusals_are_raised_once_all_pushes_have_been_sent(waiting: HalfAsyncRuntime) -> None:
+    """A flush that raises has sent what waits behind a refused push, which `close` would else drop; several
+    refusals are one error, which counts them."""
+    with waiting.alone():  # nothing is sent meanwhile
+        for count in (100, 10, 100, 10):
+            push_rows(waiting, count)
+    with pytest.raises(UsageError, match=r"'small' is full.*\(so were 1 pushes after it\)"):
+        waiting.flush()
+    [server] = waiting.stats()
+    assert {table["name"]: table["step"] for table in server["tables"]}["small"] == 2
+    waiting.flush()

@@ -28,6 +28,7 @@ PsfleetError
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
 
 __all__ = [
@@ -119,6 +120,13 @@ class LaneLost(ProtocolError):
 
 class NotReady(ProtocolError):
     """The server does not know the caller yet; try again shortly."""
+
+
+def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
+    """Return one error for the pushes that servers have refused: the first one, and how many followed."""
+    first, others = refusals[0], len(refusals) - 1
+    more = f" (so were {others} pushes after it)" if others else ""
+    return type(first)(f"{first}{more}")
 
 
 def rows_move(server: int) -> NotReady:

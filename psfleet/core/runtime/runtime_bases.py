@@ -4,7 +4,7 @@ A consistency mode, local SGD and read-only runtimes are built on them: each ove
 differs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import TableConflict, UsageError
 from psfleet.core.engine.gradient_checks import check_reduction
-from psfleet.core.engine.interface import FollowedCut, PushCounter, ReadVersion, Runtime
+from psfleet.core.engine.interface import FollowedCut, PushCounter, Read, ReadVersion, Runtime
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.script_runtime import Cluster, ScriptRuntime
@@ -50,6 +50,16 @@ def refused(method: F, what: str) -> F:
         )
 
     return cast(F, refuse)
+
+
+def pull_parts(reads: Sequence[Read], local: Runtime, fleet: Runtime) -> list[Floats]:
+    """Pull tables that `local` has from there and the others from `fleet`, in the order of the reads."""
+    own = local.specs()
+    far = [read for read in reads if read.table not in own]
+    if not far:
+        return local.pull(reads)
+    values = iter(fleet.pull(far))
+    return [local.pull([read])[0] if read.table in own else next(values) for read in reads]
 
 
 class ForwardingRuntime(ScriptRuntime):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import PsfleetError, UsageError
+from psfleet.core.base.errors import PsfleetError, UsageError, joined_refusals
 from psfleet.core.base.threads import ServiceThread, deferred
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.connection.call import replies_of, wait_all
@@ -336,9 +336,7 @@ class PushQueue:
             for request in oldest.requests:
                 request.close()
         if refusals:
-            first, others = refusals[0], len(refusals) - 1
-            more = f" (so were {others} pushes after it)" if others else ""
-            raise type(first)(f"{first}{more}")
+            raise joined_refusals(refusals)
 
     def withdraw(self, push: FleetPush) -> None:
         """Make all servers drop a push that they hold for a round, and wait until they have."""

@@ -37,7 +37,7 @@ from psfleet.core.engine.tables.assigned_weights import set_rows, set_values, va
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from psfleet.core.runtime.runtime_bases import ForwardingRuntime
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime, pull_parts
 from psfleet.core.runtime.script_runtime import ClusterLike
 from psfleet.core.runtime.strategy import ConsistencySettings
 
@@ -61,17 +61,37 @@ class LocalTable(Protocol):
     def touch(self, ids: Ids) -> None:
         """Remember the ids of a push: only rows that were pushed can differ from their base."""
 
-    def take(self, share: float) -> tuple[Floats, Ids | None]:
-        """Add this share (0 to 1) of the unsent updates to the base, and return it and its rows' ids."""
+    def delta(self, share: float) -> "Delta":
+        """Return this share (0 to 1) of the unsent updates, which stay unsent until `commit`."""
+
+    def commit(self, delta: "Delta") -> None:
+        """Set the base after a delta was pushed. The copies must not have changed since `delta`."""
 
     def expire(self) -> None:
         """Mark the copies as out of date, so that the next read of a row asks the servers."""
 
-    def settle(self) -> None:
+    def rebase(self) -> None:
         """Set the base to the copies, because both sides have just been set to the same values."""
 
-    def forget(self) -> None:
-        """Drop the copies. Call it only after `take(1.0)`, as unsent updates would be lost."""
+    def drop_copies(self) -> None:
+        """Drop the copies. Call it only after a commit of `delta(1.0)`, as unsent updates would be lost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """Updates of one table that an exchange sends.
+
+    Attributes:
+        values: Difference between the copy and its base, times the share; rows [n, dim] of a sparse table.
+        ids: int64 [n], or None for a dense table.
+        base: Base once the servers have the values: float32 of their shape.
+        is_full: True if no update remains unsent.
+    """
+
+    values: Floats
+    ids: Ids | None
+    base: Floats
+    is_full: bool
 
 
 class LocalDenseTable:
@@ -91,11 +111,15 @@ class LocalDenseTable:
     def touch(self, ids: Ids) -> None:
         pass
 
-    def take(self, share: float) -> tuple[Floats, Ids | None]:
-        delta = (values_of(self._table) - self._base) * np.float32(share)
+    def delta(self, share: float) -> Delta:
+        mine = values_of(self._table)
+        values = (mine - self._base) * np.float32(share)
         # base + (copy - base) may be rounded to another number than copy; `owes` would then stay true.
-        self._base = values_of(self._table) if share == 1.0 else self._base + delta
-        return delta.reshape(self._table.spec.shape), None
+        base = mine if share == 1.0 else self._base + values
+        return Delta(values.reshape(self._table.spec.shape), None, base, share == 1.0)
+
+    def commit(self, delta: Delta) -> None:
+        self._base = delta.base
 
     def refresh(self, value: Floats) -> None:
         """Move the copy to the servers' value, float32 [m], plus the progress that was not sent yet."""
@@ -105,10 +129,10 @@ class LocalDenseTable:
     def expire(self) -> None:
         pass
 
-    def settle(self) -> None:
+    def rebase(self) -> None:
         self._base = values_of(self._table)
 
-    def forget(self) -> None:
+    def drop_copies(self) -> None:
         pass
 
 
@@ -172,7 +196,7 @@ class LocalSparseTable:
         # Two ascending runs, which a stable sort merges.
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
-    def take(self, share: float) -> tuple[Floats, Ids | None]:
+    def delta(self, share: float) -> Delta:
         # A share is sent of the rows pushed since the last exchange. Only a full exchange also sends the
         # remainders of earlier ones: else each row would travel in every exchange after its push.
         batches = [*self._touched, *([self._owing] if share == 1.0 else [])]
@@ -180,27 +204,32 @@ class LocalSparseTable:
             batches = [self._table.ids()]
         ids = _distinct(np.concatenate(batches)) if batches else _NONE
         base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
-        delta = (mine - base) * np.float32(share)
-        differs = (delta != 0).any(axis=1)
-        ids, delta, base, mine = ids[differs], delta[differs], base[differs], mine[differs]
-        if len(ids):
-            set_rows(self._base, ids, mine if share == 1.0 else base + delta)
-        self._owing = _NONE if share == 1.0 else _distinct(np.concatenate([self._owing, ids]))
+        values = (mine - base) * np.float32(share)
+        differs = (values != 0).any(axis=1)
+        ids, values, base, mine = ids[differs], values[differs], base[differs], mine[differs]
+        return Delta(values, ids, mine if share == 1.0 else base + values, share == 1.0)
+
+    def commit(self, delta: Delta) -> None:
+        assert delta.ids is not None
+        if len(delta.ids):
+            set_rows(self._base, delta.ids, delta.base)
+        self._owing = (
+            _NONE if delta.is_full else _distinct(np.concatenate([self._owing, delta.ids]))
+        )
         self._touched.clear()
         self._fresh = _NONE
-        return delta, ids
 
     def expire(self) -> None:
         self._fresh = _NONE
 
-    def settle(self) -> None:
+    def rebase(self) -> None:
         self._base = SparseTable(self._bases)
         ids = self._table.ids()
         set_rows(self._base, ids, weights_of(self._table, ids))
         self._fresh, self._owing = _NONE, _NONE
         self._touched.clear()
 
-    def forget(self) -> None:
+    def drop_copies(self) -> None:
         self._table.remove(self._table.ids())
         self._base = SparseTable(self._bases)
         self._fresh, self._owing = _NONE, _NONE
@@ -270,13 +299,16 @@ class GeoRuntime(ForwardingRuntime):
             self._copies[spec.key] = LocalSparseTable(self._local, mine)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return values of the copies, after pulling the rows not read since the last exchange."""
+        """Return values of the copies, after pulling the rows not read since the last exchange.
+
+        Counts have no copies and are pulled from the servers.
+        """
         ids_by_table: dict[int, list[Ids]] = {}
         for read in reads:
             if read.ids is not None and read.table in self._copies:
                 ids_by_table.setdefault(read.table, []).append(np.asarray(read.ids).reshape(-1))
         self._refresh(ids_by_table)
-        return self._local.pull(reads)
+        return pull_parts(reads, self._local, self._fleet)
 
     def _refresh(self, ids_by_table: dict[int, list[Ids]]) -> None:
         stale = {
@@ -297,6 +329,10 @@ class GeoRuntime(ForwardingRuntime):
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """Update the copies, and exchange with the servers at every `k_steps`-th push."""
+        counts = [gradient for gradient in gradients if gradient.table not in self._copies]
+        if counts:
+            self._fleet.push(counts)
+        gradients = [gradient for gradient in gradients if gradient.table in self._copies]
         self._local.push([gradient.untravelled() for gradient in gradients], loss=loss)
         for gradient in gradients:
             if gradient.ids is not None:
@@ -313,24 +349,27 @@ class GeoRuntime(ForwardingRuntime):
         A table with more than `copied_rows` copies sends all of its progress, and its copies are dropped.
         """
         full = [copy for copy in self._copies.values() if len(copy) > self._settings.copied_rows]
-        gradients = [
-            Gradient(key, *copy.take(1.0 if copy in full else share))
-            for key, copy in self._copies.items()
-        ]
+        deltas = {
+            key: copy.delta(1.0 if copy in full else share) for key, copy in self._copies.items()
+        }
+        gradients = [Gradient(key, delta.values, delta.ids) for key, delta in deltas.items()]
         refusal = None
         try:
             self._fleet.push(gradients, samples=self._samples, loss=self._loss)
         except UsageError as error:
-            # A server has refused an earlier push, and this one was not sent. Its deltas are in the bases
-            # already, so they would be lost: send it now, and report the refusal afterwards.
+            # A server has refused an earlier push, and this one was not sent. Send it now, because there may
+            # be no later exchange, and report the refusal afterwards.
             refusal = error
             self._fleet.push(gradients, samples=self._samples, loss=self._loss)
+        # The bases move only now: if the push has failed, the next exchange sends the same updates.
+        for key, delta in deltas.items():
+            self._copies[key].commit(delta)
         self._steps = self._samples = 0
         try:
             self._read_dense()
         finally:
             for copy in full:
-                copy.forget()
+                copy.drop_copies()
         if refusal is not None:
             raise refusal
 
@@ -381,8 +420,9 @@ class GeoRuntime(ForwardingRuntime):
         """Set a table; the other workers read it at their next exchange."""
         self.flush()
         self._fleet.write_table(table, state)
-        self._local.write_table(table, state)
-        self._copies[table].settle()
+        if table in self._copies:
+            self._local.write_table(table, state)
+            self._copies[table].rebase()
 
     @override
     def load(self, path: str) -> None:

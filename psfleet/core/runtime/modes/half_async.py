@@ -23,7 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, UnknownTable, UsageError
+from psfleet.core.base.errors import (
+    DeadlineExceeded,
+    PsfleetError,
+    UnknownTable,
+    UsageError,
+    joined_refusals,
+)
 from psfleet.core.base.threads import ServiceThread, deferred, wait_for
 from psfleet.core.engine.gradient_checks import check_gradients
 from psfleet.core.engine.interface import Gradient, PendingPush, Runtime
@@ -46,10 +52,12 @@ class _QueuedPush:
     loss: float | None
     position: Position
     runtime: "HalfAsyncRuntime"
-    done: bool = False
+    is_over: bool = False
+    error: PsfleetError | None = None
 
     def wait(self, timeout: float | None = None) -> None:
-        self.runtime.settle(lambda: self.done, timeout)
+        """Return once the servers have acknowledged this push; raise its error, each time it is asked."""
+        self.runtime.await_push(self, timeout)
 
 
 def _alone(method: F) -> F:
@@ -76,8 +84,9 @@ def _flushed(method: F) -> F:
 class HalfAsyncRuntime(ForwardingRuntime):
     """Runtime of a cluster with a queue before its pushes.
 
-    If a push fails, its ticket and every later call raise the error, as no push may be skipped. A push that a
-    server refuses (for example because a table is full) raises once, and later pushes continue.
+    If a push fails, its ticket and every later call raise the error, as no push may be skipped. If a server
+    refuses a push (for example because a table is full), later pushes continue. The ticket of that push
+    raises the refusal, and so does the next call, unless the ticket was waited for before.
 
     Args:
         fleet: Runtime of the cluster.
@@ -92,7 +101,8 @@ class HalfAsyncRuntime(ForwardingRuntime):
         self._changed = threading.Condition()
         self._queue: deque[_QueuedPush] = deque()
         self._sending = 0  # steps that have left the queue and are not acknowledged
-        self._error: PsfleetError | None = None
+        self._error: PsfleetError | None = None  # of a failed push; nothing is sent after it
+        self._refusals: list[UsageError] = []  # that no ticket and no call has raised yet
         self._closing = False
         self._thread = ServiceThread(self._run, "merging")
         self._thread.start()
@@ -123,7 +133,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
             self._cluster.position,
             self,
         )
-        self.settle(lambda: len(self._queue) < self._settings.queue_size)
+        self._await(lambda: len(self._queue) < self._settings.queue_size or bool(self._refusals))
         with self._changed:
             self._queue.append(step)
             self._changed.notify_all()
@@ -135,17 +145,32 @@ class HalfAsyncRuntime(ForwardingRuntime):
             raise UnknownTable(f"table {table:#x} is unknown; create it first")
         return spec
 
-    @deferred()
-    def settle(self, until: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait until a condition holds, and raise the sending thread's error if it has failed meanwhile.
+    def await_push(self, step: _QueuedPush, timeout: float | None) -> None:
+        """Wait until a push is over, and raise its own error if it has failed or was refused."""
+        self._wait_until(lambda: step.is_over, timeout)
+        # Nothing is sent after a failed push, so a push that still waits then has failed too.
+        error = step.error if step.is_over else self._error
+        if error is not None:
+            with self._changed:
+                self._refusals = [refusal for refusal in self._refusals if refusal is not error]
+            raise error
+
+    def _await(self, until: Callable[[], bool], timeout: float | None = None) -> None:
+        """Wait until a condition holds, and raise the error of a push that has failed or was refused.
 
         Raises:
             DeadlineExceeded: `until` did not hold within `timeout` seconds.
         """
+        self._wait_until(until, timeout)
+        with self._changed:
+            self._check()
+
+    @deferred()
+    def _wait_until(self, until: Callable[[], bool], timeout: float | None) -> None:
         with self._changed:
             in_time = wait_for(self._changed, lambda: until() or self._error is not None, timeout)
-            self._check()
             if not in_time:
+                self._check()
                 raise DeadlineExceeded(
                     f"{len(self._queue) + self._sending} gradients were not sent within "
                     f"{timeout:g} seconds"
@@ -153,7 +178,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     @override
     def flush(self, timeout: float | None = None) -> None:
-        self.settle(lambda: not self._queue and not self._sending, timeout)
+        self._await(lambda: not self._queue and not self._sending, timeout)
         with self.alone():
             self._fleet.flush(timeout)
 
@@ -206,9 +231,13 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
     def _ended(self, steps: Sequence[_QueuedPush], error: PsfleetError | None) -> None:
         with self._changed:
-            self._error, self._sending = error or self._error, 0
+            self._sending = 0
+            if isinstance(error, UsageError):
+                self._refusals.append(error)
+            else:
+                self._error = error
             for step in steps:
-                step.done = error is None or isinstance(error, UsageError)
+                step.is_over, step.error = True, error
             self._changed.notify_all()
 
     def release(self) -> None:
@@ -238,11 +267,12 @@ class HalfAsyncRuntime(ForwardingRuntime):
             yield
 
     def _check(self) -> None:
-        """Raise the error of a failed push. A server's refusal is forgotten when it is raised."""
-        error = self._error
-        if error is not None:
-            self._error = None if isinstance(error, UsageError) else error
-            raise error
+        """Raise the refusals that nobody has raised yet, as one error, or else the error of a failed push."""
+        if self._refusals:
+            refusals, self._refusals = self._refusals, []
+            raise joined_refusals(refusals)
+        if self._error is not None:
+            raise self._error
 
 
 def _owned(gradient: Gradient) -> Gradient:

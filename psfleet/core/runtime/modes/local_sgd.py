@@ -23,7 +23,7 @@ from psfleet.core.engine.interface import (
 )
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from psfleet.core.runtime.runtime_bases import ForwardingRuntime, read_through
+from psfleet.core.runtime.runtime_bases import ForwardingRuntime, pull_parts, read_through
 from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.strategy import LocalSGDSettings
 
@@ -70,12 +70,7 @@ class LocalSGDRuntime(ForwardingRuntime):
 
     @override
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        local = self._local.specs()
-        far = [read for read in reads if read.table not in local]
-        values = iter(self._fleet.pull(far) if far else [])
-        return [
-            self._local.pull([read])[0] if read.table in local else next(values) for read in reads
-        ]
+        return pull_parts(reads, self._local, self._fleet)
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """Begin a pull, or pull at once if one of the tables is trained in this process."""
