@@ -1,18 +1,23 @@
 """Local SGD on a cluster: what is local, what is averaged, and what the servers end with."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.scaling_files import read_scale
+from psfleet.core.client.client import Client
 from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
-from psfleet.core.runtime.strategy import LocalSGDSettings
+from psfleet.core.runtime.strategy import LocalSGDSettings, Settings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.trainings import in_threads
 
@@ -147,3 +152,18 @@ def test_servers_get_no_dense_gradients() -> None:
         )  # the last is not committed
 
     together(1, 1, LocalSGDSettings(k_steps=100), work)
+
+
+def test_calls_for_the_cluster_reach_it() -> None:
+    """A request for servers arrives at server 0, and a mode that contradicts localsgd is refused, whichever
+    call asks for it."""
+    settings = Settings.from_parts({"localsgd": {"k_steps": 2}})
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        cluster = fleet.connect(0, "sync")
+        cluster.check = lambda consistency: dataclasses.replace(settings, consistency=consistency)
+        runtime = LocalSGDRuntime(cluster, LocalSGDSettings(k_steps=2))
+        with pytest.raises(ConfigError, match="localsgd and the consistency mode 'async'"):
+            Client(runtime).set_mode("async")
+        runtime.scale(2)
+        assert read_scale(fleet.snapshots.parent) == (1, 2)
+        runtime.close()
