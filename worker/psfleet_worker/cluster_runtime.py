@@ -1,4 +1,9 @@
-"""The parameters of a cluster as one worker sees them."""
+"""ClusterRuntime: a worker's connection to its parameter servers, and the runtime of its script.
+
+A process creates one. The thread that trains calls it; threads of its own send heartbeats, take part in
+snapshots and send pushes that no pull has taken along. A server that does not answer is called again for as
+long as the environment says; then the call raises ServerUnavailable or DeadlineExceeded.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -59,18 +64,18 @@ Floats = NDArray[np.float32]
 class ClusterRuntime(ClusterLike):
     """Runtime on the servers of a cluster: a worker's connection to its parameter servers.
 
-    Steps are a stream of pushes and pulls (`session`, `stream`). Whatever else a script asks for
-    waits until the pushes before it are applied: collectives, whole tables, snapshots.
+    Steps are a stream of pushes and pulls (`session`, `stream`). Collectives, snapshots and calls for whole
+    tables first wait until the pushes before them are applied.
 
     Args:
-        environment: Seat of this worker, and endpoints of the servers.
-        mode: The same for all workers; a name stands for the mode with its usual settings.
+        environment: Index of this worker, and endpoints of the servers.
+        mode: Consistency mode, the same for all workers. A name stands for the mode with its usual settings.
         inject_faults: Wraps the function that sends the calls to one server, for tests, such as
             `psfleet_launch.chaos.message_faults.MessageFaults`.
 
     Attributes:
-        wire: The argument, or its default.
-        counters: Count what this worker's pushes take along.
+        wire: Compression on the wire, as given or the default.
+        counters: Counters whose counts travel with this worker's pushes.
     """
 
     pools = True
@@ -135,7 +140,7 @@ class ClusterRuntime(ClusterLike):
         )
         try:
             self._fleet.start()
-            # Server 0 cannot know ports that the others have chosen.
+            # Server 0 cannot know the ports that the other servers have chosen.
             self._marks.introduce(keeps=False)
         except BaseException:
             self._fleet.close()
@@ -191,9 +196,11 @@ class ClusterRuntime(ClusterLike):
         loss: float | None = None,
         position: Position | None = None,
     ) -> PendingPush:
-        """Push the gradients of one step. An earlier incarnation's push that counts is passed over.
+        """Push the gradients of one step, or pass over a push that an earlier incarnation has made.
 
-        `position`: How far the script was with its data after the step; None: where it is now.
+        Args:
+            gradients, samples, loss: As for `Runtime.push`.
+            position: Position of the script in its data after the step, or None for the present one.
         """
         if self.counters:
             gradients = with_counts(gradients, self.counters)
@@ -203,12 +210,12 @@ class ClusterRuntime(ClusterLike):
             if self._audit is not None:
                 gradients = [*gradients, self._audited(self._audit)]
             ticket = self._transfers.push(gradients, samples, loss, position)
-        for counter in self.counters:  # what left with a push that counts already counts with it
+        for counter in self.counters:  # also for a push that was passed over: its counts were in it
             counter.arrived()
         return ticket
 
     def _audited(self, audit: Any) -> Gradient:
-        """Return the gradient that counts this push on every server under `psfleet-launch --chaos`."""
+        """Return the gradient that counts this push on every server, under `psfleet-launch --chaos`."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
         gradient: Gradient = audit.gradient(self._session.declared.adds_deltas)
@@ -219,7 +226,7 @@ class ClusterRuntime(ClusterLike):
     @override
     @deferred()
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait for all workers. Sync mode: rounds of the others go on without this worker."""
+        """Wait for all workers. In sync mode the rounds of the other workers go on without this one."""
         with self._marks.blocking():
             result: CollectiveResult = self._transfers.run(
                 self._collectives.gather(), timeout=timeout
@@ -228,7 +235,7 @@ class ClusterRuntime(ClusterLike):
 
     @override
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
-        # All workers get a request at the same barrier, so each of them then calls `set_mode`.
+        # All workers get a request at the same barrier, so every worker then calls `set_mode`.
         mode_request, self._mode_request = self._mode_request, None
         return mode_request
 
@@ -290,7 +297,7 @@ class ClusterRuntime(ClusterLike):
 
     @override
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """Save a snapshot; return its path. The servers must see the same file system as this worker."""
+        """Save a snapshot and return its path. The servers must see the same file system as this worker."""
         self.flush()
         return self._marks.take(path, delta=delta, base=base)
 
@@ -332,7 +339,7 @@ class ClusterRuntime(ClusterLike):
 
     @override
     def stats(self) -> list[dict[str, Any]]:
-        """Return one entry per server. Server 0 counts every push, the others those that they receive."""
+        """Return one entry per server. Server 0 counts every push, another server those that it receives."""
         return [
             figures_of(shard_pb2.StatusReply.FromString(reply))
             for reply in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))

@@ -1,4 +1,9 @@
-"""Steps of the fleet's datasets on this worker: requests data and announces steps to its other stages."""
+"""DataClient: a worker's loop over a dataset of the fleet.
+
+It asks server 0 which samples are this worker's, and tells the worker's other stages the samples of each
+step. What to ask and when is decided by `session/data_shares.py`; this module makes the calls, in the thread
+that trains.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -31,12 +36,16 @@ Ranges = tuple[Range, ...]
 
 
 class DataClient:
-    """One dataset.
+    """Calls of a worker for one pass over a dataset.
 
     Args:
+        fleet: Connection to the servers.
+        trainer: Runtime of the script, which flushes and makes steps without gradients.
         number: Number of the dataset in this incarnation, from 1.
-        size: Samples of an epoch.
-        parts: Of a source that has more and more; None: it has not.
+        size: Number of samples of an epoch.
+        epochs: Number of epochs.
+        seed: Seed of the order of samples; server 0 compares it between workers.
+        parts: Parts of a source that grows, or None for any other source.
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class DataClient:
         self._tags = itertools.count()
 
     def steps(self, worker_data: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
-        """Yield the positions of each step's samples; see ClusterRuntime.data_steps."""
+        """Yield the positions of each step's samples, as `ScriptRuntime.data_steps` does."""
         place = here()
         return self._run(worker_data.steps(batch, merged, place.process, place.processes))
 

@@ -1,4 +1,8 @@
-"""The tables of a running job, for a process without a seat in it: it reads, and the job does not notice."""
+"""ReaderRuntime: a read-only runtime for a process outside a running job.
+
+`psfleet.connect(job=...)` and followers use it. A reader is no worker of the job, so no worker ever waits for
+it. It raises ServerUnavailable when a server has not answered for as long as a server may take to restart.
+"""
 
 import contextlib
 import dataclasses
@@ -35,9 +39,11 @@ from psfleet_worker.tensors.whole_tables import TableReader
 
 Floats = NDArray[np.float32]
 
-_OUTAGE = 30.0  # seconds at least in which a server that has died may come back
-_LONGEST_WAIT = 1.0  # seconds for a round that a follower waits for, or for a server that has died
-_ATTEMPTS = 5  # at a pull whose servers are in different rounds
+_OUTAGE = (
+    30.0  # seconds at least for which a call waits for a server that has died and may come back
+)
+_LONGEST_WAIT = 1.0  # seconds for which a follower waits for a round, or for a server that has died
+_ATTEMPTS = 5  # pulls until servers that are in different rounds are taken as they are
 
 
 class ReaderRuntime(ReadOnlyRuntime):
@@ -77,7 +83,7 @@ class ReaderRuntime(ReadOnlyRuntime):
             raise
 
     def _check_servers(self) -> None:
-        """With fewer or other servers, ids would be looked up where they are not."""
+        """Refuse endpoints that are not all servers in order: ids would be looked up on the wrong server."""
         numbers = [(status.server, status.servers) for status in self._statuses()]
         if numbers != [(index, len(numbers)) for index in range(len(numbers))]:
             raise ConfigError(
@@ -92,8 +98,9 @@ class ReaderRuntime(ReadOnlyRuntime):
 
     @override
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return the tensors of the reads. In sync mode they are of one round, if a few attempts find the
-        servers in the same one.
+        """Return the values of the reads.
+
+        In sync mode they are of one round, if one of a few attempts finds all servers in the same round.
         """
         for _ in range(_ATTEMPTS):
             values, self._version = self._pull(reads)
@@ -128,7 +135,7 @@ class ReaderRuntime(ReadOnlyRuntime):
         return values, _version(queries, names, masks, requests)
 
     def _check_number(self, counts: Iterable[int]) -> None:
-        """Refuse what servers have told that are not as many as this reader knows: it is of other ids."""
+        """Raise ServerUnavailable if the job has changed its number of servers, since ids have moved then."""
         for servers in counts:
             if servers not in (0, len(self._clients)):
                 raise ServerUnavailable(
@@ -138,8 +145,9 @@ class ReaderRuntime(ReadOnlyRuntime):
 
     @override
     def read_table(self, table: int) -> TableState:
-        """Return the whole content of a table. It is read page by page during training, so pages may differ
-        in age.
+        """Return the whole content of a table.
+
+        It is read page by page while the job trains, so pages may differ in age.
         """
         with self._said():
             state = self._tables.read(table)
@@ -162,7 +170,10 @@ class ReaderRuntime(ReadOnlyRuntime):
         return [shard_pb2.StatusReply.FromString(reply) for reply in replies]
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
-        """Ask servers for what has changed, each with its request; see psfleet.serving.following."""
+        """Ask servers for changes, each server with its own request, or not at all if that is None.
+
+        psfleet.serving.following makes the requests.
+        """
         calls = [
             client.start(
                 "Followers/ReadChanges",
@@ -215,12 +226,12 @@ class ReaderRuntime(ReadOnlyRuntime):
 
 
 class _ReadRequest(ServerRequest):
-    """Reads from one server without a seat.
+    """Reads from one server, by a process that is no worker.
 
     Attributes:
-        servers: Number of servers as that one knows it.
-        round: The last round that was closed there.
-        steps: Number of updates of its table on that server, for each read.
+        servers: Number of servers of the job, as this server knows it.
+        round: Last round that this server has closed.
+        steps: For each read, number of updates of its table on this server.
     """
 
     round = servers = 0
@@ -228,7 +239,7 @@ class _ReadRequest(ServerRequest):
 
     @override
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
-        """Return the values that the server has read, and keep their version."""
+        """Return the values in a reply, and keep their version."""
         header, _ = frame.decode(message)
         self.round, self.steps = header.round, list(header.steps)
         self.servers = header.servers

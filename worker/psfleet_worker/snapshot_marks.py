@@ -1,8 +1,10 @@
-"""A worker's part in snapshots: it marks its stream of pushes between two steps, and never stops for it.
+"""SnapshotMarks: a worker's part in snapshots, which marks a point in its stream of pushes.
 
-Server 0 tells of a snapshot by answering a call that waits for it, and in its answers to heartbeats. The
-worker says that it has heard; when all workers have, each cuts its stream after the last push that it has
-begun, and tells all servers. Later pushes carry the mark.
+Training does not stop for a snapshot. Server 0 announces one in its reply to a call that waits for the
+announcement, and in replies to heartbeats. The worker confirms it. When all workers have, each worker cuts
+its stream after the last push that it has begun, and tells all servers; later pushes carry the mark. This
+runs in threads beside the one that trains. A call that fails makes the snapshot fail at server 0, but not the
+training.
 """
 
 import contextlib
@@ -21,11 +23,11 @@ from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.connection import FleetConnection
 from psfleet_worker.session.instructions import AwaitMarking, CutStream, Instruction, ReportState
 
-_CALL_TIMEOUT = 10.0  # seconds for each call; a snapshot for which they do not suffice is given up
-_PAUSE = 0.05
-_LISTENING = 300.0  # seconds of one call that waits for news
-_LATER = 1.0  # seconds until the next one, if it brought none
-_COLLECTIVE = 0.1  # seconds in which a collective ends for which all workers have come
+_CALL_TIMEOUT = 10.0  # seconds for each call; server 0 gives up a snapshot whose calls take longer
+_PAUSE = 0.05  # seconds between attempts to reach a server
+_LISTENING = 300.0  # seconds of one call that waits for an announcement
+_LATER = 1.0  # seconds until the next such call, if the last one brought no announcement
+_COLLECTIVE = 0.1  # seconds within which a collective ends once all workers have called it
 
 StateAt = Callable[[int, Callable[[], bool]], bytes]
 
@@ -34,18 +36,18 @@ class SnapshotMarks:
     """The marks of one worker's incarnation.
 
     Attributes:
-        state_at: Returns the worker's state as of its push of this number (JSON); below 0: a list of [number,
-            state] for its last ones; empty: nothing. Its second argument says whether the script cannot end
-            its step, so that waiting for that is no use.
-        newest: The newest snapshot in the job's folder: where it lies, and this worker's last push in it (0:
-            it is not known); None: no one has told of any.
+        state_at: Returns the worker's state (JSON) as of the push with a number, or b"". For a number below 0
+            it returns a list of [number, state] for the last pushes. Its second argument tells whether the
+            script cannot end its step, so that it is no use to wait for that.
+        newest: Folder of the newest snapshot of the job, and this worker's last push in it (0 if that is not
+            known), or None before the first one is announced.
     """
 
     def __init__(self, fleet: FleetConnection) -> None:
         self.state_at: StateAt = lambda number, is_stuck: b""
         self.newest: tuple[str, int] | None = None
         self._fleet = fleet
-        self._lasts: dict[int, int] = {}  # its last push in snapshots that may become complete
+        self._lasts: dict[int, int] = {}  # snapshot that may become complete -> last push in it
         self._keeps = False
         self._hearing = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -64,10 +66,11 @@ class SnapshotMarks:
 
     @contextlib.contextmanager
     def blocking(self, seconds: float = _COLLECTIVE) -> Iterator[None]:
-        """Within, the script waits for all workers, or for a snapshot.
+        """Mark that the script waits for all workers, or for a snapshot, inside the block.
 
         Args:
-            seconds: Time after which it waits for a worker whose script waits for a snapshot, if one does.
+            seconds: Time after which the wait must be for a worker that itself waits for a snapshot, if there
+                is such a worker.
         """
         self._stuck_from = time.monotonic() + seconds
         try:
@@ -80,10 +83,10 @@ class SnapshotMarks:
         return self._script_waits and time.monotonic() >= self._stuck_from
 
     def introduce(self, *, keeps: bool) -> bytes:
-        """Send the endpoints of all servers to server 0, and whether this worker keeps a state.
+        """Tell server 0 the endpoints of all servers, and whether this worker adds its state to snapshots.
 
         Returns:
-            What it has kept in the snapshot from which the fleet has started; empty: nothing.
+            State of this worker in the snapshot from which the fleet has started, or b"" without one.
         """
         request = snapshot_pb2.KeptRequest(
             worker=self._fleet.worker,
@@ -102,12 +105,12 @@ class SnapshotMarks:
         return snapshot_pb2.KeptReply.FromString(reply).state
 
     def take(self, path: str, *, delta: bool, base: bool) -> str:
-        """Have server 0 write every table to a folder, which appears whole or not at all; where it lies.
+        """Make server 0 write every table to a folder, which appears whole or not at all; return its path.
 
         Args:
-            path: The folder; empty: where the job keeps its snapshots.
-            delta: Only what has changed since the last base or delta.
-            base: The next delta holds the changes since this snapshot.
+            path: Folder of the snapshot. "" stands for the folder in which the job keeps its snapshots.
+            delta: True to save only changes since the last base or delta.
+            base: True if the next delta is to hold the changes since this snapshot.
         """
         request = snapshot_pb2.TakeRequest(
             path=place_or_url(path) if path else "",
@@ -125,8 +128,7 @@ class SnapshotMarks:
         return snapshot_pb2.TakeReply.FromString(reply).path
 
     def say_goodbye(self) -> None:
-        """This incarnation ends: snapshots that are not complete yet, and later ones, may need what it
-        keeps."""
+        """Send the state at the end of this incarnation, for snapshots that are not complete yet or later."""
         if not self._keeps:
             return
         request = snapshot_pb2.KeepRequest(
@@ -138,7 +140,7 @@ class SnapshotMarks:
             self._call(0, "SnapshotCoordinator/Keep", request)
 
     def listen(self, reply: HeartbeatReply) -> None:
-        """Hear what server 0 wants."""
+        """Read the snapshots that a heartbeat's reply announces as begun or complete."""
         complete = reply.complete
         if complete.number:
             self.newest = complete.folder, self._lasts.get(complete.number, 0)
@@ -147,7 +149,7 @@ class SnapshotMarks:
         self._hear(reply.snapshot.number)
 
     def _listen(self) -> None:
-        """Hear of each snapshot as soon as server 0 announces it, not only with the next heartbeat."""
+        """Wait for announcements of server 0, which come earlier this way than with the next heartbeat."""
         while not self._over.is_set():
             number, known = 0, self._fleet.stream.last_snapshot
             request = snapshot_pb2.ListenRequest(worker=self._fleet.worker, number=known)
@@ -161,7 +163,7 @@ class SnapshotMarks:
                 self._over.wait(_LATER)
 
     def _hear(self, number: int) -> None:
-        with self._hearing:  # heartbeats tell of it too
+        with self._hearing:  # replies to heartbeats announce the same snapshot
             if self._over.is_set() or not self._fleet.stream.hears(number):
                 return
             thread = ServiceThread(self._reply, "mark", (number,))
@@ -202,7 +204,7 @@ class SnapshotMarks:
         return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:
-        """Make a call beside those of the training, again while the server cannot be reached."""
+        """Make a call beside those of the training, and repeat it while the server cannot be reached."""
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
         deadline = time.monotonic() + _CALL_TIMEOUT
         while True:

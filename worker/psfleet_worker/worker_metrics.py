@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 _log = log_of(__name__)
-_SAMPLE = 8192  # ids of all tables in one look
-_FADE = 63 / 64  # by which earlier looks weigh less: with one look a second about a minute counts
-_MANY = 100
-_HOT = 0.1  # share of an id that is worth a word
-_ENOUGH = 1000  # ids that must have been seen before that word
+_SAMPLE = 8192  # ids of all tables that one observation counts
+_FADE = (
+    63 / 64
+)  # weight of earlier counts at each observation; at one a second about a minute counts
+_MANY = 100  # most frequent ids, whose common share is a metric
+_HOT = 0.1  # share of an id from which on a warning is logged
+_ENOUGH = 1000  # ids that must have been counted before that warning
 
 
 @dataclass
@@ -57,7 +59,7 @@ class StepTimes:
             pulls counts as pulls alone.
         steps: From push to push.
         samples: Behind all pushes.
-        loss: That came with the last push; None: none.
+        loss: Loss that came with the last push, or None if it had none.
     """
 
     pull: int = 0
@@ -95,7 +97,7 @@ class FrequentIds:
     Attributes:
         total: Number of ids; those before a `fade` count less.
         ids: int64 [at most places].
-        counts: float64, of each of them.
+        counts: float64, the count of each id in `ids`.
     """
 
     def __init__(self, places: int = 1024) -> None:
@@ -129,7 +131,7 @@ class FrequentIds:
         return float(top.sum() / self.total)
 
     def first(self) -> int | None:
-        """Return the most frequent id; None: none is held."""
+        """Return the most frequent id, or None before the first id was counted."""
         return int(self.ids[self.counts.argmax()]) if len(self.ids) else None
 
 
@@ -189,10 +191,10 @@ class WorkerMetrics:
         retries: Number of attempts beyond the first of each call.
 
     Attributes:
-        watch: Looks for values that are not finite; None: nothing has been looked at.
-        compressor: Compresses gradients; None: there were none.
-        hot: Looks at the ids of batches; None: there were none.
-        wanted: Server 0 requests them.
+        watch: Check for values that are not finite, or None before the worker's transfers exist.
+        compressor: Compressor of gradients, or None until then.
+        hot: Summary of the ids of batches, or None until then.
+        wanted: True if server 0 requests the metrics.
     """
 
     def __init__(self, times: StepTimes, retries: Callable[[], int]) -> None:

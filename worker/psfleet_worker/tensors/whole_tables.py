@@ -1,4 +1,8 @@
-"""The tables of a fleet as workers and readers know them: made, found by name, read and set whole."""
+"""TableReader and WorkerTables: calls that find, make, read, write and shrink whole tables.
+
+Contents travel in pages of a fixed size, so that neither end holds a large table in one message. The runtime
+of a worker uses WorkerTables, and a process outside the job TableReader.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
