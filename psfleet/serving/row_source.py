@@ -271,6 +271,10 @@ class SourceRuntime(ReadOnlyRuntime):
     def stats(self) -> list[dict[str, Any]]:
         return []
 
+    @override
+    def close(self) -> None:
+        """Do nothing: the source belongs to the caller."""
+
 
 @dataclass(frozen=True)
 class _ArrayFile:

@@ -405,7 +405,7 @@ def test_a_loaded_table_takes_what_a_grown_one_takes(count: int, tmp_path: Path)
 
 
 def test_weights_that_are_only_read_take_little(tmp_path: Path) -> None:
-    """A client of a snapshot takes at most 96 bytes for a row with 64 bytes of weights."""
+    """A client of a snapshot takes at most 96 bytes for a row with 64 bytes of weights; closed, none."""
     runtime, count = EmbeddedRuntime(), 700_000
     key = runtime.create(spec_of(16))
     for first in range(0, count, BATCH):
@@ -417,6 +417,9 @@ def test_weights_that_are_only_read_take_little(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).permutation(count)
     trained, weights = (one.pull([Read(key, ids)])[0] for one in (runtime, frozen))
     assert np.array_equal(trained, weights)
+    frozen.close()
+    with pytest.raises(UsageError, match="is closed, and its tables are gone"):
+        frozen.pull([Read(key, ids)])
 
 
 def test_what_a_server_has_saved_it_can_load(

@@ -170,7 +170,3 @@ class ReadOnlyRuntime(ScriptRuntime):
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         check_reduction(mode)
         return np.array(value)
-
-    @override
-    def close(self) -> None:
-        pass
