@@ -280,7 +280,7 @@ class Tensors(Protocol):
         """Wait until every push of this worker is applied on every server."""
 
 
-class Collectives(Protocol):
+class CollectiveCalls(Protocol):
     """The workers of a fleet, and the calls that all of them make together."""
 
     @property
@@ -362,7 +362,7 @@ class Counts(Protocol):
         return False
 
 
-class Runtime(Tensors, Collectives, Storage, Counts, Protocol):
+class Runtime(Tensors, CollectiveCalls, Storage, Counts, Protocol):
     """Parameters of a fleet as one worker sees them; what tables, optimizers and metrics ask for.
 
     Runtimes derive from psfleet.core.runtime.script_runtime.ScriptRuntime, which adds what a whole script

@@ -23,7 +23,7 @@ from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 
 
 class Cluster(Protocol):
-    """What a worker of a cluster has besides its tables."""
+    """A worker's part of a cluster, besides its tables."""
 
     @property
     def mode(self) -> ConsistencyMode:
