@@ -130,5 +130,5 @@ def count_asked(cluster: ClusterRuntime, monkeypatch: pytest.MonkeyPatch) -> lis
         asked.append(reads)
         return inner(reads)
 
-    monkeypatch.setattr(cluster, "pull_ahead", pull_ahead)
+    monkeypatch.setattr(cluster._transfers, "pull_ahead", pull_ahead)
     return asked
