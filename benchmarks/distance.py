@@ -20,13 +20,11 @@ from functools import partial
 import numpy as np
 from reporting import Report, arguments, finish
 
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import Adam
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import open_channel
-from psfleet.core.net.v1.shard_pb2 import TransportReply
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
@@ -169,13 +167,6 @@ async def _end() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def ports_of(endpoint: str) -> list[int]:
-    """Where a server takes all calls, and where those with tensors."""
-    with open_channel(endpoint, Access(insecure=True)) as channel:
-        ask = channel.unary_unary("/psfleet.v1.Shard/Transport", None, TransportReply.FromString)
-        return [int(endpoint.rpartition(":")[2]), ask(b"").port]
-
-
 def train(runtime: ModeSwitchRuntime, steps: int, ahead: bool, began: Callable[[], None]) -> None:
     """Steps of one worker; those before `began` do not count."""
     dice = np.random.default_rng(runtime.worker_index)
@@ -210,7 +201,8 @@ def measure(contender: Contender, network: Network, steps: int) -> float:
         runtime.close()
 
     with LocalFleet(contender.servers, WORKERS, "plain tcp") as fleet:
-        ports = [port for endpoint in fleet.endpoints for port in ports_of(endpoint)]
+        addresses = [one for endpoint in fleet.endpoints for one in addresses_of(endpoint)]
+        ports = [int(address.rpartition(":")[2]) for address in addresses]
         hosts = [f"127.0.0.{2 + worker}" for worker in range(WORKERS)]
         with relay(network, dict.fromkeys(hosts, ports)):
             threads = []

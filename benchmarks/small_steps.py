@@ -37,7 +37,6 @@ def work(mode: Any, group: str) -> None:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--transports", default="http2,grpcio", help="what to compare")
     parser.add_argument("--groups", default="1,all", help="how many servers hold the table of rows")
     parser.add_argument("--servers", default="1,2,4,8", help="of the asynchronous fleets")
     options = parser.parse_args()
@@ -49,14 +48,12 @@ def main() -> None:
             crews = [
                 stack.enter_context(
                     psfleet_crew(
-                        f"{transport}, rows on {group}",
+                        f"rows on {group}",
                         [__file__, "--worker", mode, group],
                         servers=servers,
                         workers=workers,
-                        variables={"PSFLEET_TRANSPORT": transport},
                     )
                 )
-                for transport in options.transports.split(",")
                 for group in options.groups.split(",")
                 if servers > 1 or group == "all"
             ]

@@ -9,6 +9,7 @@ from typing import TypeGuard
 
 from psfleet.core.base.job_files import SERVERS, write_running_job
 from psfleet.core.base.scaling_files import write_scale
+from psfleet.core.base.settings.endpoints import has_ports
 from psfleet.core.base.settings.kinds import MOST_SERVERS
 from psfleet.core.base.threads import wakes_on_signals
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
@@ -274,7 +275,7 @@ class JobRunner:
         request = self._job.request
         if not 1 <= servers <= MOST_SERVERS:
             return f"{servers} servers are wanted; ask for 1 to {MOST_SERVERS}"
-        if request.port and request.port + servers > 65536:
+        if request.port and not has_ports(request.port, servers):
             return f"--port is {request.port}, and {servers} servers from there on have no ports"
         return ""
 

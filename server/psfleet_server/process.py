@@ -27,6 +27,7 @@ from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
 from psfleet.core.net.http2.calls import InboundMessages
+from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
@@ -41,7 +42,6 @@ from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.engine.view_changes import ViewInstaller
 from psfleet_server.rpc import endpoints
 from psfleet_server.rpc.call_admission import InboundLimit, gates
-from psfleet_server.rpc.endpoints import Http2Listener
 from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.server_metrics import MetricsService, ServerMetrics, standby_metrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
@@ -117,7 +117,7 @@ class Server:
         self._messages = InboundMessages(environment.limits.incoming, _INCOMING)
         self._pool = self._make_pool()
         self.standby: Standby | None = None
-        self._tensors: Http2Listener | None = None
+        self._tensors: Http2Server | None = None
         self._server: grpc.Server | None = None
 
     def run(self, commands: int = 0) -> None:
@@ -184,19 +184,24 @@ class Server:
             # gRPC loses 20 seconds with a connection that is made after `bind` and before `start`, so
             # little comes between them.
             self._begin()
-        self.endpoint = endpoints.bind(server, self.endpoint, self._access)
+        self.endpoint, listener = endpoints.bind(server, self.endpoint, self._access)
         try:
             self._add_services(server)
             if not self._is_awaited():
                 self._begin()
-            if self.environment.transport == "http2":
-                self._tensors = Http2Listener(
-                    self.endpoint, self._access, self.environment.limits, self._messages
-                )
-                self.host.tensor_endpoint = self._tensors.start(tensor_methods(self.host))
+            self._tensors = endpoints.tensor_server(
+                listener,
+                self.endpoint,
+                self._access,
+                self.environment.limits,
+                self._messages,
+                tensor_methods(self.host),
+            )
         except BaseException:
+            listener.close()
             endpoints.release(self.endpoint)
             raise
+        self._tensors.start()
         if self.host.journal is not None:
             self.host.journal.log.waits = False
         self._start_threads()
@@ -373,6 +378,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
+        assert self._tensors is not None
         self._metrics.end()
         self.heartbeats.stop()
         self.host.parts.end()  # server 0 may be waiting for a cut, its own too
@@ -387,8 +393,7 @@ class Server:
         if self.standby is not None:
             self.standby.close()
         ended = self._server.stop(_GRACE)
-        if self._tensors is not None:
-            self._tensors.stop(_GRACE)
+        self._tensors.stop(_GRACE)
         ended.wait()
         if self._snapshots is not None:
             self._snapshots.close()

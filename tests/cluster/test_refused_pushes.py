@@ -164,11 +164,9 @@ def test_embedded(tmp_path: Path) -> None:
     assert runtime.pushes == 2
 
 
-@pytest.mark.parametrize("transport", ["http2", "grpcio"])
-def test_a_push_beyond_a_limit(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A push whose message the servers refuse unread is lost by itself too, on either transport."""
+def test_a_push_beyond_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push whose message the servers refuse unread is lost by itself too."""
     monkeypatch.setenv("PSFLEET_LANE", "inline")
-    monkeypatch.setenv("PSFLEET_TRANSPORT", transport)
     with (
         LocalFleet(servers=2, workers=1, limits="message=20000", in_process=True) as fleet,
         contextlib.closing(fleet.connect(0, "async")) as runtime,

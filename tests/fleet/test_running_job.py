@@ -116,11 +116,9 @@ def test_sync_training_keeps_its_bits() -> None:
     same_bits(*results)
 
 
-@pytest.mark.parametrize("transport", ["http2", "grpcio"])
-def test_a_pull_is_of_one_round(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync mode: whatever a reader gets as one round are the bits that the worker has pulled after it, over
-    both transports; the steps of its tables say the same."""
-    monkeypatch.setenv("PSFLEET_TRANSPORT", transport)
+def test_a_pull_is_of_one_round() -> None:
+    """Sync mode: whatever a reader gets as one round are the bits that the worker has pulled after it; the
+    steps of its tables say the same."""
     rounds: dict[int, tuple[bytes, bytes]] = {}
     seen: list[tuple[Any, tuple[bytes, bytes]]] = []
     over = threading.Event()

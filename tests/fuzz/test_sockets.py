@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import mutated_bytes
 from tests.leaks import nothing_left
+from tests.server_channels import ServerChannel
 from tests.trainings import TrainingWorkload
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -86,7 +86,7 @@ def test_changed_requests_over_the_wire(
     ground = Ground(shard_pb2.MODE_ASYNC)  # makes the requests
     dice = random.Random(5)
     try:
-        with open_channel(fleet.endpoints[0], access) as channel:
+        with ServerChannel(fleet.endpoints[0], access) as channel:
             for _ in range(FRAMES):
                 method, request = ground.changed(dice)
                 if "Scaling/" in method or method.endswith(

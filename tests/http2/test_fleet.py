@@ -17,16 +17,15 @@ TRAINING = TrainingWorkload(steps=15)
 ROWS = zero_rows("rows", 2)
 
 
-def train(fleet: LocalFleet, transport: str, lane: str = "auto") -> list[TableState]:
+def train(fleet: LocalFleet, lane: str) -> list[TableState]:
     """Train two workers in sync mode; the tables."""
     result: list[TableState] = []
 
     def work(worker: int) -> None:
-        environment = replace(fleet.environment(worker), transport=transport, lane=lane)
+        environment = replace(fleet.environment(worker), lane=lane)
         runtime = ClusterRuntime(environment, "sync")
         TRAINING.run(runtime)
         runtime.barrier()
-        assert runtime.transports == [transport] * fleet.servers
         if worker == 0:
             result.extend(TRAINING.result(runtime))
         runtime.barrier()
@@ -39,26 +38,25 @@ def train(fleet: LocalFleet, transport: str, lane: str = "auto") -> list[TableSt
 
 @pytest.fixture(scope="module")
 def expected() -> list[TableState]:
-    """The tables after the same training over grpcio."""
+    """The tables after the same training on one server, with tensors in messages."""
     with LocalFleet(1, 2, in_process=True) as fleet:
-        return train(fleet, "grpcio")
+        return train(fleet, "inline")
 
 
 @pytest.mark.parametrize(
     ("network", "lane"), [("unix", "auto"), ("tcp", "inline"), ("plain tcp", "inline")]
 )
-def test_the_bits_are_those_of_grpcio(
+def test_the_bits_are_the_same(
     expected: list[TableState], network: Literal["unix", "tcp", "plain tcp"], lane: str
 ) -> None:
     """Sync mode over unix sockets with shared memory, over TLS and over plain TCP."""
     with LocalFleet(2, 2, network, in_process=True) as fleet:
-        same_bits(train(fleet, "http2", lane), expected)
+        same_bits(train(fleet, lane), expected)
 
 
 @pytest.mark.parametrize("network", ["unix", "tcp"])
 def test_a_server_that_starts_again_is_found(network: Literal["unix", "tcp"]) -> None:
-    """Killed twice under a worker that goes on: no push is lost or made twice, and the worker comes back to
-    HTTP/2."""
+    """Killed twice under a worker that goes on: no push is lost or made twice."""
     ids, ones = np.arange(3), np.ones((3, 2), np.float32)
     with LocalFleet(1, 1, network, durability="log") as fleet, fleet.reviving():
         runtime = ClusterRuntime(fleet.environment(0), "async")
@@ -70,25 +68,11 @@ def test_a_server_that_starts_again_is_found(network: Literal["unix", "tcp"]) ->
             runtime.push([Gradient(ROWS.key, ones, ids, 1.0)])
         (rows,) = runtime.pull([Read(ROWS.key, ids)])
         assert rows.tolist() == [[-4.0, -4.0]] * 3
-        assert runtime.transports == ["http2"]
         runtime.close()
-
-
-def test_a_server_without_it_is_called_with_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker asks, hears of no other endpoint, and makes all calls over grpcio."""
-    monkeypatch.setenv("PSFLEET_TRANSPORT", "grpcio")
-    with LocalFleet(1, 1, in_process=True) as fleet:
-        runtime = ClusterRuntime(replace(fleet.environment(0), transport="http2"), "async")
-        runtime.create(ROWS)
-        runtime.push([Gradient(ROWS.key, np.ones((1, 2), np.float32), np.arange(1), 1.0)])
-        runtime.flush()
-        assert runtime.transports == ["grpcio"]
-        runtime.close()
-        assert fleet.wait() == [0]
 
 
 def test_no_socket_is_left() -> None:
-    """A server removes the socket of its second endpoint when it ends."""
+    """A server removes both sockets when it ends."""
     with LocalFleet(1, 1, in_process=True) as fleet:
         folder = Path(fleet.endpoints[0].removeprefix("unix:")).parent
         assert [path.name for path in folder.glob("*.h2")] == ["0.sock.h2"]

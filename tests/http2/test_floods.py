@@ -16,12 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
-from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.http2 import frames
 from psfleet.core.net.http2.calls import RateLimit
-from psfleet.core.net.v1.shard_pb2 import TransportReply
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import SETTINGS, connected, only, serving
 from tests.http2.floods import FLOODS, flood
@@ -89,15 +87,6 @@ def flooding(endpoint: str, folder: Path, name: str) -> Iterator[None]:
             process.stdin.close()
 
 
-def second_endpoint(fleet: LocalFleet) -> str:
-    """Where the server listens for tensors."""
-    endpoint, access = fleet.endpoints[0], Access.of(fleet.environment(0))
-    with open_channel(endpoint, access) as channel:
-        ask = channel.unary_unary("/psfleet.v1.Shard/Transport", None, TransportReply.FromString)
-        offer = ask(b"", metadata=access.metadata, timeout=60)
-    return f"{endpoint.rpartition(':')[0]}:{offer.port}"
-
-
 def train(runtime: Runtime, steps: int) -> float:
     """Push and pull; steps per second."""
     began = time.monotonic()
@@ -115,8 +104,7 @@ def test_a_worker_trains_under_a_flood(name: str) -> None:
         runtime = load_runtime("cluster", environment, "async")
         runtime.create(ROWS)
         before = train(runtime, STEPS)
-        endpoint = second_endpoint(fleet)
-        with flooding(endpoint, Path(environment.tls), name):
+        with flooding(addresses_of(fleet.endpoints[0]).tensors, Path(environment.tls), name):
             under = train(runtime, STEPS)
         runtime.flush(60.0)
         (rows,) = runtime.pull([Read(ROWS.key, IDS)])

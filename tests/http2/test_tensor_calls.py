@@ -1,4 +1,4 @@
-"""Whether a call goes over HTTP/2: what a worker makes of the endpoint that its server names."""
+"""Calls that carry tensors: to which address they go, and what becomes of a connection that fails."""
 
 import contextlib
 import socket
@@ -7,65 +7,65 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.base.errors import ProtocolError, ServerUnavailable
 from psfleet.core.net.connections import tls_sockets
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.v1.shard_pb2 import TransportReply
 from psfleet_worker.connection.tensor_calls import TensorCalls
 from tests.http2.calls import serving
 
 
-class _Server:
-    """What a worker hears of one server; `asked`: where it was each time that it was asked."""
+class _Place:
+    """Where a worker believes that its server is."""
 
-    def __init__(self, endpoint: str, path: str, port: int = 0) -> None:
+    def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        self.path = path
-        self.port = port
-        self.asked: list[str] = []
-
-    def ask(self, seconds: float) -> bytes:
-        """Answer Shard/Transport."""
-        self.asked.append(self.endpoint)
-        return TransportReply(path=self.path, port=self.port).SerializeToString()
 
 
 @contextlib.contextmanager
-def calls_to(server: _Server) -> Iterator[TensorCalls]:
+def calls_to(place: _Place) -> Iterator[TensorCalls]:
     """A worker's calls to it."""
-    with contextlib.closing(
-        TensorCalls("server 0", lambda: server.endpoint, Access(), server.ask)
-    ) as calls:
+    with contextlib.closing(TensorCalls("server 0", lambda: place.endpoint, Access())) as calls:
         yield calls
 
 
-def test_a_server_that_has_moved_is_asked_anew(tmp_path: Path) -> None:
+def answered(calls: TensorCalls) -> None:
+    """A call reaches the server, which answers that it has no such method."""
+    with pytest.raises(ProtocolError, match="is not answered here"):
+        calls.call("Shard/Push", b"", 60.0)
+
+
+def test_a_server_that_has_moved_is_followed(tmp_path: Path) -> None:
     """The connection to the earlier place is given up even where that still answers."""
-    server = _Server("unix:first", "")
-    with serving(tmp_path) as path, calls_to(server) as calls:
-        server.path = path
-        assert calls.carries("Shard/Push", 60.0)
-        assert calls.carries("Shard/Pull", 60.0)
-        server.endpoint = "unix:second"
-        assert calls.carries("Shard/Push", 60.0)
-        server.endpoint, server.path = "unix:third", ""
-        assert not calls.carries("Shard/Push", 60.0)
-        assert calls.client is None
-    assert server.asked == ["unix:first", "unix:second", "unix:third"]
+    with serving(tmp_path) as path:
+        Path(f"{tmp_path}/first.h2").symlink_to(path)
+        Path(f"{tmp_path}/second.h2").symlink_to(path)
+        place = _Place(f"unix:{tmp_path}/first")
+        with calls_to(place) as calls:
+            before = calls.begin("Shard/Push", b"", 60.0)
+            calls.follow()  # it is where it was
+            assert calls.client.idle == []
+            client, place.endpoint = calls.client, f"unix:{tmp_path}/second"
+            calls.follow()
+            assert calls.client is not client
+            with pytest.raises(ServerUnavailable, match="server 0 does not answer"):
+                before.finish()
+            answered(calls)
 
 
-def test_a_closed_way_is_tried_three_times(tmp_path: Path) -> None:
-    """Then calls stay with grpcio, until the server moves to where the way is open."""
-    server = _Server("unix:first", str(tmp_path / "nobody"))
-    with serving(tmp_path) as path, calls_to(server) as calls:
-        assert [calls.carries("Shard/Push", 60.0) for _ in range(6)] == [False] * 6
-        assert server.asked == ["unix:first"] * 3
-        server.endpoint, server.path = "unix:second", path
-        assert calls.carries("Shard/Push", 60.0)
+def test_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
+    """Nobody listens there: each call says so, and the one after the server's start gets through."""
+    place = _Place(f"unix:{tmp_path}/sock")
+    with calls_to(place) as calls:
+        for _ in range(5):
+            with pytest.raises(ServerUnavailable, match="cannot connect to"):
+                calls.begin("Shard/Push", b"", 60.0)
+        with serving(tmp_path) as path:
+            Path(f"{tmp_path}/sock.h2").symlink_to(path)
+            answered(calls)
 
 
 def test_a_connection_that_is_not_made_in_time_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The call has not left, and has more time than a connection may take: it is no DeadlineExceeded, which
     would end it."""
@@ -75,23 +75,13 @@ def test_a_connection_that_is_not_made_in_time_is_tried_again(
         contextlib.ExitStack() as stack,
     ):
         where = silent.getsockname()
-        server = _Server("127.0.0.1:1", "", where[1])
-        calls = stack.enter_context(calls_to(server))
-        assert calls.carries("Shard/Push", 60.0)
+        calls = stack.enter_context(calls_to(_Place(f"127.0.0.1:1/{where[1]}")))
         call = calls.begin("Shard/Push", b"", 60.0)
         with contextlib.suppress(TimeoutError):  # nobody accepts: soon the queue is full
             while True:
                 stack.enter_context(socket.create_connection(where, 0.2))
         with pytest.raises(ServerUnavailable, match="does not answer: no connection within"):
             calls.begin("Shard/Push", b"", 60.0)
-        assert calls.client is None
-        with pytest.raises(ServerUnavailable):  # the client is closed
+        calls.close()
+        with pytest.raises(ServerUnavailable):
             call.finish()
-
-
-def test_other_methods_stay_with_grpcio(tmp_path: Path) -> None:
-    """The server is not even asked."""
-    server = _Server("unix:first", str(tmp_path / "nobody"))
-    with calls_to(server) as calls:
-        assert not calls.carries("Coordinator/Heartbeat", 60.0)
-    assert not server.asked

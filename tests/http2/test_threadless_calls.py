@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
@@ -16,7 +15,6 @@ from psfleet.core.net.http2.calls import IncomingCall
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.socket_transport import PlainTransport
-from psfleet.core.net.v1.shard_pb2 import TransportReply
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.call import wait_all
@@ -95,26 +93,16 @@ def scripted(folder: Path, seen: list[str], reply: threading.Event) -> Iterator[
             seen.append("answered")
         call.end(request)
 
-    offer = TransportReply(path=str(folder / "h2")).SerializeToString()
-    handlers = {"Transport": grpc.unary_unary_rpc_method_handler(lambda request, context: offer)}
     tensors = Http2Server(
         listening(folder), PlainTransport, {"/psfleet.v1.Shard/Push": push}, SETTINGS
     )
-    others = grpc.server(ThreadPoolExecutor(1))
-    others.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("psfleet.v1.Shard", handlers),)
-    )
-    others.add_insecure_port(f"unix:{folder}/grpc")
     tensors.start()
-    others.start()
-    client = ServerClient(
-        0, f"unix:{folder}/grpc", Patience(), threading.Condition(), transport="http2"
-    )
+    (folder / "sock.h2").symlink_to(folder / "h2")
+    client = ServerClient(0, f"unix:{folder}/sock", Patience(), threading.Condition())
     try:
         yield client
     finally:
         client.close()
-        others.stop(None).wait()
         tensors.stop(5.0)
 
 

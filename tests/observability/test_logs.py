@@ -19,10 +19,10 @@ from psfleet.core.base.errors import ConfigError, Gap
 from psfleet.core.base.logs import log_of, set_up_logs
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.shard.events import Push
-from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.v1 import coordinator_pb2
 from tests.programs import ended
 from tests.server.conftest import Peer, serving
+from tests.server_channels import ServerChannel
 
 KILLING = str(Path(__file__).parents[1] / "standby" / "scripts" / "killing.py")
 
@@ -140,7 +140,7 @@ def test_an_error_brings_the_last_events(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A gap in pushes or collectives is in the server's log, with what came before it."""
-    with serving(tmp_path, 1) as server, open_channel(server.endpoint) as channel:
+    with serving(tmp_path, 1) as server, ServerChannel(server.endpoint) as channel:
         peer = Peer(channel)
         incarnation = peer.join(0)
         with pytest.raises(Gap) as shards:
@@ -159,7 +159,7 @@ def test_an_error_brings_the_last_events(
 
 def test_a_push_logs_nothing_and_remembers_itself_with_one_call(tmp_path: Path) -> None:
     """The server calls nothing of logging for a push, and one function for the ring of last events."""
-    with serving(tmp_path, 1) as server, open_channel(server.endpoint) as channel:
+    with serving(tmp_path, 1) as server, ServerChannel(server.endpoint) as channel:
         peer = Peer(channel)
         incarnation = peer.join(0)
         table = peer.create("w", "dense", (4,), np.zeros(4, "<f4").tobytes())

@@ -66,22 +66,15 @@ def test_a_silent_collector_does_not_hold_up_the_end() -> None:
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize(
-    ("transport", "mode", "network"), [("http2", "async", "unix"), ("grpcio", "sync", "tcp")]
-)
+@pytest.mark.parametrize(("mode", "network"), [("async", "unix"), ("sync", "tcp")])
 def test_a_trace_joins_worker_server_and_log(
-    transport: Literal["http2", "grpcio"],
-    mode: Mode,
-    network: Literal["unix", "tcp"],
-    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode, network: Literal["unix", "tcp"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each push is one trace: push, a call to each server, the server, and its log, parents in this order."""
     with collecting() as collector:
         monkeypatch.setenv("PSFLEET_TRACE", collector.url)
         with LocalFleet(2, 1, network, durability="log+fsync") as fleet:
-            here = dataclasses.replace(
-                fleet.environment(0), trace=collector.url, transport=transport
-            )
+            here = dataclasses.replace(fleet.environment(0), trace=collector.url)
             train(here, mode)
             assert fleet.wait() == [0, 0]
         pushes = [span for _, span in collector.spans if not span.parent_span_id]

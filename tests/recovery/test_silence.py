@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.job_files import read_ready
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.engine.interface import Gradient, Read
-from psfleet.core.net.http2 import http2_client
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.connection import tensor_calls
 from tests.agents.machines import NETWORK, Lab, has, laboratory, run
 from tests.trainings import zero_rows
 from tests.waiting import pause, until
@@ -49,15 +48,10 @@ SECONDS = pytest.mark.parametrize("seconds", [10, 30, 60, 100])
     ],
 )
 def test_a_silent_server_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-    network: Literal["unix", "tcp"],
-    mode: Literal["async", "sync"],
-    durability: str,
+    network: Literal["unix", "tcp"], mode: Literal["async", "sync"], durability: str
 ) -> None:
-    """A worker asks where a server listens before its first push, and whether it is there during a long one.
-    Neither question ends the push before its own deadline; it counts once when the server goes on."""
-    monkeypatch.setattr(http2_client, "_SILENCE", 0.2)
-    monkeypatch.setattr(tensor_calls, "_PROBE", 0.1)
+    """Nothing ends a push to a stopped server before its own deadline; it counts once when the server goes
+    on."""
     with LocalFleet(2, 1, network, durability=durability) as fleet:
         runtime = ClusterRuntime(fleet.environment(0), mode)
         runtime.create(ROWS)
@@ -68,7 +62,6 @@ def test_a_silent_server_is_waited_for(
             runtime.push([Gradient(ROWS.key, np.ones((6, 2), np.float32), IDS, 1.0)])
             assert runtime.pull([Read(ROWS.key, IDS)])[0].tolist() == [[-step, -step]] * 6
             resuming.join()
-        assert runtime.transports == ["http2"] * 2
         runtime.close()
 
 
@@ -99,27 +92,14 @@ class _Job:
         assert rows == [f"{float(expected)}"]
 
     def ports(self, server: int) -> list[int]:
-        """Where it listens: its first endpoint, and the one for tensors."""
-        text = Path(f"/proc/{self.servers[server].pid}/net/tcp").read_text()
-        first = read_ready(self.folder / f"ready.{server}")[0]
-        return [int(first.rpartition(":")[2]), *_listening(self.servers[server].pid, text)]
-
-
-def _listening(pid: int, table: str) -> list[int]:
-    """The ports at which a process listens, of a table of the kernel's (proc_pid_net(5))."""
-    sockets = {
-        os.readlink(path).removeprefix("socket:[").removesuffix("]")
-        for path in Path(f"/proc/{pid}/fd").iterdir()
-        if path.is_symlink()
-    }
-    lines = [line.split() for line in table.splitlines()[1:]]
-    return [int(f[1].partition(":")[2], 16) for f in lines if f[3] == "0A" and f[9] in sockets]
+        """Where it listens: for control, and for tensors."""
+        endpoint = read_ready(self.folder / f"ready.{server}")[0]
+        return [int(address.rpartition(":")[2]) for address in addresses_of(endpoint)]
 
 
 @contextlib.contextmanager
 def job(
     folder: Path,
-    transport: str,
     endpoint: Callable[[int], str],
     within: Callable[[str], Sequence[str]] = lambda role: (),
 ) -> Iterator[_Job]:
@@ -127,7 +107,6 @@ def job(
 
     Args:
         folder: For its files.
-        transport: See PSFLEET_TRANSPORT.
         endpoint: At which a server is to listen.
         within: What the command of a server or worker begins with.
     """
@@ -139,7 +118,6 @@ def job(
         "PSFLEET_WORKERS": "1",
         "PSFLEET_DURABILITY": "log",
         "PSFLEET_LOG_FOLDER": str(folder),
-        "PSFLEET_TRANSPORT": transport,
     }
     with contextlib.ExitStack() as stack:
 
@@ -176,13 +154,10 @@ def job(
 @SECONDS
 @pytest.mark.parametrize("end", ["server", "worker"])
 @pytest.mark.parametrize("network", ["unix", "tcp"])
-@pytest.mark.parametrize("transport", ["http2", "grpcio"])
-def test_a_process_may_stop(
-    tmp_path: Path, transport: str, network: str, end: str, seconds: int
-) -> None:
-    """Server 1, or the worker, over both transports."""
+def test_a_process_may_stop(tmp_path: Path, network: str, end: str, seconds: int) -> None:
+    """Server 1, or the worker."""
     path = "127.0.0.1:0" if network == "tcp" else f"unix:{tmp_path}/sock."
-    with job(tmp_path, transport, lambda i: path if network == "tcp" else f"{path}{i}") as one:
+    with job(tmp_path, lambda i: path if network == "tcp" else f"{path}{i}") as one:
         one.goes_on()
         stopped = one.servers[1] if end == "server" else one.worker
         pause(stopped)
@@ -220,22 +195,15 @@ def cut(lab: Lab, ports: Sequence[int]) -> Iterator[None]:
 
 @long
 @SECONDS
-@pytest.mark.parametrize(
-    ("transport", "which"),
-    [("http2", "all"), ("http2", "first"), ("http2", "second"), ("grpcio", "all")],
-)
-def test_a_network_may_be_cut(
-    lab: Lab, tmp_path: Path, transport: str, which: str, seconds: int
-) -> None:
+@pytest.mark.parametrize("which", ["all", "control", "tensors"])
+def test_a_network_may_be_cut(lab: Lab, tmp_path: Path, which: str, seconds: int) -> None:
     """Between a worker and server 1: the machine, or one of the two ports at which it listens alone."""
     machine = {"server": 1, "worker": 2}
-    with job(
-        tmp_path, transport, lambda i: f"{NETWORK}.2:0", lambda role: lab.within(machine[role])
-    ) as one:
+    with job(tmp_path, lambda i: f"{NETWORK}.2:0", lambda role: lab.within(machine[role])) as one:
         one.goes_on()
-        first, *more = one.ports(1)
-        second = [port for port in more if port != first]
-        with cut(lab, {"all": [first, *second], "first": [first], "second": second}[which]):
+        control, tensors = one.ports(1)
+        ports = {"all": [control, tensors], "control": [control], "tensors": [tensors]}
+        with cut(lab, ports[which]):
             time.sleep(seconds)
         one.goes_on()
         one.end()

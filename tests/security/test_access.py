@@ -22,6 +22,7 @@ from psfleet.core.net.v1.shard_pb2 import StatusRequest
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from tests.security.forged import CLIENT, Forge
+from tests.server_channels import ServerChannel
 from tests.trainings import TrainingWorkload
 from tests.waiting import until
 
@@ -118,7 +119,7 @@ def test_a_wrong_token_is_refused(fleet: LocalFleet, forge: Forge, folder: Path)
 def test_no_token_is_refused(fleet: LocalFleet, folder: Path, method: str) -> None:
     """Whatever the method; a call without a token does not even learn whether there is such a one."""
     access = Access.of(with_(fleet, folder / "worker"))
-    with open_channel(fleet.endpoints[0], access) as channel:
+    with ServerChannel(fleet.endpoints[0], access) as channel:
         with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/psfleet.v1.{method}", None, None)(b"", timeout=_SOON)
         assert isinstance(error.value, grpc.Call)
@@ -164,8 +165,12 @@ def test_a_stranger_costs_no_memory(fleet: LocalFleet, folder: Path) -> None:
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1])  # type: ignore[index]
 
     before = resident()
-    with open_channel(fleet.endpoints[0], access) as channel, pytest.raises(grpc.RpcError):
-        channel.unary_unary("/psfleet.v1.Shard/Push", None, None)(bytes(200_000_000), timeout=60)
+    with ServerChannel(fleet.endpoints[0], access) as channel:
+        for method in ("Shard/Push", "Shard/WriteState"):
+            with pytest.raises(grpc.RpcError, match="it carries no token"):
+                channel.unary_unary(f"/psfleet.v1.{method}", None, None)(
+                    bytes(200_000_000), timeout=60
+                )
     assert resident() - before < 50_000  # kilobytes
 
 

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.base.job_files import read_running_job
-from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import open_channel
-from psfleet.core.net.v1.shard_pb2 import TransportReply
+from psfleet.core.base.settings.endpoints import addresses_of
 from tests.agents.conftest import Site
 from tests.security.attacks import ATTACKS, Address, address_of, attack
 from tests.waiting import until
@@ -69,14 +67,9 @@ def serving(logs: Path) -> Iterator[dict[str, Address]]:
 
 
 def of_servers(logs: Path) -> dict[str, Address]:
-    """Both endpoints of the server of a job."""
-    environment = read_running_job(logs)
-    access, first = Access.of(environment), environment.servers[0]
-    with contextlib.closing(open_channel(first, access)) as channel:
-        ask = channel.unary_unary("/psfleet.v1.Shard/Transport", None, TransportReply.FromString)
-        port = ask(b"", metadata=access.metadata, timeout=60, wait_for_ready=True).port
-    host = address_of(first)[0]
-    return {"server, gRPC": address_of(first), "server, HTTP/2": (host, port)}
+    """Both addresses of the server of a job."""
+    control, tensors = addresses_of(read_running_job(logs).servers[0])
+    return {"server, gRPC": address_of(control), "server, HTTP/2": address_of(tensors)}
 
 
 @pytest.mark.timeout(10_000 if "PSFLEET_TORTURE" in os.environ else 300)

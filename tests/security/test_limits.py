@@ -14,6 +14,7 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
 from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import MAX_AXES, MAX_NAME, TableSpec
@@ -173,7 +174,7 @@ def test_too_many_connections() -> None:
     """One more is closed at once; those that are there go on, and a place that is left is free."""
     with LocalFleet(1, 1, "plain tcp", limits="connections=2", in_process=True) as fleet:
         access = Access(insecure=True)
-        host, _, port = fleet.endpoints[0].rpartition(":")
+        host, _, port = addresses_of(fleet.endpoints[0]).control.rpartition(":")
         with contextlib.ExitStack() as stack:
             channels = [
                 stack.enter_context(open_channel(fleet.endpoints[0], access)) for _ in range(2)

@@ -66,7 +66,7 @@ def step(runtime: Runtime) -> None:
 def test_members_come_in_beside_strangers() -> None:
     """4,200 connections without a certificate from the address of the members, refilled: a worker that is in
     goes on, and a new one comes in once gRPC has ended some of those handshakes, after 10 s at most.
-    (At the second endpoint, from 200 addresses: test_second_endpoint.py.)"""
+    (At the address for tensors, from 200 addresses: test_tensor_address.py.)"""
     with LocalFleet(1, 2, "tcp") as fleet:
         workers = [joined(fleet.environment(0))]
         step(workers[0])
@@ -79,11 +79,11 @@ def test_members_come_in_beside_strangers() -> None:
             worker.close()
 
 
-def test_the_second_port_holds_few_connections() -> None:
+def test_the_port_for_tensors_holds_few_connections() -> None:
     """The system keeps at most 128 connections for it until they are accepted."""
     environment = Environment("server", 0, ("127.0.0.1:0",), 1, insecure=True)
     with Server(environment) as server:
-        assert _backlog(server.host.tensor_endpoint[0]) == 128
+        assert _backlog(int(server.endpoint.rpartition("/")[2])) == 128
 
 
 def _backlog(port: int) -> int:

@@ -14,10 +14,11 @@ import pytest
 from psfleet.core.base.errors import FrameError, LimitExceeded, PsfleetError
 from psfleet.core.net import frame
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import error_of, open_channel
+from psfleet.core.net.connections.channel import error_of
 from psfleet.core.net.frame import field
 from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from tests.server_channels import ServerChannel
 
 _SOON = 60.0  # seconds
 
@@ -40,7 +41,7 @@ class Caller:
 
     def __init__(self, fleet: LocalFleet) -> None:
         self._access = Access.of(fleet.environment(0))
-        self._channel = open_channel(fleet.endpoints[0], self._access)
+        self._channel = ServerChannel(fleet.endpoints[0], self._access)
         self.pid = fleet.processes[0].pid
 
     def call(self, method: str, message: bytes, **options: Any) -> bytes:

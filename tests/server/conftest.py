@@ -6,17 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
 from psfleet_server.process import Server
+from tests.server_channels import ServerChannel
 
 
-def _stub(channel: grpc.Channel, service: Any) -> Any:
+def _stub(channel: ServerChannel, service: Any) -> Any:
     """The methods of a service by name, as its descriptor says."""
     return SimpleNamespace(
         **{
@@ -33,7 +32,7 @@ def _stub(channel: grpc.Channel, service: Any) -> Any:
 class Peer:
     """A stock gRPC client: generated stubs, protobuf messages, nothing of psfleet's own."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: ServerChannel) -> None:
         self.channel = channel
         self.shard = _stub(channel, shard_pb2.DESCRIPTOR.services_by_name["Shard"])
         services = coordinator_pb2.DESCRIPTOR.services_by_name
@@ -82,5 +81,5 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def peer(server: Server) -> Iterator[Peer]:
     """A stock client of `server`."""
-    with open_channel(server.endpoint) as channel:
+    with ServerChannel(server.endpoint) as channel:
         yield Peer(channel)

@@ -29,10 +29,10 @@ from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.certificates import make_credentials
-from psfleet.core.net.connections.channel import open_channel
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving.follower import Follower
 from tests.programs import ended
+from tests.server_channels import ServerChannel
 from tests.serving import models
 from tests.standby.pairs import Pairs
 from tests.waiting import pause, until
@@ -240,7 +240,7 @@ def test_readers_only_read(tmp_path: Path) -> None:
         with pytest.raises(AccessDenied, match=only):
             load_runtime("cluster", reader, "async")
         access = Access.of(reader)
-        with open_channel(fleet.endpoints[0], access) as channel:
+        with ServerChannel(fleet.endpoints[0], access) as channel:
             for method in ("Push", "Pull", "CreateTable", "WriteState", "Load", "Shrink", "Leave"):
                 call = channel.unary_unary(f"/psfleet.v1.Shard/{method}", None, None)
                 with pytest.raises(grpc.RpcError, match="token is that of readers"):

@@ -166,11 +166,6 @@ class ClusterRuntime(ClusterLike):
         return self
 
     @property
-    def transports(self) -> list[str]:
-        """Transport of tensors to each server now: "http2" or "grpcio"."""
-        return [client.transport for client in self._fleet.clients]
-
-    @property
     @override
     def server_num(self) -> int:
         return len(self._fleet.clients)

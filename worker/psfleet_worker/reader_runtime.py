@@ -69,9 +69,7 @@ class ReaderRuntime(ReadOnlyRuntime):
         patience = dataclasses.replace(patience, outage=max(patience.outage, _OUTAGE))
         access, condition = Access.of(environment), threading.Condition()
         self._clients = [
-            ServerClient(
-                index, endpoint, patience, condition, access=access, transport=environment.transport
-            )
+            ServerClient(index, endpoint, patience, condition, access=access)
             for index, endpoint in enumerate(environment.servers)
         ]
         self.server_num = len(self._clients)

@@ -11,6 +11,7 @@ from pathlib import Path
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.files import open_own_folder
 from psfleet.core.base.job_files import write_relocations
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread, wakes_on_signals
 from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
@@ -244,7 +245,8 @@ class Agent:
                 ServiceThread(self._connect, "connect", where).start()  # the loop must not wait
 
     def _connect(self, endpoint: str) -> None:
-        reply = pb.Connected(endpoint=endpoint, error=why_unreachable(endpoint))
+        errors = filter(None, map(why_unreachable, addresses_of(endpoint)))
+        reply = pb.Connected(endpoint=endpoint, error=next(errors, ""))
         self._link.send(pb.AgentMessage(connected=reply))
 
     def _open(self, message: pb.OpenJob) -> pb.Opened:

@@ -15,6 +15,7 @@ from typing import IO
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import read_ready
 from psfleet.core.base.memory import memory_kills
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed
@@ -276,13 +277,14 @@ def _check_ports(endpoints: Iterable[str]) -> None:
     for endpoint in endpoints:
         if endpoint.startswith("unix:"):
             continue
-        host, _, port = endpoint.rpartition(":")
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, int(port)))
-            except OSError as error:
-                raise ConfigError(
-                    f"port {port} on {host} cannot be used ({error.strerror}); "
-                    "choose another --port, or --tcp for free ones"
-                ) from None
+        for address in addresses_of(endpoint):
+            host, _, port = address.rpartition(":")
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, int(port)))
+                except OSError as error:
+                    raise ConfigError(
+                        f"port {port} on {host} cannot be used ({error.strerror}); "
+                        "choose another --port, or --tcp for free ones"
+                    ) from None

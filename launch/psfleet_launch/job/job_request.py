@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declaration import check, setting
 from psfleet.core.base.settings.declared_settings import JobSettings, LogSettings, NumberSettings
+from psfleet.core.base.settings.endpoints import TENSOR_OFFSET, has_ports
 from psfleet.core.base.settings.kinds import (
     BYTES,
     MOST_SERVERS,
@@ -176,10 +177,10 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
             raise ConfigError(f"script {self.script!r} {what}; name a Python file")
         check_source(Path(self.script), f"script {self.script!r}")
         self._check_rules()
-        if self.port is not None and self.port + self.servers > 65536:
+        if self.port and not has_ports(self.port, self.servers):
             raise ConfigError(
-                f"--port is {self.port}, but {self.servers} servers from there on "
-                "end above 65535; choose a lower one"
+                f"--port is {self.port}, but {self.servers} servers from there on, and as many ports "
+                f"for tensors {TENSOR_OFFSET} above, end above 65535; choose a lower one"
             )
 
     def _check_rules(self) -> None:

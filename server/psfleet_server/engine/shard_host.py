@@ -102,7 +102,6 @@ class ShardHost:
         bytes: Sizes of those calls and of their replies.
         tracing: Makes the spans of pushes, or None if they are not traced.
         worker_reports: Reports that workers have sent of themselves; only on server 0.
-        tensor_endpoint: Port, or else path, of the HTTP/2 endpoint. (0, "") if there is none.
         boot: Random number of this start of the process. Peers tell from it that a server was restarted.
         followers: Waiting requests of followers.
         mode_requests: Requests for another mode that come from outside the job's scripts.
@@ -127,7 +126,6 @@ class ShardHost:
         self.lock = threading.Lock()
         self.ended = threading.Event()
         self.lanes = AttachedMemory()
-        self.tensor_endpoint = (0, "")
         self.journal: Journal | None = None
         self.feed = LogShipping()
         self.parts = SnapshotWriter()

@@ -35,10 +35,12 @@ _READS = frozenset(
         "Shard/Evictions",
         "Shard/ReadState",
         "Shard/Status",
-        "Shard/Transport",
     )
 )
 """Methods that change nothing, whatever they are called with: a pull may commit a push."""
+
+REFUSED = "the call was refused: {}; use the credentials of this job (PSFLEET_TLS)"
+"""Error of a call that `Credentials.refusal` has refused, at either address."""
 
 Handler = Any  # grpc.RpcMethodHandler, generic in its stubs only
 
@@ -69,24 +71,15 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
     ) -> "Handler | None":
         metadata = handler_call_details.invocation_metadata or ()
         tokens = [value for key, value in metadata if key == TOKEN_KEY]
-        reads = handler_call_details.method in _READS
-        if len(tokens) == 1 and self._credentials.allows(tokens[0], reads=reads):
-            return continuation(handler_call_details)
-        return self._refusal
+        if self._credentials.refusal(tokens, reads=handler_call_details.method in _READS):
+            return self._refusal
+        return continuation(handler_call_details)
 
     def _refuse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         tokens = [value for key, value in context.invocation_metadata() if key == TOKEN_KEY]
-        few = ("it carries no token", "its token is not this job's")
-        what = few[len(tokens)] if len(tokens) < len(few) else f"it carries {len(tokens)} tokens"
-        if len(tokens) == 1 and self._credentials.allows(tokens[0], reads=True):
-            what = "its token is that of readers, which only follow the job and read its figures"
-        self._log.say(f"refused a call from {context.peer()}: {what}")
-        channel.failure(
-            context,
-            AccessDenied(
-                f"the call was refused: {what}; use the credentials of this job (PSFLEET_TLS)"
-            ),
-        )
+        why = self._credentials.refusal(tokens, reads=False)
+        self._log.say(f"refused a call from {context.peer()}: {why}")
+        channel.failure(context, AccessDenied(REFUSED.format(why)))
         yield from ()
 
 

@@ -1,14 +1,14 @@
-"""Endpoints: gRPC's and that of psfleet's own HTTP/2 in this server, and those of its peers.
+"""Binds the two addresses of this server, serves tensors at the second one, and calls other servers.
 
-An endpoint is checked first: gRPC says only "failed to bind", and takes a unix socket away from a server
-that still uses it.
+A server answers every method at one of its addresses: pushes, pulls and exchanges at that for tensors, over
+psfleet's own HTTP/2, and everything else with gRPC. Both addresses are bound before the first call is
+answered, since a client takes both from the same endpoint (psfleet/core/base/settings/endpoints.py).
 
-The endpoint of psfleet's own HTTP/2 is beside gRPC's: a unix socket in the same folder, or any free port of
-the same address. `Shard/Transport` says where.
+An address is checked before gRPC binds it: gRPC says only "failed to bind", and takes a unix socket away from
+a server that still uses it.
 """
 
 import contextlib
-import hmac
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ from psfleet.core.base.files import LONGEST_PATH
 from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import (
     HANDSHAKE,
@@ -34,15 +35,13 @@ from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.http2.calls import Behavior, InboundMessages, IncomingCall
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.server_connection import ServerSettings
+from psfleet_server.rpc.call_admission import REFUSED
 from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error
 
 _log = log_of(__name__)
 
 _MOMENT = 0.5  # seconds
 _BACKLOG = 128  # connections that the system holds until they are accepted; it tries others again
-
-
-_SUFFIX = ".h2"
 
 
 class Peer:
@@ -89,31 +88,73 @@ class Peer:
         self._channel.close()
 
 
-def bind(server: grpc.Server, endpoint: str, access: Access) -> str:
-    """Let the server listen there; the endpoint as clients must name it (port 0 is replaced).
+def bind(server: grpc.Server, endpoint: str, access: Access) -> tuple[str, socket.socket]:
+    """Bind both addresses of an endpoint: that of gRPC in `server`, and a socket for tensors.
+
+    Returns:
+        The endpoint as clients must name it, with the ports that port 0 has become, and the socket that
+        listens for tensors.
 
     Raises:
-        ConfigError: The address is in use, not of this host, or no address; or it is TCP, and
+        ConfigError: An address is in use, not of this host, or no address; or it is TCP, and
             `access` has no credentials and is not insecure.
     """
-    if endpoint.startswith("unix:"):
-        _claim_socket(endpoint)
-    else:
-        _try_port(endpoint)
-    try:
-        port = access.listen(server, endpoint)
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {endpoint!r}: {error}") from None
-    if endpoint.startswith("unix:"):
+    control, tensors = addresses_of(endpoint)
+    for address in (control, tensors):
+        if not is_tcp(address):
+            _claim_socket(address)
+    if is_tcp(control):
+        _try_port(control)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listener(tensors))
+        try:
+            port = access.listen(server, control)
+        except RuntimeError as error:
+            release(endpoint)
+            raise ConfigError(f"cannot listen on {control!r}: {error}") from None
+        stack.pop_all()
+    if not is_tcp(endpoint):
         os.chmod(endpoint.removeprefix("unix:"), 0o600)
-        return endpoint
-    return f"{endpoint.rpartition(':')[0]}:{port}"
+    elif control.endswith(":0"):
+        host = control.rpartition(":")[0]
+        endpoint = f"{host}:{port}/{listener.getsockname()[1]}"
+    return endpoint, listener
 
 
 def release(endpoint: str) -> None:
     """Remove what `bind` may have left in the file system."""
-    if endpoint.startswith("unix:"):
-        Path(endpoint.removeprefix("unix:")).unlink(missing_ok=True)
+    for address in addresses_of(endpoint):
+        if not is_tcp(address):
+            Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def _listener(address: str) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        ConfigError: The address cannot be bound.
+    """
+    try:
+        if is_tcp(address):
+            host, _, port = address.rpartition(":")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            where = host.strip("[]"), int(port)
+            return socket.create_server(where, family=family, backlog=_BACKLOG)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            path = address.removeprefix("unix:")
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(_BACKLOG)
+            stack.pop_all()
+            return listener
+    except OSError as error:
+        raise _cannot_listen(address, error) from None
+
+
+def _cannot_listen(address: str, error: OSError) -> ConfigError:
+    advice = "; choose another address or port 0" if is_tcp(address) else ""
+    return ConfigError(f"cannot listen on {address!r}: {error.strerror}{advice}")
 
 
 def _claim_socket(endpoint: str) -> None:
@@ -134,7 +175,7 @@ def _claim_socket(endpoint: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {endpoint!r}: {error.strerror}") from None
+            raise _cannot_listen(endpoint, error) from None
         else:
             raise ConfigError(f"cannot listen on {endpoint!r}: another server listens there")
 
@@ -149,13 +190,11 @@ def _try_port(endpoint: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {endpoint!r}: {error.strerror}; choose another address or port 0"
-        ) from None
+        raise _cannot_listen(endpoint, error) from None
 
 
 class MeasuredMethod(NamedTuple):
-    """A method of the server over HTTP/2.
+    """A method that carries tensors.
 
     Attributes:
         behavior: Takes the request, and a DeferredReply unless it `returns` the reply.
@@ -170,90 +209,45 @@ class MeasuredMethod(NamedTuple):
     at_once: Callable[[bytes], bytes | None] | None
 
 
-class Http2Listener:
-    """Listens from `start` to `stop`.
+def tensor_server(
+    listener: socket.socket,
+    endpoint: str,
+    access: Access,
+    limits: ServerLimits,
+    messages: InboundMessages,
+    methods: Mapping[str, MeasuredMethod],
+) -> Http2Server:
+    """Return the server of the calls that carry tensors, which is not started yet.
 
     Args:
-        endpoint: The server's first endpoint, with its port.
-        access: With what clients and server prove themselves over TCP.
+        listener: Socket that `bind` has made. The server closes it when it stops.
+        endpoint: Endpoint of this process.
+        access: Credentials of this process. Over TCP a call without the job's token is refused.
         limits: Limits on connections and messages.
-        messages: Those of all endpoints of this server.
+        messages: Count of the messages that arrive at both addresses.
+        methods: Methods by path.
     """
+    credentials = access.credentials if is_tcp(endpoint) else None
 
-    def __init__(
-        self, endpoint: str, access: Access, limits: ServerLimits, messages: InboundMessages
-    ) -> None:
-        self._endpoint = endpoint
-        self._access = access
-        self._limits = limits
-        self._messages = messages
-        self._path = ""
-        self._server: Http2Server | None = None
+    def refuse(path: str, authorization: str) -> str:
+        if credentials is None:
+            return ""
+        why = credentials.refusal([authorization] if authorization else [], reads=False)
+        return REFUSED.format(why) if why else ""
 
-    def start(self, methods: Mapping[str, MeasuredMethod]) -> tuple[int, str]:
-        """Begin to answer; the port or else the path, (0, ""): it cannot listen.
-
-        Raises:
-            ConfigError: The address cannot be had.
-        """
-        path = self._endpoint.removeprefix("unix:") + _SUFFIX
-        if not is_tcp(self._endpoint) and len(os.fsencode(path)) > LONGEST_PATH:
-            return 0, ""
-        listener = self._listen(path)
-        credentials = self._access.credentials
-        bearer = credentials.bearer if credentials and is_tcp(self._endpoint) else ""
-
-        def refuse(path: str, authorization: str) -> str:
-            if not bearer or hmac.compare_digest(authorization.encode(), bearer.encode()):
-                return ""
-            return "the call does not carry this job's token"
-
-        settings = ServerSettings(
-            message=self._limits.message,
-            connections=connection_limit(self._limits),
-            handshakes=self._limits.handshakes,
-            streams=self._limits.streams,
-            incoming=self._limits.incoming,
-            handshake=HANDSHAKE,
-            refuse=refuse,
-            at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
-        )
-        behaviors = {name: _answering(method) for name, method in methods.items()}
-        wrap = accepts(self._access, self._endpoint)
-        self._server = Http2Server(
-            listener, wrap, behaviors, settings, RateLimitedLog(_log).say, self._messages
-        )
-        self._server.start()
-        return (0, self._path) if self._path else (listener.getsockname()[1], "")
-
-    def stop(self, grace: float) -> None:
-        """Answer no more calls; those under way get `grace` seconds."""
-        if self._server is not None:
-            self._server.stop(grace)
-        if self._path:
-            Path(self._path).unlink(missing_ok=True)
-
-    def _listen(self, path: str) -> socket.socket:
-        try:
-            if is_tcp(self._endpoint):
-                host = self._endpoint.rpartition(":")[0].strip("[]")
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-            Path(path).unlink(missing_ok=True)  # of the process that had the first endpoint
-            listener = socket.socket(socket.AF_UNIX)
-            with contextlib.ExitStack() as stack:
-                stack.callback(listener.close)
-                listener.bind(path)
-                os.chmod(path, 0o600)
-                listener.listen(_BACKLOG)
-                stack.pop_all()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen beside {self._endpoint!r}: {error.strerror}; choose another address, "
-                "or PSFLEET_TRANSPORT=grpcio"
-            ) from None
-        self._path = path
-        return listener
+    settings = ServerSettings(
+        message=limits.message,
+        connections=connection_limit(limits),
+        handshakes=limits.handshakes,
+        streams=limits.streams,
+        incoming=limits.incoming,
+        handshake=HANDSHAKE,
+        refuse=refuse,
+        at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
+    )
+    behaviors = {name: _answering(method) for name, method in methods.items()}
+    wrap = accepts(access, endpoint)
+    return Http2Server(listener, wrap, behaviors, settings, RateLimitedLog(_log).say, messages)
 
 
 def _answering(method: MeasuredMethod) -> Behavior:

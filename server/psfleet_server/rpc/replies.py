@@ -5,11 +5,12 @@ workers as threads would lock out the very call that they wait for. So a call be
 thread returns to the pool, and any thread may complete the reply later. If no thread does in time, the thread
 of `Deadlines` expires it.
 
-Three functions make a gRPC handler of a method, from slowest to fastest:
+Two functions make a gRPC handler of a method:
 
-- `parkable`: the reply may come later, from any thread (pulls, exchanges, collectives);
-- `prompt`: the method takes a `DeferredReply`, but must complete it before it returns;
+- `parkable`: the reply may come later, from any thread (registrations, collectives, snapshots);
 - `immediate`: the method returns its reply as bytes.
+
+Pushes and pulls do not come over gRPC; endpoints.py makes their replies.
 
 gRPC's threaded server defers replies through `experimental_non_blocking` handlers, which exist for streaming
 replies only. A client that calls one as an ordinary unary method sees an ordinary unary call. A test pins
@@ -234,16 +235,6 @@ class DeferredReply:
         return first
 
 
-class _ImmediateReply(DeferredReply):
-    """Reply that must be completed before its handler returns."""
-
-    def park(
-        self, deadlines: "Deadlines", expire: Callable[[], None], most: float = LONGEST
-    ) -> None:
-        """Expire the call at once, as if its deadline were now."""
-        expire()
-
-
 class Deadlines:
     """Thread that expires waiting calls, each at its own time.
 
@@ -359,24 +350,6 @@ def _end(send: Callable[[bytes | None], None], message: bytes | None) -> None:
     if message is not None:
         send(message)
     send(None)
-
-
-def prompt(
-    behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
-) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Make a gRPC handler for a method that takes a reply but never waits; a call that would wait is refused.
-
-    A streaming reply leaves in two batches, the message and the end of the call, and the thread waits for the
-    first to be sent. The reply of this handler is sent whole, which saves 0.1 ms of CPU a call.
-    """
-    histogram = latency or LatencyHistogram()
-
-    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
-        messages: list[bytes | None] = []
-        perform(behavior, request, _ImmediateReply(context, messages.append, histogram))
-        return messages[0] or b""
-
-    return grpc.unary_unary_rpc_method_handler(handle)
 
 
 def immediate(

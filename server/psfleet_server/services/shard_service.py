@@ -6,7 +6,7 @@ There are two ways for pushes and pulls, with the same replies and the same effe
   having changed nothing, for every call that it does not handle.
 - `ShardService` handles every call, and all other methods of the service.
 
-HTTP/2 asks `PlainCalls` first; gRPC always uses `ShardService`. docs/decisions/0033-plain-calls.md says why
+HTTP/2 asks `PlainCalls` first. docs/decisions/0033-plain-calls.md says why
 there are two ways, and which calls are plain: no log, no standby, no waiting, a known layout. Look there
 first if a fast job has become slow. All methods may run in any thread.
 """
@@ -460,11 +460,6 @@ class ShardService:
     def status(self, request: bytes) -> bytes:
         parsed(shard_pb2.StatusRequest, request)
         return encoded(self._host.status())
-
-    def transport(self, request: bytes) -> bytes:
-        parsed(shard_pb2.TransportRequest, request)
-        port, path = self._host.tensor_endpoint
-        return encoded(shard_pb2.TransportReply(port=port, path=path))
 
     def _spec_of(self, key: int) -> TableSpec:
         return self._host.shard.tables[key].spec

@@ -155,7 +155,6 @@ class FleetConnection:
             changed=condition,
             inject_faults=inject_faults,
             access=self.access,
-            transport=environment.transport,
         )
         self.clients: list[ServerClient] = []
         self.lanes: list[Lane] = []

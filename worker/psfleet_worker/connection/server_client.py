@@ -27,6 +27,7 @@ from psfleet.core.base.errors import (
 )
 from psfleet.core.base.faults import Send
 from psfleet.core.base.forks import check_process
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import (
@@ -77,7 +78,6 @@ class ServerClient:
         endpoint: Endpoint at which it listens.
         changed: Notified when a call ends; the same for all servers that are waited for together.
         inject_faults: Wraps the function that makes one attempt, for tests and under `--chaos`.
-        transport: "grpcio" or "http2", see PSFLEET_TRANSPORT.
 
     Attributes:
         retries: Attempts beyond the first of each call, for displays.
@@ -92,23 +92,22 @@ class ServerClient:
         changed: threading.Condition,
         inject_faults: Callable[[int, Send], Send] | None = None,
         access: Access | None = None,
-        transport: str = "grpcio",
     ) -> None:
         self.name = f"server {index} at {endpoint}"
         self.patience = patience
         self.changed = changed
         self.endpoint = endpoint
         self._access = access or Access()
-        self._carries_tensors = transport == "http2"
         self._channel = open_channel(endpoint, self._access)
         self._methods: dict[str, Any] = {}
         channel: object = self._channel
         self._moving = channel if isinstance(channel, RelocatingChannel) else None
-        self._tensors = TensorCalls(self.name, self._location, self._access, self._ask)
+        self._tensors = TensorCalls(self.name, self._location, self._access)
         if self._moving:
-            self._moving.on_move = self._tensors.interrupt
+            self._moving.on_move = self._tensors.follow
+            self._tensors.follow()  # it may have moved before this line
         self._send: Send = inject_faults(index, self.attempt) if inject_faults else self.attempt
-        self._threadless = self._carries_tensors and inject_faults is None
+        self._threadless = inject_faults is None
         self.unread: Call | None = None
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
@@ -165,16 +164,15 @@ class ServerClient:
             if self._closing.is_set():
                 call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
                 return call
-            client = None
-            if self._threadless and call.is_small and not ahead and self.open_calls == 1:
-                client = self._tensors.client
-            if client is not None and client.idle:
+            client = self._tensors.client
+            is_quick = self._threadless and call.is_small and not ahead and self.open_calls == 1
+            if is_quick and client.idle:
                 self.unread, call.is_busy = call, True
             else:
-                client = None
+                is_quick = False
                 self.take_unread()
                 self._queue.put(call)
-        if client is not None:
+        if is_quick:
             try:
                 connection = client.begin(PATHS[method], call.message, max(call.seconds, 0) + GRACE)
             except Exception as error:
@@ -200,11 +198,6 @@ class ServerClient:
     def check_process(self) -> None:
         """Refuse to work in a fork of the process that has connected: no thread of it is there."""
         check_process(self._process)
-
-    @property
-    def transport(self) -> str:
-        """Transport of tensors now: "http2" or "grpcio"."""
-        return "http2" if self._tensors.client is not None else "grpcio"
 
     def close(self) -> None:
         """Give up what is under way and let go of thread and connection. Safe to call twice.
@@ -283,7 +276,7 @@ class ServerClient:
         closing, silent = self._closing.is_set(), False
         if isinstance(error, ServerUnavailable):
             self._check_access()
-            silent = not closing and is_silent(self._location(), tls=self._has_tls)
+            silent = not closing and is_silent(self._address, tls=self._has_tls)
         now = time.monotonic()
         try:
             return retries.after(error, now, inline=call.is_inline, closing=closing, silent=silent)
@@ -304,7 +297,8 @@ class ServerClient:
         if isinstance(error, NoRoom):
             return f"{self.name}, for {seconds:.1f} seconds: {error}"
         sentence = f"{self.name} has not answered for {seconds:.1f} seconds: {error}"
-        if closes_at_once(self._location(), tls=self._has_tls):
+        addresses = addresses_of(self._location())
+        if any(closes_at_once(address, tls=self._has_tls) for address in addresses):
             return (
                 f"{sentence}; it closes connections at once, perhaps because it has as many as it "
                 "takes: raise connections in PSFLEET_LIMITS of the servers"
@@ -321,7 +315,7 @@ class ServerClient:
             return
         from psfleet.core.net.connections.tls_sockets import why_refused
 
-        if why := why_refused(self._location(), self._access):
+        if why := why_refused(self._address, self._access):
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
     def attempt(self, method: str, request: bytes, seconds: float) -> bytes:
@@ -332,18 +326,8 @@ class ServerClient:
         """
         if self._closing.is_set():
             raise ServerUnavailable(f"the connection to {self.name} is closed")
-        if self._carries_tensors and self._tensors.carries(method, seconds):
+        if method in PATHS:
             return self._tensors.call(method, request, seconds)
-        return self._attempt(method, request, seconds)
-
-    def _location(self) -> str:
-        """Return the server's present endpoint: it may have moved to another machine."""
-        return self._moving.endpoint if self._moving else self.endpoint
-
-    def _ask(self, seconds: float) -> bytes:
-        return self._attempt("Shard/Transport", b"", seconds)
-
-    def _attempt(self, method: str, request: bytes, seconds: float) -> bytes:
         stub = self._methods.get(method)
         if stub is None:
             path = f"/psfleet.v1.{method}"
@@ -356,3 +340,12 @@ class ServerClient:
         except ValueError as error:  # the channel was closed meanwhile
             raise ServerUnavailable(f"the connection to {self.name} is closed: {error}") from None
         return reply
+
+    def _location(self) -> str:
+        """Return the server's present endpoint: it may have moved to another machine."""
+        return self._moving.endpoint if self._moving else self.endpoint
+
+    @property
+    def _address(self) -> str:
+        """Address of the server's gRPC, where it also tells why it refuses a connection."""
+        return addresses_of(self._location()).control

@@ -1,10 +1,8 @@
-"""Sends tensor calls over a server's own HTTP/2 endpoint, and falls back to gRPC if there is none.
+"""Sends the calls that carry tensors to one server, at its address for them, and follows it when it moves.
 
-A server listens twice: with grpcio for all methods, and with psfleet's HTTP/2 server (psfleet.core.net.http2)
-for pushes and pulls, which cost less CPU there. This module asks the server over gRPC where the second
-endpoint is, connects to it, and turns its errors into psfleet's. After a broken connection, or when the
-server has moved, the next call asks again. If the endpoint cannot be reached (a firewall may close its port),
-calls go over gRPC.
+Pushes, pulls and exchanges go over psfleet's own HTTP/2 (psfleet.core.net.http2), which costs less CPU a call
+than gRPC; every other method goes over gRPC (server_client.py). This module knows where the server listens
+for tensors, connects when a call needs a connection, and turns errors of HTTP/2 into psfleet's.
 """
 
 import threading
@@ -13,18 +11,16 @@ from collections.abc import Callable
 import grpc
 
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import GRACE, HANDSHAKE, KEY, error_named
 from psfleet.core.net.connections.tls_sockets import connects
 from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
-from psfleet.core.net.v1 import shard_pb2
 
 _METHODS = "Shard/Push", "Shard/Pull", "Shard/Exchange"
 PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}
-_PROBE = 10.0  # seconds in which a server that is alive replies to a probe
-_MOST_FAILURES = 3  # failed connections in a row; then a firewall may have closed the port
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -33,49 +29,24 @@ class TensorCalls:
 
     Args:
         name: Name of the server in error messages.
-        endpoint: Returns the server's present gRPC endpoint, which changes when the server moves.
+        endpoint: Returns the server's present endpoint, which changes when the server moves.
         access: Credentials of this process.
-        ask: Asks over gRPC where the server listens (`Shard/Transport`). Takes the time limit in seconds;
-            raises PsfleetError.
 
     Attributes:
-        client: Client of the HTTP/2 endpoint, or None while calls go over gRPC.
+        client: Client of the server's address for tensors. Another one takes its place when the server moves.
     """
 
-    def __init__(
-        self, name: str, endpoint: Callable[[], str], access: Access, ask: Callable[[float], bytes]
-    ) -> None:
+    def __init__(self, name: str, endpoint: Callable[[], str], access: Access) -> None:
         self._name = name
-        self._endpoint = endpoint
+        self._find = endpoint
         self._access = access
-        self._ask = ask
         self._lock = threading.Lock()
-        self.client: Http2Client | None = None
-        self._found = endpoint()  # gRPC endpoint at the time of the last lookup
-        self._asks = True  # True if the next call asks the server where it listens
         self._closed = False
-        self._failures = 0  # failed connections in a row
-
-    def carries(self, method: str, seconds: float) -> bool:
-        """Return True if a call goes over the HTTP/2 endpoint. May ask the server and connect first.
-
-        Args:
-            method: "Service/Method".
-            seconds: Time limit of the call, including the lookup of the endpoint.
-
-        Raises:
-            PsfleetError: The server cannot be asked.
-        """
-        if method not in PATHS:
-            return False
-        if self._endpoint() != self._found:
-            self._follow()
-        if self.client is None and self._asks:
-            self._connect(seconds)
-        return self.client is not None
+        self._endpoint = endpoint()
+        self.client = self._client()
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
-        """Make a call for which `carries` returned True, and return the reply.
+        """Make a call, which may last `seconds`, and return the reply.
 
         Raises:
             PsfleetError: The call failed.
@@ -83,14 +54,12 @@ class TensorCalls:
         return self.begin(method, request, seconds).finish()
 
     def begin(self, method: str, request: bytes, seconds: float) -> ClientConnection:
-        """Send a call for which `carries` returned True; `finish` of the result returns the reply.
+        """Send a call; `finish` of the result returns the reply.
 
         Raises:
             ServerUnavailable: No connection can be made, or it is lost.
         """
         client = self.client
-        if client is None:
-            raise ServerUnavailable(f"the connection to {self._name} is closed")
         try:
             return client.begin(PATHS[method], request, max(seconds, 0) + GRACE)
         except Exception as error:
@@ -116,75 +85,33 @@ class TensorCalls:
             case DeadlinePassed():
                 details = f"no answer within {seconds:.1f} seconds"
                 return DeadlineExceeded(f"{self._name} does not answer: {details}")
-        self._lose(client)
+        # The server may have ended, and the other connections with it.
+        client.forget_idle()
         return ServerUnavailable(f"{self._name} does not answer: {error}")
 
-    def interrupt(self) -> None:
-        """Make calls under way fail if the server has moved; the next call goes to its new endpoint."""
-        client = self.client
-        if client is not None and self._endpoint() != self._found:
-            client.close()
+    def follow(self) -> None:
+        """Go on at the server's present endpoint. If it has moved, calls under way fail."""
+        with self._lock:
+            endpoint = self._find()
+            if self._closed or endpoint == self._endpoint:
+                return
+            former, self._endpoint = self.client, endpoint
+            self.client = self._client()
+        former.close()
 
     def close(self) -> None:
         """Close the connections; calls under way fail. Safe to call twice."""
         with self._lock:
-            client, self.client, self._closed = self.client, None, True
-        if client is not None:
-            client.close()
+            self._closed = True
+        self.client.close()
 
-    def _connect(self, seconds: float) -> None:
-        offer = shard_pb2.TransportReply.FromString(self._ask(seconds))
-        client = self._made(offer) if offer.port or offer.path else None
-        if client is not None:
-            try:
-                client.connect()
-            except (ConnectionBroken, DeadlinePassed) as error:
-                client.close()
-                self._failures += 1
-                # A firewall that drops packets makes each try last until its limit: one is enough then.
-                silent = isinstance(error, DeadlinePassed)
-                self._asks = not silent and self._failures < _MOST_FAILURES
-                return
-        with self._lock:
-            is_open = not self._closed
-            if is_open:
-                self.client, self._asks, self._failures = client, False, 0
-        if client is not None and not is_open:  # closed meanwhile
-            client.close()
-
-    def _made(self, offer: shard_pb2.TransportReply) -> Http2Client:
-        endpoint = f"unix:{offer.path}"
-        if offer.port:
-            endpoint = f"{self._found.rpartition(':')[0]}:{offer.port}"
+    def _client(self) -> Http2Client:
+        address = addresses_of(self._endpoint).tensors
         return Http2Client(
-            connects(self._access, endpoint),
+            connects(self._access, address),
             "psfleet",
-            is_tcp(endpoint) and self._access.credentials is not None,
+            is_tcp(address) and self._access.credentials is not None,
             MAX_MESSAGE,
             self._access.metadata or (),
-            self._probe,
             self._failed,
         )
-
-    def _probe(self) -> None:
-        try:
-            self._ask(_PROBE)
-        except DeadlineExceeded:
-            pass  # the server may be stopped or short of CPU; the call has a deadline of its own
-        except PsfleetError as error:
-            raise ConnectionBroken(str(error)) from None
-
-    def _follow(self) -> None:
-        """Note that the server has moved; its transport is looked up again at the new endpoint."""
-        with self._lock:
-            client, self.client = self.client, None
-            self._found, self._asks, self._failures = self._endpoint(), True, 0
-        if client is not None:
-            client.close()
-
-    def _lose(self, client: Http2Client) -> None:
-        """Note that the server may have ended; the transport of the next one there is looked up again."""
-        with self._lock:
-            if self.client is client:
-                self.client, self._asks = None, True
-        client.close()

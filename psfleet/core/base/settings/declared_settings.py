@@ -62,7 +62,7 @@ class ServerLimits:
     )
     handshakes: int = _count(
         128,
-        "Connections of one address to the second endpoint that have not proved themselves; of more, "
+        "Connections of one address to the port for tensors that have not proved themselves; of more, "
         "silent ones are closed first, then the oldest",
     )
     streams: int = _count(
@@ -125,8 +125,9 @@ class FleetSettings:
     )
     servers: tuple[str, ...] = setting(
         (),
-        "Endpoints of the servers, in order of their index: `unix:/absolute/path` or `host:port`; with port "
-        "0 a server chooses a free port",
+        "Endpoints of the servers, in order of their index: `unix:/absolute/path` or `host:port/port`, the "
+        "first port for control, the second one for tensors (2000 above the first if it is left out); with "
+        "`host:0` a server chooses two free ports",
         names="PSFLEET_SERVERS PADDLE_PSERVERS_IP_PORT_LIST",
     )
     workers: int = setting(
@@ -384,12 +385,6 @@ class UserSettings(LogSettings, NumberSettings):
         BYTES,
         names="PSFLEET_LANE_MEMORY",
         metavar="SIZE",
-    )
-    transport: str = setting(
-        "http2",
-        "Http2: push and pull over psfleet's own HTTP/2 where both ends have it; grpcio: all over grpcio",
-        one_of("grpcio", "http2"),
-        names="PSFLEET_TRANSPORT",
     )
     limits: ServerLimits = setting(
         ServerLimits(),

@@ -24,6 +24,7 @@ from psfleet.core.base.settings.declared_settings import (
     StageSettings,
     UserSettings,
 )
+from psfleet.core.base.settings.endpoints import check_endpoint
 from psfleet.core.base.settings.kinds import MOST_SERVERS
 
 _SIZES = (
@@ -248,15 +249,6 @@ def threads() -> int:
     """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets); 1 if unset."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return max(int(text), 1) if text.isdecimal() else 1
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Refuse what is neither `unix:/path` nor `host:port`."""
-    if endpoint.startswith("unix:/"):
-        return
-    host, colon, port = endpoint.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 65536):
-        raise ConfigError(f"endpoint {endpoint!r} is neither unix:/path nor host:port")
 
 
 def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 
@@ -57,35 +58,36 @@ class Access:
         return ((TOKEN_KEY, self.credentials.bearer),)
 
     def channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-        """Return a channel with these options.
+        """Return a channel with these options to the control address of an endpoint.
 
         Raises:
             ConfigError: The endpoint is TCP and there are no credentials.
         """
         plain = not is_tcp(endpoint) or self._is_plain(endpoint, "connect to")
+        address = addresses_of(endpoint).control
         with _opening:
             if plain:
-                return grpc.insecure_channel(endpoint, options)
+                return grpc.insecure_channel(address, options)
             assert self.credentials is not None
             own = grpc.ssl_channel_credentials(
                 self.credentials.ca, self.credentials.key, self.credentials.certificate
             )
             name_override = ("grpc.ssl_target_name_override", SERVER_NAME)
-            return grpc.secure_channel(endpoint, own, [*options, name_override])
+            return grpc.secure_channel(address, own, [*options, name_override])
 
-    def listen(self, server: grpc.Server, endpoint: str) -> int:
-        """Let the server listen; its port.
+    def listen(self, server: grpc.Server, address: str) -> int:
+        """Let gRPC's server listen at an address, and return the port.
 
         Raises:
             ConfigError: The endpoint is TCP and there are no credentials.
-            RuntimeError: gRPC cannot have the endpoint.
+            RuntimeError: gRPC cannot have the address.
         """
-        if not is_tcp(endpoint) or self._is_plain(endpoint, "listen on"):
-            return server.add_insecure_port(endpoint)
+        if not is_tcp(address) or self._is_plain(address, "listen on"):
+            return server.add_insecure_port(address)
         assert self.credentials is not None
         pair = (self.credentials.key, self.credentials.certificate)
         own = grpc.ssl_server_credentials([pair], self.credentials.ca, require_client_auth=True)
-        return server.add_secure_port(endpoint, own)
+        return server.add_secure_port(address, own)
 
     def _is_plain(self, endpoint: str, what: str) -> bool:
         if self.credentials is None and not self.insecure:

@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,6 +89,24 @@ class Credentials:
         )
         expected = [self.bearer.encode(), self._readers][: 2 if reads else 1]
         return any(hmac.compare_digest(header, each) for each in expected)
+
+    def refusal(self, authorizations: Sequence[str | bytes], *, reads: bool) -> str:
+        """Say why a call with these headers `authorization` is not answered, or return "" if it is.
+
+        Args:
+            authorizations: All of the call. One that carries several is refused even if all are right.
+            reads: True if the call only reads.
+        """
+        if len(authorizations) != 1:
+            return (
+                f"it carries {len(authorizations) or 'no'} token{'s' * (len(authorizations) > 1)}"
+            )
+        [authorization] = authorizations
+        if self.allows(authorization, reads=reads):
+            return ""
+        if self.allows(authorization, reads=True):
+            return "its token is that of readers, which only follow the job and read its figures"
+        return "its token is not this job's"
 
     @cached_property
     def _readers(self) -> bytes:

@@ -33,7 +33,6 @@ from psfleet.core.net.http2.socket_transport import Transport
 
 _MOST_STREAMS = 2**31 - 1
 _UNKNOWN = 2  # status of gRPC
-_SILENCE = 20.0  # seconds without an answer after which the server is probed
 
 
 _MOST_BLOCKS = 64
@@ -50,7 +49,6 @@ class Http2Client:
         tls: True if the transport is under TLS.
         most: Bytes that an answer may have.
         metadata: Headers of every call.
-        probe: Called when an answer is not here after 20 seconds, and so on; raises if the server is gone.
         wrap: Makes what a call raises that has ended with an error of this package, given this client,
             the error and the seconds that the answer could take.
 
@@ -65,7 +63,6 @@ class Http2Client:
         tls: bool,
         most: int,
         metadata: tuple[tuple[str, str], ...] = (),
-        probe: Callable[[], None] = lambda: None,
         wrap: "Callable[[Http2Client, Exception, float], Exception]" = lambda _, error, __: error,
     ) -> None:
         self.wrap = wrap
@@ -74,7 +71,6 @@ class Http2Client:
         self._tls = tls
         self._most = most
         self._metadata = metadata
-        self._probe = probe
         self._blocks: dict[tuple[str, float], bytes] = {}  # headers by path and seconds
         self._lock = threading.Lock()
         self.idle: list[ClientConnection] = []
@@ -119,14 +115,6 @@ class Http2Client:
         self._blocks[path, seconds] = block
         return block
 
-    def connect(self) -> None:
-        """Have a connection.
-
-        Raises:
-            ConnectionBroken: The server cannot be reached.
-        """
-        self.give(self._connected())
-
     def close(self) -> None:
         """End the connections; calls under way fail. Safe to call twice."""
         with self._lock:
@@ -146,7 +134,7 @@ class Http2Client:
             connection.transport.close()
 
     def _connected(self) -> "ClientConnection":
-        connection = ClientConnection(self, self._connect(), self._most, self._probe)
+        connection = ClientConnection(self, self._connect(), self._most)
         with self._lock:
             if not self._closed:
                 self._open.add(connection)
@@ -180,17 +168,14 @@ class ClientConnection(Http2Connection[StreamState]):
         is_leaving: The server takes no further call.
     """
 
-    def __init__(
-        self, client: Http2Client, transport: Transport, most: int, probe: Callable[[], None]
-    ) -> None:
+    def __init__(self, client: Http2Client, transport: Transport, most: int) -> None:
         super().__init__(transport, most, _MOST_STREAMS, RESPONSE)
         self.incoming = select.poll()
         self.incoming.register(transport.fileno(), select.POLLIN)
         self._client = client
-        self._probe = probe
         self._stream: StreamState | None = None
         self._seconds = 0.0
-        self._deadline = self._next_probe = 0.0
+        self._deadline = 0.0
         self.number = -1
         self.ended = True
         self._failure: CallFailed | None = None
@@ -198,8 +183,7 @@ class ClientConnection(Http2Connection[StreamState]):
 
     def begin(self, block: bytes, message: bytes, seconds: float) -> None:
         """Send a call; see Http2Client.begin."""
-        now = time.monotonic()
-        self._seconds, self._deadline, self._next_probe = seconds, now + seconds, now + _SILENCE
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
         if not self.has_greeted:
             self.has_greeted = True
             self.send([frames.PREFACE + self.greeting()])
@@ -270,12 +254,8 @@ class ClientConnection(Http2Connection[StreamState]):
 
     @override
     def tick(self) -> None:
-        now = time.monotonic()
-        if now > self._deadline:
+        if time.monotonic() > self._deadline:
             raise DeadlinePassed
-        if now > self._next_probe:
-            self._probe()
-            self._next_probe = time.monotonic() + _SILENCE
 
     @override
     def newest(self) -> int:

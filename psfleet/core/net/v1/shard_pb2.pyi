@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 c6a270ecdc16bbc86db3f84ae982ed9f93b2b6e4f7859149fc3ad0eaecba0fcb
+# From protos/psfleet/v1/shard.proto, SHA-256 baf6efe397cd421877e960907754c36d24e5ea2c4b82e6849bb6f2a15315a089
 from psfleet.core.net.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -252,18 +252,6 @@ class EvictionsReply(_message.Message):
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class TransportRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class TransportReply(_message.Message):
-    __slots__ = ("port", "path")
-    PORT_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    port: int
-    path: str
-    def __init__(self, port: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("server", "tables", "pushes", "repeats", "bytes_in", "bytes_out", "samples", "losses", "round", "cpu_seconds", "resident_bytes", "workers", "pid", "staleness", "leading_steps", "mode", "torn", "samples_left", "servers", "progress", "memory_used")

@@ -1,4 +1,4 @@
-"""The endpoint of psfleet's own HTTP/2 over TLS: what those without certificate or token may take."""
+"""The address for tensors over TLS: what those without certificate or token may take."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.certificates import make_credentials
-from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 from psfleet.core.net.connections.tls_sockets import accepts, connects
 from psfleet.core.net.http2 import frames
@@ -22,7 +22,6 @@ from psfleet.core.net.http2.connection_admission import ConnectionAdmission
 from psfleet.core.net.http2.http2_client import Http2Client
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.socket_transport import Transport
-from psfleet.core.net.v1 import shard_pb2
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import METHODS, SETTINGS, only
 from tests.security.attacks import hold
@@ -164,26 +163,22 @@ def test_an_event_of_a_closed_connection(folders: dict[str, Path]) -> None:
 
 
 @contextlib.contextmanager
-def fleet_with_second_endpoint(workers: int) -> Iterator[tuple[LocalFleet, str]]:
-    """A server, and its endpoint for tensors."""
+def fleet_and_tensor_address(workers: int) -> Iterator[tuple[LocalFleet, str]]:
+    """A server, and its address for tensors."""
     with LocalFleet(1, workers, "tcp") as fleet:
-        access = Access.of(fleet.environment(0))
-        with open_channel(fleet.endpoints[0], access) as channel:
-            asked = channel.unary_unary("/psfleet.v1.Shard/Transport", None, None)
-            reply = shard_pb2.TransportReply.FromString(asked(b"", 60, access.metadata))
-        yield fleet, f"127.0.0.1:{reply.port}"
+        yield fleet, addresses_of(fleet.endpoints[0]).tensors
 
 
 def test_strangers_take_no_threads() -> None:
     """Beside a flood from 200 addresses a new worker comes in, all train, and the server has as many threads
     as before."""
     sources = ",".join(f"127.0.1.{n}" for n in range(1, 201))
-    with fleet_with_second_endpoint(3) as (fleet, second):
+    with fleet_and_tensor_address(3) as (fleet, tensors):
         process = Path(f"/proc/{fleet.processes[0].pid}")
         workers = [joined(fleet.environment(0))]
         step(workers[0])
         before = len(os.listdir(process / "task"))
-        with strangers(second, sources, _HELLO.hex(), _MANY):
+        with strangers(tensors, sources, _HELLO.hex(), _MANY):
             for seat in (1, 2):
                 workers.append(joined(fleet.environment(seat)))
                 for worker in workers:

@@ -1,0 +1,86 @@
+"""Endpoints of servers: one text that names both addresses at which a server listens.
+
+A server listens twice: with gRPC for control calls, and with psfleet's own HTTP/2 for the calls that carry
+tensors (docs/decisions/0016-http2.md). Settings, ready files and messages hand the endpoint around as one
+text, so whoever knows a server knows both addresses:
+
+    host:9000/9001    gRPC on port 9000, tensors on port 9001
+    host:9000         gRPC on port 9000, tensors on port 11000, which is 2000 above
+    host:0            two free ports; the server names them when it has started
+    unix:/path        gRPC on unix:/path, tensors on unix:/path.h2
+"""
+
+from typing import NamedTuple
+
+from psfleet.core.base.errors import ConfigError
+
+TENSOR_OFFSET = 2000
+"""Distance of the port for tensors from that of gRPC, if an endpoint names only one. Servers on one host
+mostly have adjacent ports for gRPC, so it is more than the most servers of a job (1024)."""
+
+SUFFIX = ".h2"
+"""End of the path of a unix socket for tensors."""
+
+_PORTS = 65536
+
+
+class Addresses(NamedTuple):
+    """Both addresses of a server, each as `unix:/path` or `host:port`.
+
+    Attributes:
+        control: Address of gRPC.
+        tensors: Address for pushes and pulls.
+    """
+
+    control: str
+    tensors: str
+
+
+def addresses_of(endpoint: str) -> Addresses:
+    """Return the two addresses that an endpoint names, which `check_endpoint` has accepted."""
+    if endpoint.startswith("unix:"):
+        return Addresses(endpoint, endpoint + SUFFIX)
+    host, _, ports = endpoint.rpartition(":")
+    control, slash, tensors = ports.partition("/")
+    if not slash and control.isdecimal():
+        tensors = str(int(control) and int(control) + TENSOR_OFFSET)
+    return Addresses(f"{host}:{control}", f"{host}:{tensors}")
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConfigError for a text that is no endpoint of a server."""
+    control, tensors = addresses_of(endpoint)
+    has_control, has_tensors = _is_address(control), _is_address(tensors)
+    if control == endpoint and has_control and not has_tensors:
+        raise ConfigError(
+            f"endpoint {endpoint!r} leaves no port for tensors, {TENSOR_OFFSET} above; choose a lower "
+            f"one, or name both: {endpoint}/PORT"
+        )
+    if not (has_control and has_tensors) or (control != endpoint and _is_free(control, tensors)):
+        raise ConfigError(
+            f"endpoint {endpoint!r} is neither unix:/path nor host:port nor host:port/port"
+        )
+
+
+def check_address(address: str) -> None:
+    """Raise ConfigError for a text that is no single address, such as that of a launcher."""
+    if not _is_address(address):
+        raise ConfigError(f"endpoint {address!r} is neither unix:/path nor host:port")
+
+
+def has_ports(first: int, servers: int) -> bool:
+    """Return whether that many servers with adjacent ports from `first` on have ports for tensors too."""
+    return first + servers + TENSOR_OFFSET <= _PORTS
+
+
+def _is_address(text: str) -> bool:
+    """Return whether the text is `unix:/path` or `host:port`."""
+    if text.startswith("unix:/"):
+        return True
+    host, colon, port = text.rpartition(":")
+    return bool(colon and host) and port.isdecimal() and int(port) < _PORTS
+
+
+def _is_free(*addresses: str) -> bool:
+    """Return whether one of the ports is 0. A server chooses both ports or none."""
+    return any(int(address.rpartition(":")[2]) == 0 for address in addresses)
