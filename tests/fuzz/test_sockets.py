@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.fleet.testing.local_fleet import LocalFleet
@@ -33,7 +34,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[LocalFleet]:
 
 def address(fleet: LocalFleet) -> tuple[str, int]:
     """Where the server listens."""
-    host, _, port = fleet.endpoints[0].rpartition(":")
+    host, _, port = addresses_of(fleet.endpoints[0]).control.rpartition(":")
     return host, int(port)
 
 

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from psfleet.core.base.errors import AccessDenied, ConfigError
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.interface import load_runtime
 from psfleet.core.net.connections.access import Access
@@ -89,7 +90,7 @@ def test_no_certificate_is_refused(fleet: LocalFleet, folder: Path) -> None:
     """TLS without a certificate of one's own is not enough, and the log says so."""
     trust = grpc.ssl_channel_credentials((folder / "worker" / "ca.pem").read_bytes())
     options = [("grpc.ssl_target_name_override", "psfleet-server")]
-    with grpc.secure_channel(fleet.endpoints[0], trust, options) as channel:
+    with grpc.secure_channel(addresses_of(fleet.endpoints[0]).control, trust, options) as channel:
         with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary("/psfleet.v1.Shard/Status", None, None)(b"", timeout=_SOON)
         assert isinstance(error.value, grpc.Call)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
 from psfleet.core.engine.rules import make_rule
@@ -70,7 +71,7 @@ def test_members_come_in_beside_strangers() -> None:
     with LocalFleet(1, 2, "tcp") as fleet:
         workers = [joined(fleet.environment(0))]
         step(workers[0])
-        with strangers(fleet.endpoints[0], "127.0.0.1"):
+        with strangers(addresses_of(fleet.endpoints[0]).control, "127.0.0.1"):
             step(workers[0])
             workers.append(joined(fleet.environment(1)))
             for worker in workers:

@@ -26,7 +26,7 @@ from psfleet.core.net.http2.calls import InboundMessages
 
 _log = log_of(__name__)
 
-_READS = frozenset(
+READS = frozenset(
     f"/psfleet.v1.{method}"
     for method in (
         "Followers/ReadChanges",
@@ -71,7 +71,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
     ) -> "Handler | None":
         metadata = handler_call_details.invocation_metadata or ()
         tokens = [value for key, value in metadata if key == TOKEN_KEY]
-        if self._credentials.refusal(tokens, reads=handler_call_details.method in _READS):
+        if self._credentials.refusal(tokens, reads=handler_call_details.method in READS):
             return self._refusal
         return continuation(handler_call_details)
 

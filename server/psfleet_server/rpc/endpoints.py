@@ -1,7 +1,7 @@
 """Binds the two addresses of this server, serves tensors at the second one, and calls other servers.
 
-A server answers every method at one of its addresses: pushes, pulls and exchanges at that for tensors, over
-psfleet's own HTTP/2, and everything else with gRPC. Both addresses are bound before the first call is
+A server answers every method at one of its addresses: those that carry values of tables at that for tensors,
+over psfleet's own HTTP/2, and everything else with gRPC. Both addresses are bound before the first call is
 answered, since a client takes both from the same endpoint (psfleet/core/base/settings/endpoints.py).
 
 An address is checked before gRPC binds it: gRPC says only "failed to bind", and takes a unix socket away from
@@ -35,7 +35,7 @@ from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.http2.calls import Behavior, InboundMessages, IncomingCall
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.server_connection import ServerSettings
-from psfleet_server.rpc.call_admission import REFUSED
+from psfleet_server.rpc.call_admission import READS, REFUSED
 from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error
 
 _log = log_of(__name__)
@@ -206,7 +206,7 @@ class MeasuredMethod(NamedTuple):
     behavior: Callable[..., Any]
     latency: LatencyHistogram
     returns: bool
-    at_once: Callable[[bytes], bytes | None] | None
+    at_once: Callable[[bytes], bytes | None] | None = None
 
 
 def tensor_server(
@@ -232,7 +232,7 @@ def tensor_server(
     def refuse(path: str, authorization: str) -> str:
         if credentials is None:
             return ""
-        why = credentials.refusal([authorization] if authorization else [], reads=False)
+        why = credentials.refusal([authorization] if authorization else [], reads=path in READS)
         return REFUSED.format(why) if why else ""
 
     settings = ServerSettings(

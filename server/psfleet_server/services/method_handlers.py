@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
+from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.net import frame
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import MeasuredMethod
@@ -33,8 +34,6 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
                 "Join": immediate(shard.join),
                 "Leave": immediate(shard.leave),
                 "CreateTable": immediate(shard.create_table),
-                "ReadState": immediate(shard.read_state),
-                "WriteState": immediate(shard.write_state),
                 "Load": immediate(shard.load),
                 "Shrink": immediate(shard.shrink),
                 "Evictions": immediate(shard.evictions),
@@ -72,7 +71,7 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
 
 
 def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
-    """Return the methods that carry tensors of the training, by path, for psfleet's own HTTP/2."""
+    """Return the methods that carry values of tables, by path, for psfleet's own HTTP/2."""
     shard, times = ShardService(host), host.latencies
     pulls = times.of("pull", "Time to answer a pull, with waiting")
     exchanges = times.of("exchange", "Time to answer a push with the pull behind it")
@@ -85,6 +84,8 @@ def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
         "Exchange": MeasuredMethod(
             _traced(host, "Exchange", shard.exchange), exchanges, False, exchange
         ),
+        "ReadState": MeasuredMethod(shard.read_state, LatencyHistogram(), True),
+        "WriteState": MeasuredMethod(shard.write_state, LatencyHistogram(), True),
     }
     return {f"/psfleet.v1.Shard/{name}": method for name, method in methods.items()}
 

@@ -1,6 +1,6 @@
 """Sends the calls that carry tensors to one server, at its address for them, and follows it when it moves.
 
-Pushes, pulls and exchanges go over psfleet's own HTTP/2 (psfleet.core.net.http2), which costs less CPU a call
+Calls that carry values of tables go over psfleet's own HTTP/2 (psfleet.core.net.http2), which costs less CPU
 than gRPC; every other method goes over gRPC (server_client.py). This module knows where the server listens
 for tensors, connects when a call needs a connection, and turns errors of HTTP/2 into psfleet's.
 """
@@ -19,8 +19,10 @@ from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
 
-_METHODS = "Shard/Push", "Shard/Pull", "Shard/Exchange"
-PATHS = {method: f"/psfleet.v1.{method}" for method in _METHODS}
+PATHS = {
+    f"Shard/{name}": f"/psfleet.v1.Shard/{name}"
+    for name in ("Push", "Pull", "Exchange", "ReadState", "WriteState")
+}
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
