@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 from reporting import Report, arguments, finish
 
-from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import Adam
 from psfleet.core.engine.schema.table import TableSpec

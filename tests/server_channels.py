@@ -6,7 +6,7 @@ client at both ends: the address for tensors speaks ordinary gRPC too.
 
 from typing import Any, Self
 
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel
 from psfleet_worker.connection.tensor_calls import PATHS

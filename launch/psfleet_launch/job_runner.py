@@ -9,8 +9,8 @@ from typing import TypeGuard
 
 from psfleet.core.base.job_files import SERVERS, write_running_job
 from psfleet.core.base.scaling_files import write_scale
-from psfleet.core.base.settings.endpoints import has_ports
 from psfleet.core.base.settings.kinds import MOST_SERVERS
+from psfleet.core.base.settings.server_endpoints import has_ports
 from psfleet.core.base.threads import wakes_on_signals
 from psfleet_launch.chaos.fault_schedule import ChaosSchedule
 from psfleet_launch.chaos.follower_processes import FollowerProcesses

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.settings.endpoints import check_endpoint
 from psfleet.core.base.settings.environment import Environment, check_alone, read_environment
+from psfleet.core.base.settings.server_endpoints import check_endpoint
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.stages import StagePosition

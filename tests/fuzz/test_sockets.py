@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.fleet.testing.local_fleet import LocalFleet

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
 from psfleet.core.net.http2 import frames
 from psfleet.core.net.http2.calls import RateLimit

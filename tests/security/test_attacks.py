@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.base.job_files import read_running_job
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from tests.agents.conftest import Site
 from tests.security.attacks import ATTACKS, Address, address_of, attack
 from tests.waiting import until

@@ -14,8 +14,8 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, LimitExceeded, PsfleetError, ShapeError
 from psfleet.core.base.settings.declared_settings import ServerLimits
-from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import MAX_AXES, MAX_NAME, TableSpec
 from psfleet.core.net.connections.access import Access

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import TableSpec

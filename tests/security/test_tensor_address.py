@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials

@@ -11,7 +11,7 @@ from pathlib import Path
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.files import open_own_folder
 from psfleet.core.base.job_files import write_relocations
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread, wakes_on_signals
 from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink

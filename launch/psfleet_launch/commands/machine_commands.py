@@ -59,7 +59,7 @@ def agent(endpoint: str, credentials: str, wait: float, name: str, address: str)
     from psfleet_launch.job.spawn import children_without_grpc
 
     children_without_grpc()  # before the imports that load gRPC
-    from psfleet.core.base.settings.endpoints import check_address
+    from psfleet.core.base.settings.server_endpoints import check_address
     from psfleet.core.net.connections.access import Access
     from psfleet.core.net.connections.credentials import Credentials
     from psfleet_launch.agent.agent import Agent

@@ -15,7 +15,7 @@ from typing import IO
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import read_ready
 from psfleet.core.base.memory import memory_kills
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.job import guard
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment, command, needed

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declaration import check, setting
 from psfleet.core.base.settings.declared_settings import JobSettings, LogSettings, NumberSettings
-from psfleet.core.base.settings.endpoints import TENSOR_OFFSET, has_ports
 from psfleet.core.base.settings.kinds import (
     BYTES,
     MOST_SERVERS,
@@ -21,6 +20,7 @@ from psfleet.core.base.settings.kinds import (
     SERVERS,
     ServerCount,
 )
+from psfleet.core.base.settings.server_endpoints import TENSOR_OFFSET, has_ports
 from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.start_checks import check_source
 
@@ -102,7 +102,8 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = setting(
         None,
-        "Use TCP ports from this one on instead of unix sockets; 0: any free ports, as `--tcp`",
+        "Use TCP ports from this one on instead of unix sockets, and those 2000 above for tensors; 0: any "
+        "free ports, as `--tcp`",
         names="--port network.port",
         least=0,
         most=65535,

@@ -14,8 +14,8 @@ from psfleet.core.base.errors import ConfigError, FrameError
 from psfleet.core.base.json_documents import Format
 from psfleet.core.base.settings.declaration import from_variables, to_variables
 from psfleet.core.base.settings.declared_settings import FleetSettings, JobSettings, ProcessSettings
-from psfleet.core.base.settings.endpoints import check_endpoint
 from psfleet.core.base.settings.environment import Environment, reader_environment
+from psfleet.core.base.settings.server_endpoints import check_endpoint
 
 REQUEST = "mode.json"
 """Requested mode: a number, which grows, and settings such as {"mode": "ssp", "staleness": 4}."""

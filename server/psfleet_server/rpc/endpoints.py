@@ -2,7 +2,7 @@
 
 A server answers every method at one of its addresses: those that carry values of tables at that for tensors,
 over psfleet's own HTTP/2, and everything else with gRPC. Both addresses are bound before the first call is
-answered, since a client takes both from the same endpoint (psfleet/core/base/settings/endpoints.py).
+answered, since a client takes both from the same endpoint (psfleet/core/base/settings/server_endpoints.py).
 
 An address is checked before gRPC binds it: gRPC says only "failed to bind", and takes a unix socket away from
 a server that still uses it.
@@ -22,7 +22,7 @@ from psfleet.core.base.files import LONGEST_PATH
 from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.settings.declared_settings import ServerLimits
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import (
     HANDSHAKE,

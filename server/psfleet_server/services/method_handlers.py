@@ -84,8 +84,8 @@ def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
         "Exchange": MeasuredMethod(
             _traced(host, "Exchange", shard.exchange), exchanges, False, exchange
         ),
-        "ReadState": MeasuredMethod(shard.read_state, LatencyHistogram(), True),
-        "WriteState": MeasuredMethod(shard.write_state, LatencyHistogram(), True),
+        "ReadState": MeasuredMethod(shard.read_state, LatencyHistogram(name="read_state"), True),
+        "WriteState": MeasuredMethod(shard.write_state, LatencyHistogram(name="write_state"), True),
     }
     return {f"/psfleet.v1.Shard/{name}": method for name, method in methods.items()}
 

@@ -27,7 +27,7 @@ from psfleet.core.base.errors import (
 )
 from psfleet.core.base.faults import Send
 from psfleet.core.base.forks import check_process
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import grpc
 
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
-from psfleet.core.base.settings.endpoints import addresses_of
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access, is_tcp
 from psfleet.core.net.connections.channel import GRACE, HANDSHAKE, KEY, error_named
 from psfleet.core.net.connections.tls_sockets import connects

@@ -24,8 +24,8 @@ from psfleet.core.base.settings.declared_settings import (
     StageSettings,
     UserSettings,
 )
-from psfleet.core.base.settings.endpoints import check_endpoint
 from psfleet.core.base.settings.kinds import MOST_SERVERS
+from psfleet.core.base.settings.server_endpoints import check_endpoint
 
 _SIZES = (
     "WORLD_SIZE",

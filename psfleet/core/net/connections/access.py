@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.settings.endpoints import addresses_of
 from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 
 TOKEN_KEY = "authorization"

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/shard.proto, SHA-256 e69ca66ecd2197619d78b3533a7ba73df2e034b89943d04353ebb3c09e3a4323
+# From protos/psfleet/v1/shard.proto, SHA-256 06d88b2de659212d337dc33b2455095239d26d24a7ffe057a5e0332ef7e3e404
 from psfleet.core.net.v1 import frame_pb2 as _frame_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
