@@ -37,7 +37,7 @@ from psfleet_server.durability.records import encode
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.server_metrics import MetricsService, ServerMetrics
-from psfleet_server.services.method_handlers import handlers
+from psfleet_server.services.method_handlers import handlers, tensor_methods
 from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
@@ -120,9 +120,9 @@ class Ground:
             scaling_handler(self.host, moves),
             MetricsService(self.host, metrics).handler,
         ]
-        self.methods = sorted(
-            path for service in self._services for path in getattr(service, "_method_handlers", ())
-        )
+        self._tensors = tensor_methods(self.host)
+        served = [getattr(service, "_method_handlers", ()) for service in self._services]
+        self.methods = sorted(path for paths in (*served, self._tensors) for path in paths)
         self.mode = mode
         self.incarnation = register(self.coordinator, 0, 5, 2)
         self._ask("Shard/Join", Pb.JoinRequest(incarnation=self.incarnation, mode=mode))
@@ -148,6 +148,10 @@ class Ground:
         context: Any = Context()
         replies: list[bytes | None] = []
         self._snapshots.endpoints = ()
+        if method in self._tensors:
+            context.end = replies.append
+            self._tensors[method].answer(request, context)
+            return context.code, context.details, replies
         for service in self._services:
             handler: Any = service.service(details)
             if handler is None:

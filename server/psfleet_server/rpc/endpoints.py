@@ -32,7 +32,7 @@ from psfleet.core.net.connections.channel import (
     open_channel,
 )
 from psfleet.core.net.connections.tls_sockets import accepts
-from psfleet.core.net.http2.calls import Behavior, InboundMessages, IncomingCall
+from psfleet.core.net.http2.calls import InboundMessages, IncomingCall
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.server_connection import ServerSettings
 from psfleet_server.rpc.call_admission import READS, REFUSED
@@ -208,6 +208,17 @@ class MeasuredMethod(NamedTuple):
     returns: bool
     at_once: Callable[[bytes], bytes | None] | None = None
 
+    def answer(self, request: bytes, call: IncomingCall) -> None:
+        """Answer a call now or later. An exception of the method becomes the error of the call."""
+        reply = DeferredReply(call, call.end, self.latency)
+        try:
+            if self.returns:
+                reply.complete(self.behavior(request))
+            else:
+                self.behavior(request, reply)
+        except Exception as error:
+            reply.fail(as_psfleet_error(error))
+
 
 def tensor_server(
     listener: socket.socket,
@@ -245,22 +256,6 @@ def tensor_server(
         refuse=refuse,
         at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
     )
-    behaviors = {name: _answering(method) for name, method in methods.items()}
+    behaviors = {name: method.answer for name, method in methods.items()}
     wrap = accepts(access, endpoint)
     return Http2Server(listener, wrap, behaviors, settings, RateLimitedLog(_log).say, messages)
-
-
-def _answering(method: MeasuredMethod) -> Behavior:
-    behavior, latency, returns, _ = method
-
-    def handle(request: bytes, call: IncomingCall) -> None:
-        reply = DeferredReply(call, call.end, latency)
-        try:
-            if returns:
-                reply.complete(behavior(request))
-            else:
-                behavior(request, reply)
-        except Exception as error:
-            reply.fail(as_psfleet_error(error))
-
-    return handle
