@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from psfleet.core.base.settings.server_endpoints import TENSOR_OFFSET
 from psfleet_launch.commands import psfleet_cli
 from psfleet_launch.commands.checkpoint_commands import ckpt, log
 from psfleet_launch.commands.launch_command import launch, main
@@ -40,6 +41,7 @@ missing.py  # script 'missing.py' does not exist; name a Python file
 .  # script '.' is a folder; name a Python file
   # Missing argument 'SCRIPT'
 --port 65535 --servers 2 SCRIPT  # end above 65535
+--port 63535 --servers 2 SCRIPT  # as many ports for tensors 2000 above, end above 65535
 --job a/b SCRIPT  # --job is 'a/b'
 --job .. SCRIPT  # --job is '..'
 --strategy no.toml SCRIPT  # strategy file 'no.toml' cannot be read
@@ -151,11 +153,12 @@ def test_archives_and_scripts_with_an_encoding_are_taken(tmp_path: Path) -> None
 
 
 def test_a_port_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A port that is taken is named before anything starts."""
+    """A port that is taken, for control or for tensors, is named before anything starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        sentence = refused(capsys, "--port", str(port), "--log-dir", str(tmp_path), SCRIPT)
-    assert f"port {port} on 127.0.0.1 cannot be used (Address already in use)" in sentence
+        for first in (port, port - TENSOR_OFFSET):
+            sentence = refused(capsys, "--port", str(first), "--log-dir", str(tmp_path), SCRIPT)
+            assert f"port {port} on 127.0.0.1 cannot be used (Address already in use)" in sentence
 
 
 def test_a_job_that_this_machine_has_no_room_for(

@@ -109,6 +109,10 @@ WRONG = f"""
 --servers , --workers 1  # PSFLEET_SERVERS is empty
 --servers here --workers 1  # endpoint 'here' is neither unix:/path nor host:port
 --servers here:² --workers 1  # endpoint 'here:²' is neither unix:/path nor host:port
+--servers here:9000/ --workers 1  # endpoint 'here:9000/' is neither
+--servers here:0/9000 --workers 1  # endpoint 'here:0/9000' is neither
+--servers here:9000/0 --workers 1  # endpoint 'here:9000/0' is neither
+--servers here:64000 --workers 1  # leaves no port for tensors, 2000 above; choose a lower one, or name both
 --servers unix:/tmp/x --workers 0  # PSFLEET_WORKERS is 0; it must be at least 1
 --servers unix:/tmp/x --workers two  # PSFLEET_WORKERS is 'two'
 --servers unix:/tmp/x --workers 1 --index 1  # PSFLEET_RANK is 1
