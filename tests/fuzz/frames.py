@@ -150,7 +150,7 @@ class Ground:
         self._snapshots.endpoints = ()
         if method in self._tensors:
             context.end = replies.append
-            self._tensors[method].answer(request, context)
+            self._tensors[method].serve_call(request, context)
             return context.code, context.details, replies
         for service in self._services:
             handler: Any = service.service(details)

@@ -208,7 +208,7 @@ class MeasuredMethod(NamedTuple):
     returns: bool
     at_once: Callable[[bytes], bytes | None] | None = None
 
-    def answer(self, request: bytes, call: IncomingCall) -> None:
+    def serve_call(self, request: bytes, call: IncomingCall) -> None:
         """Answer a call now or later. An exception of the method becomes the error of the call."""
         reply = DeferredReply(call, call.end, self.latency)
         try:
@@ -256,6 +256,6 @@ def tensor_server(
         refuse=refuse,
         at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
     )
-    behaviors = {name: method.answer for name, method in methods.items()}
+    behaviors = {name: method.serve_call for name, method in methods.items()}
     wrap = accepts(access, endpoint)
     return Http2Server(listener, wrap, behaviors, settings, RateLimitedLog(_log).say, messages)

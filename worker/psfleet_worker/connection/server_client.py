@@ -165,14 +165,14 @@ class ServerClient:
                 call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
                 return call
             client = self._tensors.client
-            is_quick = self._threadless and call.is_small and not ahead and self.open_calls == 1
-            if is_quick and client.idle:
+            is_alone = self._threadless and not ahead and self.open_calls == 1
+            leaves_here = is_alone and call.is_small and client.idle != []
+            if leaves_here:
                 self.unread, call.is_busy = call, True
             else:
-                is_quick = False
                 self.take_unread()
                 self._queue.put(call)
-        if is_quick:
+        if leaves_here:
             try:
                 connection = client.begin(PATHS[method], call.message, max(call.seconds, 0) + GRACE)
             except Exception as error:
