@@ -95,14 +95,10 @@ def test_export_some_tables_and_rows(model: Path, capsys: pytest.CaptureFixture[
     assert load_file("out/users.safetensors")["ids"].tolist() == [1, 3]
     assert main([*command, "--table", "none"]) == 2
     assert "has no table 'none'; it has users, tags, bias" in capsys.readouterr().err
-    for line, message in [
-        ("x", "invalid literal for int() with base 10: 'x'"),
-        ("1_0", "it has an underscore"),
-        ("\u0663", "'ascii' codec can't decode"),
-    ]:
+    for line in ("x", "1_0", "\u0663", str(2**63)):
         Path("wanted").write_text(f"3\n{line}\n", encoding="utf-8")
         assert main([*command, "--rows", "wanted"]) == 2
-        assert message in capsys.readouterr().err
+        assert f"whole number of 64 bits a line, not {line!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet"])

@@ -173,15 +173,14 @@ def _read_ids(file: Path) -> Any:
     import numpy as np
 
     from psfleet.core.base.errors import IdError
+    from psfleet.data.feature_sets.value_types import whole_number
 
+    lines = file.read_text(encoding="utf-8", errors="replace").split()
     try:
-        text = file.read_text(encoding="ascii")  # Python's int also takes digits of other scripts
-        if "_" in text:
-            raise ValueError("it has an underscore")
-        return np.array([int(line) for line in text.split()], np.int64)
-    except (ValueError, OverflowError) as error:
+        return np.array([whole_number(line) for line in lines], np.int64)
+    except ValueError as error:
         raise IdError(
-            f"{str(file)!r} must have one whole number of 64 bits a line: {error}"
+            f"{str(file)!r} must have one whole number of 64 bits a line, not {str(error)!r:.80}"
         ) from None
 
 
