@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from psfleet.checkpoint import Snapshot
-from psfleet.checkpoint.imported_rows import content_of, known_tables
+from psfleet.checkpoint.table_content import content_of, known_tables
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.engine.interface import Runtime, TableState
 from psfleet.core.engine.schema.table import TableSpec
