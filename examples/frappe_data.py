@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet import UsageError
-from psfleet.data import read_libsvm
+from psfleet.data.batches import Batches
+from psfleet.data.text_files import TextFiles
+from psfleet.features import Feature, FeatureSet, Table
 
 __all__ = ["FIELDS", "Samples", "Split", "load", "rebuild"]
 
@@ -131,8 +133,12 @@ def read_log(path: Path) -> Ints:
 
 
 def _read(path: Path) -> Samples:
-    found = read_libsvm(path)
-    return Samples(found.ids.reshape(len(found.labels), -1), (found.labels > 0).astype(np.float32))
+    pairs = Feature("index", Table("ids", 1), weighted=True, weights_column="value")
+    files = TextFiles(path, FeatureSet([pairs]), ["label"], format="libsvm")
+    [batch] = Batches(files, len(files))
+    labels = batch.labels["label"]
+    ids = batch.features["index"].values.reshape(len(labels), -1)
+    return Samples(ids, (labels > 0).astype(np.float32))
 
 
 def rebuild(log: Ints, *held: Samples, seed: int = 0) -> Samples:

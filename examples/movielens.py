@@ -4,7 +4,8 @@
     psfleet-launch --servers 2 --workers 2 examples/movielens.py ratings.csv    # a cluster
 
 The file is a CSV with a header that has userId, movieId and rating, as MovieLens publishes it, or has
-libsvm lines (`rating index:value index:value ...`), with as many features as you like.
+libsvm lines (`rating index:value index:value ...`), with as many features as you like. psfleet reads both
+with `TextFiles`, which takes pyarrow: `pip install '.[parquet]'`.
 """
 
 import argparse
@@ -17,9 +18,12 @@ from numpy.typing import NDArray
 
 import psfleet as ps
 from psfleet import UsageError, fleet, initializer, layers, optimizer
-from psfleet.data import read_libsvm, read_ratings
+from psfleet.data.batches import Batches
+from psfleet.data.text_files import TextFiles
+from psfleet.features import Feature, FeatureSet, Table
 
 Floats = NDArray[np.float32]
+TABLE = Table("ids", 1)  # a column of ids needs the name of a table, though a program makes its own
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,23 @@ class Data:
 def load(path: Path) -> Data:
     """The samples of a file; by its ending it is a CSV or has libsvm lines."""
     if path.suffix.lower() == ".csv":
-        found = read_ratings(path)
-        ids = np.stack([2 * found.users, 2 * found.items + 1], axis=1)  # users even, films odd
-        return Data(ids, np.ones(ids.shape, np.float32), found.values)
-    samples = read_libsvm(path)
-    return Data(*samples.padded(), samples.labels)
+        columns = FeatureSet([Feature("userId", TABLE), Feature("movieId", TABLE)])
+        files = TextFiles(path, columns, ["rating"])
+        [batch] = Batches(files, len(files))
+        users, films = (batch.features[name].values for name in columns.columns)
+        if min(len(users), len(films)) < len(files):
+            raise UsageError(f"{path} has a rating without a userId or movieId; add it")
+        ids = np.stack([2 * users, 2 * films + 1], axis=1)  # users even, films odd
+        return Data(ids, np.ones(ids.shape, np.float32), batch.labels["rating"])
+    pairs = Feature("index", TABLE, weighted=True, weights_column="value")
+    files = TextFiles(path, FeatureSet([pairs]), ["label"], format="libsvm")
+    [batch] = Batches(files, len(files))
+    bags = batch.features["index"]
+    is_there = np.arange(bags.lengths.max(initial=0)) < bags.lengths[:, None]
+    ids = np.full(is_there.shape, -1, np.int64)  # of what a sample lacks, with the value 0
+    values = np.zeros(is_there.shape, np.float32)
+    ids[is_there], values[is_there] = bags.values, bags.weights
+    return Data(ids, values, batch.labels["label"])
 
 
 class Model:

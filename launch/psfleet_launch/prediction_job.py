@@ -15,7 +15,8 @@ from psfleet.core.base.settings.kinds import local_path
 from psfleet.core.engine.rules import import_rules
 from psfleet.core.runtime.embedded_runtime import FrozenRuntime
 from psfleet.data.feature_sets.feature_set import FeatureSet
-from psfleet.data.parquet import ParquetFiles, ParquetPredictions
+from psfleet.data.parquet import ParquetFiles
+from psfleet.data.parquet_predictions import ParquetPredictions
 from psfleet.data.text_files import TextFiles
 from psfleet.serving.model import features_of
 from psfleet.serving.prediction import PROGRAM, check_model, find_predictor

@@ -8,7 +8,3 @@ Start with `batches.py` (the interface of a source), then `parquet.py`, then `fe
 
 Uses core.base, core.engine, initializer.
 """
-
-from psfleet.data.line_files import Ratings, Samples, read_libsvm, read_ratings
-
-__all__ = ["Ratings", "Samples", "read_libsvm", "read_ratings"]

@@ -99,7 +99,7 @@ class Batches(Sequence[Any]):
     several processes, `batches[100:]` those that are left after 100.
 
     Args:
-        source: ParquetFiles, TextFiles, RecordBatches, KafkaTopic or EventTimeSequence.
+        source: ParquetFiles, TextFiles, RecordBatches or KafkaTopic.
         batch_size: Samples of a batch; an epoch's last one has fewer.
         epochs: Number of passes over all samples; a topic without an end has one.
         shuffle_seed: Each epoch has another order, which follows from this; None: as they are.

@@ -24,14 +24,8 @@ from psfleet.core.engine.round_plan import MOST, Range, SourceParts
 from psfleet.data.feature_sets.feature_lookup import refused_samples
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.kafka_partition import Partition
-from psfleet.data.sample_batch import (
-    RowRange,
-    RowSequence,
-    SampleBatch,
-    batch_of,
-    sample_of,
-    time_of,
-)
+from psfleet.data.row_order import RowRange, RowSequence
+from psfleet.data.sample_batch import SampleBatch, batch_of, sample_of
 
 _log = log_of(__name__)
 
@@ -44,8 +38,8 @@ _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "ena
 
 Place = tuple[int, int, int]
 """A partition, the first of its offsets, and the one behind the last."""
-Sample = tuple[dict[str, Any], int, str]
-"""The values of a message's columns, its time, and where it is, for messages."""
+Sample = tuple[dict[str, Any], str]
+"""The values of a message's columns, and the place of the message in the topic, for errors."""
 
 
 @dataclass
@@ -77,8 +71,6 @@ class KafkaTopic:
             the broker has deleted: "fail", or "skip" it, which is counted in `skipped` and reported
             on standard error.
         parse: Makes the mapping of a message's value; None: JSON. ValueError: it cannot.
-        time: Name of the whole number in the object that says when the sample happened, for
-            `SampleBatch.times` and `EventTimeSequence`; None: the message's own timestamp, in milliseconds.
         idle: Seconds without a message after which the order goes on without a partition, if others have
             messages: its offsets are put off, and come with later batches of this worker as soon as they have
             messages. Batches may then be smaller; a step whose batch would be empty is left out. None: the
@@ -110,7 +102,6 @@ class KafkaTopic:
         end: Mapping[int, int] | None = None,
         bad_messages: Literal["fail", "skip"] = "fail",
         parse: Callable[[bytes], Any] | None = None,
-        time: str | None = None,
         idle: Annotated[float, Within(0)] | None = None,
         find_partitions: bool = False,
         settings: Mapping[str, Any] | None = None,
@@ -128,7 +119,6 @@ class KafkaTopic:
         self.skipped = 0
         self._skips = bad_messages == "skip"
         self._parse = parse or json.loads
-        self._time = time
         self._start = dict(sorted(start.items()))
         self._first = dict(self._start)  # by partition its first offset of the present section
         self._turn = 0  # batches before it
@@ -205,14 +195,13 @@ class KafkaTopic:
         batch = self._batch(messages)
         refused = refused_samples(self.features, batch.features, len(batch)) if self._skips else {}
         for number, text in refused.items():  # else the look-up says it
-            self._bad(f"{messages[number][2]}: {text}", 1)
+            self._bad(f"{messages[number][1]}: {text}", 1)
         if refused:
             batch = self._batch([each for n, each in enumerate(messages) if n not in refused])
         return lambda: batch
 
     def _batch(self, messages: Sequence[Sample]) -> SampleBatch:
-        samples, times, _ = zip(*messages, strict=True) if messages else ((), (), ())
-        return batch_of(self.features, self.labels, samples, times)
+        return batch_of(self.features, self.labels, [sample for sample, _ in messages])
 
     def _places(self, low: int, high: int, block: int) -> Iterator[Place]:
         for rows in self._ranges(low, high, block):
@@ -298,17 +287,12 @@ class KafkaTopic:
     def _samples(
         self, partition: int, low: int, high: int, patience: float | None = None
     ) -> Iterator[Sample]:
-        """The samples at these offsets, each with its time, until there is no message for so long."""
+        """The samples at these offsets, until there is no message for so long."""
         for message in self._partition(partition).messages(low, high, self._lost, patience):
             value = message.value()
             place = f"{self._topic} partition {partition} offset {message.offset()}"
             try:
-                mapping = self._parsed(value)
-                sample = sample_of(self.features, self.labels, mapping)
-                time = (
-                    message.timestamp()[1] if self._time is None else time_of(self._time, mapping)
-                )
-                yield sample, time, place
+                yield sample_of(self.features, self.labels, self._parsed(value)), place
             except ValueError as error:
                 self._bad(f"{place}: {error}; the message is {value!r:.80}", 1)
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.engine.kernels.bags import bags_at, chosen_bags, narrowed
+from psfleet.data.arrow_rows import Rows, joined_rows
 from psfleet.data.feature_sets.jagged import Jagged
-from psfleet.data.parquet_rows import Rows, joined_rows
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 Array = NDArray[Any]

@@ -9,23 +9,21 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.core.base.arrow import pa
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
+from psfleet.data.arrow_rows import check_schema
 from psfleet.data.feature_sets.feature_set import FeatureSet
-from psfleet.data.parquet_rows import Rows, check_schema
-from psfleet.data.row_group_files import RowGroup, RowGroupFiles
+from psfleet.data.row_groups import Records, RowGroup, RowGroupSource
 from psfleet.data.sample_batch import SampleBatch
 
 _GROUP = 65_536  # rows of a table that are a row group
 
 
-class RecordBatches(RowGroupFiles):
+class RecordBatches(RowGroupSource):
     """The rows of Arrow data, as samples of a feature set: a source of `fleet.dataset`.
 
     All workers, and a job that resumes, must name data with the same rows in the same order. Errors and
@@ -48,12 +46,11 @@ class RecordBatches(RowGroupFiles):
         labels: Sequence[str] = (),
         bad_rows: Literal["fail", "skip"] = "fail",
         interleave: PositiveInt = 4,
-        time: str | None = None,
         rows: PositiveInt | None = None,
     ) -> None:
         self._rows = rows
         self._is_iterated = False
-        super().__init__(data, features, labels, bad_rows, interleave, time)
+        super().__init__(data, features, labels, bad_rows, interleave)
 
     @override
     def prepare(
@@ -66,33 +63,25 @@ class RecordBatches(RowGroupFiles):
         return super().prepare(ranges, batch_size, seed)
 
     @override
-    def names(self, group: RowGroup) -> Sequence[str]:
-        column_names: list[str] = next(iter(group.metadata())).schema.names
-        return column_names
-
-    @override
-    def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
-        table = pa.concat_tables(map(_table, self._groups[number].metadata()))
-        return {name: table.column(name).take(pa.array(rows)) for name in names}
-
-    @override
-    def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
+    def _records(
+        self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
+    ) -> Iterator[Records]:
         count, schema = 0, None
-        for each in group.metadata():
+        for each in group.content():
             table = _table(each)
             if table.schema != schema:
                 schema = table.schema
-                check_schema(schema, self.features, self.labels, group.file, self._time)
+                check_schema(schema, self.features, self.labels, group.file)
             table = table.slice(0, group.rows - count)
             for low in range(0, table.num_rows, rows):
-                yield self._rows_of(group, table.slice(low, rows), count + low)
+                yield Records(table.slice(low, rows))
             count += table.num_rows
             if count == group.rows:
                 return
         raise OSError(f"it has {count} rows, not {group.rows}")
 
     @override
-    def _all_groups(self, paths: Any) -> Iterator[RowGroup]:
+    def _row_groups(self, paths: Any) -> Iterator[RowGroup]:
         if isinstance(paths, list | tuple):
             paths = pa.concat_tables(map(_table, paths)) if paths else ()
         if hasattr(paths, "__arrow_c_stream__"):
@@ -116,13 +105,13 @@ class RecordBatches(RowGroupFiles):
             return [read(low, count)]
 
         if rows:
-            check_schema(read(0, 1).schema, self.features, self.labels, name, self._time)
+            check_schema(read(0, 1).schema, self.features, self.labels, name)
         for number, low in enumerate(range(0, rows, _GROUP)):
             count = min(_GROUP, rows - low)
-            yield RowGroup(name, number, count, functools.partial(part, low, count))
+            yield RowGroup(name, number, count, None, functools.partial(part, low, count))
 
     def _fragments(self, dataset: Any) -> Iterator[RowGroup]:
-        check_schema(dataset.schema, self.features, self.labels, "the dataset", self._time)
+        check_schema(dataset.schema, self.features, self.labels, "the dataset")
         try:
             fragments = list(dataset.get_fragments())
         except ValueError as error:  # it is filtered
@@ -133,7 +122,7 @@ class RecordBatches(RowGroupFiles):
             for number, part in enumerate(split()):
                 read = functools.partial(part.to_batches, **options)
                 name = getattr(part, "path", "the dataset")
-                yield RowGroup(name, number, _rows(part), read)
+                yield RowGroup(name, number, _rows(part), None, read)
 
     def _iterated(self, data: Any) -> RowGroup:
         """An iterable is one row group: it is read from its start on."""
@@ -146,11 +135,7 @@ class RecordBatches(RowGroupFiles):
             )
         self._is_iterated = True
         rows = self._rows or sum(_table(each).num_rows for each in begin())
-        return RowGroup("the iterable", 0, rows, begin)
-
-    @override
-    def _row_groups(self, file: str) -> Iterator[RowGroup]:
-        raise NotImplementedError("RecordBatches has no files")
+        return RowGroup("the iterable", 0, rows, None, begin)
 
 
 def _rows(fragment: Any) -> int:
@@ -180,7 +165,7 @@ def _ray_blocks(dataset: Any) -> Iterator[RowGroup]:
     count: Any = ray.remote(num_cpus=0)(lambda block: block.num_rows)
     for number, rows in enumerate(ray.get([count.remote(each) for each in references])):
         read = functools.partial(_block, references[number])
-        yield RowGroup("the Ray dataset", number, rows, read)
+        yield RowGroup("the Ray dataset", number, rows, None, read)
 
 
 def _block(reference: Any) -> list[Any]:

@@ -280,7 +280,7 @@ class Fleet(FleetCallbacks):
         Args:
             source: Number of samples: batches are int64 indices. An array: batches are its
                 rows. Another sequence, say of file names: lists of its elements. ParquetFiles, TextFiles,
-                RecordBatches, KafkaTopic or EventTimeSequence of psfleet.data: their batches.
+                RecordBatches or KafkaTopic of psfleet.data: their batches.
             batch_size: Samples of a worker's step; an epoch's last step has fewer.
             epochs: Number of passes over all samples; None: until the script leaves the loop.
             shuffle_seed: Each epoch has another order, which follows from this; None: as they are.

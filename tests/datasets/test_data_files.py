@@ -15,9 +15,9 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from psfleet.core.base.errors import UsageError
+from psfleet.data.data_files import files_of
 from psfleet.data.parquet import ParquetFiles
 from psfleet.data.record_batches import RecordBatches
-from psfleet.data.row_group_files import files_of
 from psfleet.data.text_files import TextFiles
 from psfleet.features import Feature, FeatureSet, Log1p, Number, Table
 
@@ -226,13 +226,13 @@ def test_bad_values_cost_their_rows(tmp_path: Path) -> None:
     rows = files.group(0)
     assert rows.numbers.tolist() == [n for n in range(count) if n not in (3, 5, 7, 8, 9)]
     assert files.skipped == 5
-    [part] = files._row_parts(files.groups[0], count)
-    assert [part.bad[row].text for row in (3, 5, 9)] == [
-        f"user is {2**63}",
-        r"city is b'Orl\xe9ans', which is not UTF-8",
-        "click is nan",
+    [part] = files._decoded(files.groups[0], count)
+    assert [part.bad[row] for row in (3, 5, 9)] == [
+        f"row group 0 row 3: user is {2**63}",
+        r"row group 0 row 5: city is b'Orl\xe9ans', which is not UTF-8",
+        "row group 0 row 9: click is nan",
     ]
-    assert part.bad[7].text.startswith("feature 'price': Log1p has the value -3.0")
+    assert "row 7: feature 'price': Log1p has the value -3.0" in part.bad[7]
     with pytest.raises(
         UsageError, match=r"a\.parquet row group 0 row 3: user is 9223372036854775808"
     ):

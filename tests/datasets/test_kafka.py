@@ -21,7 +21,6 @@ pytest.importorskip(
 
 from psfleet.core.base.observability.logged_values import LAGS
 from psfleet.data import kafka, kafka_partition  # after the check for confluent-kafka
-from psfleet.data.event_time import EventTimeSequence
 from psfleet.data.kafka import KafkaTopic
 from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 from tests import waiting
@@ -335,12 +334,7 @@ def test_shuffling_is_refused(broker: Broker) -> None:
 
 
 def test_an_idle_time_has_its_limits(broker: Broker) -> None:
-    """Samples in order of time, and merged steps, need the order that waits."""
+    """Merged steps need the order that waits."""
     source = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0}, idle=1.0)
-    with pytest.raises(UsageError, match=r"idle for 1\.0 s.* leave idle out"):
-        EventTimeSequence(source, 10)
-    growing = KafkaTopic(broker.servers, "t", FEATURES, start={0: 0}, find_partitions=True)
-    with pytest.raises(UsageError, match="leave find_partitions out"):
-        EventTimeSequence(growing, 10)
     with pytest.raises(UsageError, match="leave out idle and find_partitions, or pipeline and"):
         next(dataset_pass.batches(source, 2, None, None, merged=2))

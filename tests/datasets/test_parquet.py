@@ -16,7 +16,7 @@ import pyarrow as pa  # after the check for pyarrow
 import pyarrow.parquet as pq
 
 from psfleet.data.parquet import ParquetFiles, SampleBatch
-from psfleet.data.sample_batch import RowSequence
+from psfleet.data.row_order import RowSequence
 from tests.datasets.click_features import clicks
 
 TABLE = Table("t", 4)

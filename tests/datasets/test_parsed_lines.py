@@ -30,14 +30,13 @@ GOOD = {
     "age": "1.5",
     "pair": "1|2",
     "click": "1",
-    "at": "17",
 }
 NAMES = list(GOOD)
 
 
 def group(path: Path, **options: Any) -> Any:
     """The rows of a file of one row group."""
-    return TextFiles(path, FEATURES, ["click"], time="at", **options).group(0)
+    return TextFiles(path, FEATURES, ["click"], **options).group(0)
 
 
 def values(rows: Any, name: str, place: int) -> list[Any]:
@@ -48,7 +47,7 @@ def values(rows: Any, name: str, place: int) -> list[Any]:
         return rows.features["heavy"][[place]].weights.tolist()  # type: ignore[no-any-return]
     if name in ("ids", "word", "heavy"):
         return rows.features[name][[place]].values.tolist()  # type: ignore[no-any-return]
-    return [float(rows.labels["click"][place]) if name == "click" else int(rows.times[place])]
+    return [float(rows.labels["click"][place])]
 
 
 BAD = None
@@ -107,7 +106,6 @@ CELLS: dict[str, dict[str, Any]] = {
     },
     "pair": {"": [0, 0], "1": BAD, "1|2|3": BAD, "1|": [1, 0]},
     "click": {"0": [0], "1_0": BAD, "": BAD, "2|3": BAD, "nan": BAD, "x": BAD},
-    "at": {"-9": [-9], "": BAD, "1|2": BAD, "1_0": BAD, "x": BAD},
 }
 
 
@@ -163,11 +161,11 @@ def test_bad_lines_among_many(tmp_path: Path) -> None:
         data = "\n".join(["x,y,z", *lines]).encode(errors="surrogateescape")
         (tmp_path / "a.csv").write_bytes(data)
         found = TextFiles(tmp_path / "a.csv", features, bad_rows="skip", interleave=1)
-        (rows,) = found._row_parts(found.groups[0], 99)
+        (rows,) = found._decoded(found.groups[0], 99)
         for number, line in enumerate(lines):
             if line in reasons:
-                assert reasons[line] in rows.bad[number].text
-                assert rows.bad[number].place == f"line {number + 2}"
+                assert rows.bad[number].startswith(f"line {number + 2}: ")
+                assert reasons[line] in rows.bad[number]
         assert found.group(0).numbers.tolist() == [
             n for n, line in enumerate(lines) if line in good
         ]

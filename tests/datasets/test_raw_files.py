@@ -16,8 +16,15 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 from psfleet.data import gzip_file, text_files
 from psfleet.data.batches import Batches
 from psfleet.data.gzip_file import GzipFile
-from psfleet.data.raw_files import criteo_files, libsvm_files
+from psfleet.data.text_files import TextFiles
+from psfleet.features import Feature, FeatureSet, Number
 from tests.datasets.click_features import TABLE
+
+NUMBERS, IDS = [f"I{n}" for n in range(1, 14)], [f"C{n}" for n in range(1, 27)]
+CRITEO = FeatureSet(
+    [*map(Number, NUMBERS), *(Feature(name, TABLE, hashed=True, salt=name) for name in IDS)]
+)
+LIBSVM = FeatureSet([Feature("index", TABLE, weighted=True, weights_column="value")])
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +49,12 @@ def criteo(path: Path, rows: int = 30) -> Path:
     return path
 
 
+def criteo_files(path: Path, **options: Any) -> TextFiles:
+    """The rows of a file in the form of the Criteo logs."""
+    columns = ["label", *NUMBERS, *IDS]
+    return TextFiles(path, CRITEO, ["label"], format="tsv", columns=columns, **options)
+
+
 def labels(batches: Any) -> list[int]:
     """The labels: the numbers of the rows."""
     return [int(label) for batch in batches for label in batch.labels["label"]]
@@ -50,7 +63,7 @@ def labels(batches: Any) -> list[int]:
 @pytest.mark.parametrize("name", ["day_0", "train.txt.gz"])
 def test_criteo(tmp_path: Path, name: str) -> None:
     """A Criteo log is read in one line, compressed or not, with all of its columns."""
-    files = criteo_files(criteo(tmp_path / name), TABLE)
+    files = criteo_files(criteo(tmp_path / name))
     batches = Batches(files, 8)
     assert sorted(labels(batches)) == list(range(30))
     first = batches[0]
@@ -62,8 +75,8 @@ def test_criteo(tmp_path: Path, name: str) -> None:
 
 def test_compressed_rows_in_any_order(tmp_path: Path) -> None:
     """Shuffled epochs, and batches from anywhere, are those of the file that is not compressed."""
-    plain = criteo_files(criteo(tmp_path / "a.txt"), TABLE, interleave=2)
-    zipped = criteo_files(criteo(tmp_path / "a.gz"), TABLE, interleave=2)
+    plain = criteo_files(criteo(tmp_path / "a.txt"), interleave=2)
+    zipped = criteo_files(criteo(tmp_path / "a.gz"), interleave=2)
     batches, same = Batches(zipped, 4, 2, shuffle_seed=3), Batches(plain, 4, 2, shuffle_seed=3)
     assert labels(batches) == labels(same)
     assert labels(batches) != sorted(labels(batches))
@@ -95,10 +108,10 @@ def test_damaged_compression(tmp_path: Path) -> None:
     path = criteo(tmp_path / "a.gz")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match=r"a\.gz cannot be read: it ends within its compressed"):
-        criteo_files(path, TABLE)
+        criteo_files(path)
     (tmp_path / "b.gz").write_bytes(b"1\t2\n")
     with pytest.raises(UsageError, match=r"b\.gz cannot be read: it is not gzip, or damaged"):
-        criteo_files(tmp_path / "b.gz", TABLE)
+        criteo_files(tmp_path / "b.gz")
 
 
 def test_bad_row_of_a_log(tmp_path: Path) -> None:
@@ -106,10 +119,10 @@ def test_bad_row_of_a_log(tmp_path: Path) -> None:
     path = criteo(tmp_path / "a.txt", 6)
     path.write_text(path.read_text().replace("\t-8\t", "\tx\t", 1))
     with pytest.raises(UsageError, match=r"a\.txt line 1: I8 is 'x'"):
-        list(Batches(criteo_files(path, TABLE), 8))
+        list(Batches(criteo_files(path), 8))
     path.write_text("1\t2\n")
     with pytest.raises(UsageError, match=r"a\.txt line 1: it has 2 cells for 40 columns"):
-        list(Batches(criteo_files(path, TABLE), 8))
+        list(Batches(criteo_files(path), 8))
 
 
 def test_libsvm(tmp_path: Path) -> None:
@@ -117,7 +130,7 @@ def test_libsvm(tmp_path: Path) -> None:
     (tmp_path / "a9a").write_text("1 3:0.5 7:1\n-1 2:1\n")
     (tmp_path / "b.txt").write_text("1 9:2 # more\n")
     (tmp_path / "_SUCCESS").write_text("")
-    (batch,) = Batches(libsvm_files(tmp_path, TABLE), 8)
+    (batch,) = Batches(TextFiles(tmp_path, LIBSVM, ["label"], format="libsvm"), 8)
     assert batch.labels["label"].tolist() == [1, -1, 1]
     assert batch.features["index"].values.tolist() == [3, 7, 2, 9]
     assert batch.features["index"].weights.tolist() == [0.5, 1, 1, 2]
@@ -125,7 +138,7 @@ def test_libsvm(tmp_path: Path) -> None:
 
 def test_batches_are_a_sequence(tmp_path: Path) -> None:
     """Batches are those of fleet.dataset, by number and in slices, read ahead or not, as often as asked."""
-    files = criteo_files(criteo(tmp_path / "a.txt"), TABLE)
+    files = criteo_files(criteo(tmp_path / "a.txt"))
     batches = Batches(files, 4, 2, shuffle_seed=5, prefetch=2)
     expected = labels(fleet.dataset(files, 4, 2, shuffle_seed=5))
     assert len(batches) == 16
@@ -141,6 +154,6 @@ def test_batches_are_a_sequence(tmp_path: Path) -> None:
 
 def test_too_many_epochs(tmp_path: Path) -> None:
     """More samples than positions are refused."""
-    files = criteo_files(criteo(tmp_path / "a.txt"), TABLE)
+    files = criteo_files(criteo(tmp_path / "a.txt"))
     with pytest.raises(UsageError, match=r"epochs is 1152921504606846976, too many for 30 samples"):
         Batches(files, 4, 1 << 60)

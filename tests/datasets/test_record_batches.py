@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from psfleet.data import record_batches
 from psfleet.data.batches import Batches
-from psfleet.data.event_time import EventTimeSequence
 from psfleet.data.record_batches import RecordBatches
 from tests.datasets.click_features import FEATURES, clicks
 
@@ -39,7 +38,6 @@ def table(rows: int = 18) -> pa.Table:
             "city": ["x" if row % 2 else None for row in numbers],
             "age": [[float(row), 1.0] for row in numbers],
             "click": [float(row) for row in numbers],
-            "at": [row ^ 1 for row in numbers],
         }
     )
 
@@ -78,15 +76,10 @@ def test_rows(tmp_path: Path, kind: str) -> None:
 
 
 def test_order(tmp_path: Path) -> None:
-    """Rows come as they are, with a time or of an iterable; a seed shuffles the others."""
-    assert clicks(Batches(RecordBatches(table(), FEATURES, ["click"], time="at"), 5)) == [
-        *range(18)
-    ]
-    begin = SOURCES["iterable"](table(), tmp_path)
-    iterable = RecordBatches(begin, FEATURES, ["click"], time="at")
+    """Rows come as they are, of batches larger than a row group or of an iterable; a seed shuffles others."""
+    assert clicks(Batches(RecordBatches(table(), FEATURES, ["click"]), 5)) == [*range(18)]
+    iterable = RecordBatches(SOURCES["iterable"](table(), tmp_path), FEATURES, ["click"])
     assert clicks(Batches(iterable, 4)) == [*range(18)]
-    in_time = fleet.dataset(EventTimeSequence(iterable, window=6), 4)
-    assert clicks(in_time) == [row ^ 1 for row in range(18)]
     files = RecordBatches(parquet_dataset(table(), tmp_path), FEATURES, ["click"])
     shuffled = clicks(fleet.dataset(files, 5, shuffle_seed=1))
     assert shuffled != sorted(shuffled) == [*range(18)]
@@ -146,7 +139,7 @@ def test_hugging_face() -> None:
         "datasets", reason="datasets is not installed: pip install datasets"
     )
     data = datasets.Dataset(table()).select(range(17, -1, -1))
-    source = RecordBatches(data, FEATURES, ["click"], time="at")
+    source = RecordBatches(data, FEATURES, ["click"])
     assert clicks(Batches(source, 5)) == [*range(17, -1, -1)]
     assert sorted(clicks(fleet.dataset(source, 5, shuffle_seed=1))) == [*range(18)]
 
@@ -154,5 +147,5 @@ def test_hugging_face() -> None:
 def test_polars() -> None:
     """A data frame that exports Arrow is read as a table."""
     polars = pytest.importorskip("polars", reason="polars is not installed: pip install polars")
-    source = RecordBatches(polars.from_arrow(table()), FEATURES, ["click"], time="at")
+    source = RecordBatches(polars.from_arrow(table()), FEATURES, ["click"])
     assert clicks(Batches(source, 5)) == [*range(18)]

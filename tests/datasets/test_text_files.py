@@ -16,14 +16,13 @@ import pyarrow as pa  # after the check for it
 import pyarrow.parquet as pq
 
 from psfleet.data import text_files
-from psfleet.data.event_time import EventTimeSequence
 from psfleet.data.feature_sets.feature_lookup import FeatureLookup
 from psfleet.data.parquet import ParquetFiles
 from psfleet.data.sample_batch import batch_of, sample_of
 from psfleet.data.text_files import TextFiles
 from tests.datasets.click_features import FEATURES, TABLE, clicks
 
-COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note", "at"]
+COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note"]
 SPARSE = FeatureSet([Feature("x", TABLE, weighted=True, column="index", weights_column="value")])
 
 
@@ -48,7 +47,6 @@ def written(
             "age": f"{row}|{-row}" if row % 3 else "",
             "click": str(row),
             "note": f"n{row}",
-            "at": str(row ^ 1),
         }
         cells |= changed if changed and row == 5 else {}
         lines.append(delimiter.join(cells[name] for name in COLUMNS))
@@ -83,12 +81,6 @@ def test_every_row_once_an_epoch(tmp_path: Path, seed: int | None) -> None:
     assert (order[:18] == order[18:]) == (seed is None)
 
 
-def test_order_of_time(tmp_path: Path) -> None:
-    """A column has the times."""
-    files = TextFiles(written(tmp_path / "f.csv"), FEATURES, ["click"], time="at")
-    assert clicks(fleet.dataset(EventTimeSequence(files, 2), 3)) == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
-
-
 def test_libsvm(tmp_path: Path) -> None:
     """Lines of libsvm have a label and a weighted feature."""
     path = tmp_path / "f.libsvm"
@@ -112,10 +104,8 @@ BAD = [
     ({"age": "1"}, r"age is \['1'\]"),
     ({"click": ""}, "click is None"),
     ({"click": "inf"}, "click is 'inf'"),
-    ({"note": "a,b"}, "it has 9 cells for 8 columns"),
+    ({"note": "a,b"}, "it has 8 cells for 7 columns"),
     ({"note": '"a'}, "has no cells: a quoted cell does not end"),
-    ({"at": "x"}, "at is 'x'"),
-    ({"at": ""}, "at is None"),
 ]
 
 
@@ -124,8 +114,8 @@ def test_bad_lines(tmp_path: Path, capsys: Any, changed: dict[str, str], text: s
     """A bad line is refused, or skipped and counted, with file, number and value."""
     file = written(tmp_path / "f.csv", changed=changed)
     with pytest.raises(UsageError, match=rf"f\.csv line 7: .*{text}"):
-        clicks(fleet.dataset(TextFiles(file, FEATURES, ["click"], time="at"), 2))
-    files = TextFiles(file, FEATURES, ["click"], "skip", time="at")
+        clicks(fleet.dataset(TextFiles(file, FEATURES, ["click"]), 2))
+    files = TextFiles(file, FEATURES, ["click"], "skip", interleave=1)
     assert clicks(fleet.dataset(files, 2)) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert files.skipped == 1
     assert capsys.readouterr().err.count("the row is skipped") == 1

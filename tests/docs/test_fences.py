@@ -33,7 +33,7 @@ PROGRAMS = {"modes.md", "notebooks.md", "prediction.md", "rules.md", "start.md"}
 """Pages whose Python test_pages.py runs as programs; each test there takes all blocks of its page."""
 EXTRAS = {
     "torch": r"\btorch\b",
-    "pyarrow": r"data\.(parquet|text_files|raw_files|record_batches)|import pyarrow",
+    "pyarrow": r"data\.(parquet|text_files|record_batches)|import pyarrow",
     "confluent_kafka": r"\bKafkaTopic\(",
     "httptools": r"serving\.Server\(",
 }

@@ -6,9 +6,12 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-import frappe_data
 import numpy as np
 import pytest
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+
+import frappe_data  # after the check
 from frappe_data import FIELDS, ITEM, LOG, TEST, VALIDATION
 from numpy.typing import NDArray
 

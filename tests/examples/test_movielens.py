@@ -10,6 +10,8 @@ import pytest
 
 from tests.programs import IN_DOCS, ended
 
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "movielens.py"
 LAUNCH = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2", "--sync"]
 WAYS = {"embedded": [sys.executable], "sync": LAUNCH}
@@ -71,5 +73,5 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert (
         process.stderr.strip()
-        == "movielens.py: ratings.csv line 17: rating 'x' is not a finite number"
+        == f"movielens.py: {path} line 17: rating is 'x'; correct it, or set bad_rows='skip'"
     )

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import Settings, load_strategy_file, resolve
-from psfleet.data import read_libsvm, read_ratings
+from psfleet.features import Feature, FeatureSet, Table
 from psfleet.fleet.file_datasets import FileDataset
 from psfleet.fluid.layer_modules import load, save
 from psfleet_server.coordinator.coordinator import Coordinator
@@ -301,6 +302,29 @@ def _environment(folder: Path) -> Any:
     return limits, resolve(None, text.partition("\n")[2])
 
 
+def _text_readers() -> list[Reader]:
+    """Readers of samples in lines of text; none if pyarrow is not installed."""
+    if find_spec("pyarrow") is None:
+        return []
+    from psfleet.data.text_files import TextFiles
+
+    table = Table("t", 2)
+    pairs = FeatureSet([Feature("index", table, weighted=True, weights_column="value")])
+    ratings = FeatureSet([Feature("userId", table), Feature("movieId", table)])
+    return [
+        Reader(
+            "libsvm",
+            {"f": b"1 0:1 3:0.5 7:1e3 # a\n-1 2:4\n\n0 1:1\n"},
+            lambda at: TextFiles(at / "f", pairs, ["label"], format="libsvm").group(0),
+        ),
+        Reader(
+            "ratings",
+            {"f": b'userId,movieId,rating,t\n1,2,3.5,0\n4,5,"1",0\n'},
+            lambda at: TextFiles(at / "f", ratings, ["rating"], format="csv").group(0),
+        ),
+    ]
+
+
 def readers(folder: Path) -> list[Reader]:
     """Every kind of file; good ones are made in the folder."""
 
@@ -325,16 +349,7 @@ def readers(folder: Path) -> list[Reader]:
             {"text": b'tables=5,message=100\n{"consistency": {"mode": "sync"}}'},
             _environment,
         ),
-        Reader(
-            "libsvm",
-            {"f": b"1 0:1 3:0.5 7:1e3 # a\n-1 2:4\n\n0 1:1\n"},
-            lambda at: read_libsvm(at / "f").padded(),
-        ),
-        Reader(
-            "ratings",
-            {"f": b'userId,movieId,rating,t\n1,2,3.5,0\n4,5,"1",0\n'},
-            lambda at: read_ratings(at / "f"),
-        ),
+        *_text_readers(),
         Reader("slots", {"slots": b"2 5 6 1 0.5\n2 7 8 1 1.5\n2 1 1 1 2\n"}, _slots),
         Reader("credentials", pem, Credentials.read),
     ]

@@ -28,8 +28,7 @@ def rows(tmp_path: Path) -> str:
     data.mkdir()
     for number, (first, end) in enumerate(((0, 46), (46, 70), (70, 120))):
         labels = pa.array(LABELS[first:end], pa.float32())
-        times = [row // 6 * 6 + row * 5 % 6 for row in range(first, end)]
-        table = pa.table({"row": range(first, end), "label": labels, "at": times})
+        table = pa.table({"row": range(first, end), "label": labels})
         pq.write_table(table, data / f"{number}.parquet", row_group_size=16)
     return str(data)
 
@@ -101,7 +100,6 @@ def test_a_killed_worker_starts_again(
         ("rows", 1, (2, 3, 1), TWICE),
         ("topic", 2, (1, 2), TWICE),
         ("growing", 5, (1, 2), [1] * 120),
-        ("time:rows", 3, (2, 1), TWICE),  # in order of time: what was held back is read again
         ("batches:rows", 4, (2, 1), TWICE),  # of RecordBatches that an iterable gives
     ],
 )

@@ -33,8 +33,8 @@ INTERNAL = {
     *("psfleet.Variable", "psfleet.SparseGrad", "psfleet.fleet.Util"),
     "psfleet.fleet.DistributedStrategy",  # it checks each of its settings by itself
     *("psfleet.metrics.FleetMetrics", "psfleet.metrics.MetricReading"),
-    *("psfleet.features.FeatureLookup", "psfleet.features.feed", "psfleet.data.Ratings"),
-    *("psfleet.data.Samples", "psfleet.initializer.resolve", "psfleet.initializer.starting"),
+    *("psfleet.features.FeatureLookup", "psfleet.features.feed"),
+    *("psfleet.initializer.resolve", "psfleet.initializer.starting"),
     # A rule and a policy are subclassed; what they are made of is checked where the class is declared.
     *("psfleet.OptimizerSpec", "psfleet.Slot", "psfleet.Rule", "psfleet.EvictionPolicy"),
     *("psfleet.regularizer.as_decay", "psfleet.optimizer.optimizer_of", "psfleet.clip.clip_by_own"),

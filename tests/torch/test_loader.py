@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from psfleet.core.engine.worker_state import WorkerState
-from psfleet.features import Table
+from psfleet.features import Feature, FeatureSet, Table
 from psfleet.fleet.data_loops import DataLoops
 
 
@@ -85,11 +85,12 @@ def test_batches_of_files(tmp_path: Path) -> None:
     """A loader of batches reads those of files, each process of a distributed job its part of them."""
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psfleet[parquet]")
     from psfleet.data.batches import Batches
-    from psfleet.data.raw_files import libsvm_files
+    from psfleet.data.text_files import TextFiles
 
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{row} 3:0.5\n" for row in range(10)))
-    batches = Batches(libsvm_files(path, Table("t", 4)), 3)
+    features = FeatureSet([Feature("index", Table("t", 4), weighted=True, weights_column="value")])
+    batches = Batches(TextFiles(path, features, ["label"], format="libsvm"), 3)
     parts: list[Any] = [batches[rank::2] for rank in (0, 1)]
     loaders = [DataLoader(part, batch_size=None) for part in parts]
     actual = [[batch.labels["label"].tolist() for batch in loader] for loader in loaders]

@@ -1,7 +1,6 @@
 """Reads samples through fleet.dataset for two epochs, and may be killed. Says what was used.
 
 python samples_dying.py FOLDER JOB [DEATH]            # Parquet files, shuffled
-python samples_dying.py time:FOLDER JOB [DEATH]       # Parquet files, in order of time
 python samples_dying.py batches:FOLDER JOB [DEATH]    # RecordBatches of the files, an iterable
 python samples_dying.py kafka://SERVERS JOB [DEATH]   # the topic "rows", which has two partitions
 python samples_dying.py grows://SERVERS JOB [DEATH]   # likewise, without an end; all but one are found
@@ -49,13 +48,8 @@ def opened(place: str, features: FeatureSet) -> Any:
         )
     if place.startswith(GROWS):
         return growing(place.removeprefix(GROWS), features)
-    from psfleet.data.event_time import EventTimeSequence
     from psfleet.data.parquet import ParquetFiles
 
-    if place.startswith("time:"):
-        folder = place.removeprefix("time:")
-        files = ParquetFiles(folder, features, ["label"], bad_rows="skip", time="at")
-        return EventTimeSequence(files, window=8, late="keep")
     if place.startswith("batches:"):
         import pyarrow.dataset
 
@@ -130,7 +124,7 @@ def main(place: str, job: Path, death: str = "") -> None:
     fleet.init()
     me = fleet.worker_index()
     source = opened(place, feature_set(me))
-    seed = None if place.startswith(("kafka:", GROWS, "time:", "batches:")) else 3
+    seed = None if place.startswith(("kafka:", GROWS, "batches:")) else 3
     epochs = 1 if place.startswith(GROWS) else EPOCHS
     kill = Death(death, job, me)
     with psfleet.connect() as ps:

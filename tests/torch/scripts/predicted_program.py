@@ -9,8 +9,8 @@ import numpy as np
 
 import psfleet
 from psfleet import fleet, layers, optimizer
+from psfleet.data.arrow_rows import Rows
 from psfleet.data.parquet import ParquetFiles
-from psfleet.data.parquet_rows import Rows
 from psfleet.features import Feature, FeatureSet, Number, Table, feed
 
 BATCH = 4

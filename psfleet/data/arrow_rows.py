@@ -1,16 +1,20 @@
-"""Rows of Arrow tables as features and labels: columns of any type, and texts, as ids and numbers."""
+"""Rows of Arrow tables as features and labels: columns of any type, and texts, as ids and numbers.
+
+Every reader of files and tables ends here. Arrow converts what it can convert without a doubt;
+`value_types.typed` judges each other value, as it does for values of requests and messages.
+"""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.arrow import pa, pc
 from psfleet.core.base.errors import UsageError
+from psfleet.data.data_files import partition_of
 from psfleet.data.feature_sets.feature_batches import kind_of
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
 from psfleet.data.feature_sets.jagged import Jagged
@@ -35,18 +39,8 @@ _KINDS = [
     ("null", pa.types.is_null),
     ("text", pa.types.is_string),
     ("text", pa.types.is_large_string),
-    ("time", lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind)),
     ("", lambda kind: pa.types.is_temporal(kind) or pa.types.is_nested(kind)),
 ]
-
-
-def partition_of(file: str) -> dict[str, str | None]:
-    """The columns whose values the folders of a path name, as in `clicks/dt=2026-11-01/part-0.parquet`."""
-    pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
-    return {
-        name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-        for name, value in pairs
-    }
 
 
 def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> None:
@@ -69,19 +63,6 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that cannot be used: its number in the row group, and what is wrong.
-
-    Attributes:
-        place: Place in the file, if there is a better name than row group and row.
-    """
-
-    row: int
-    text: str
-    place: str = ""
-
-
 @dataclass(slots=True)
 class Rows:
     """Rows with their features and labels.
@@ -90,15 +71,13 @@ class Rows:
         features: By name: a Jagged, or for a Number float32 [n, dim].
         labels: By column: float32 [n].
         numbers: int64 [n]: of the rows in their row group.
-        bad: Rows that cannot be used, by their numbers. They are among the rows.
-        times: int64 [n]: the values of the time's column, if there is one.
+        bad: Place and reason of each row that cannot be used, by their numbers. They are among the rows.
     """
 
     features: dict[str, Any]
     labels: dict[str, Floats]
     numbers: Ids
-    bad: dict[int, BadRow] = field(default_factory=dict)
-    times: Ids | None = None
+    bad: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -110,31 +89,26 @@ class Rows:
             chosen_columns(self.labels, rows),
             self.numbers[rows],
             self.bad,
-            None if self.times is None else self.times[rows],
         )
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, of which there is at least one. A single part is not copied."""
-    times = [part.times for part in parts if part.times is not None]
     return Rows(
         joined_columns([part.features for part in parts]),
         joined_columns([part.labels for part in parts]),
         np.concatenate([part.numbers for part in parts]),
         {row: bad for part in parts for row, bad in part.bad.items()},
-        np.concatenate(times) if times else None,
     )
 
 
-def check_schema(
-    schema: Any, features: FeatureSet, labels: Sequence[str], where: str, time: str | None = None
-) -> None:
+def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where: str) -> None:
     """Refuse a file that lacks a column, or has it with a type that is not what the feature is.
 
     Raises:
         UsageError: Names the file, the column and its type.
     """
-    for name, words, kinds in _wanted(features, labels, time):
+    for name, words, kinds in _wanted(features, labels):
         if name not in schema.names and name in partition_of(where):
             continue
         check_columns([name], schema.names, where)
@@ -146,7 +120,7 @@ def check_schema(
 
 
 def _wanted(
-    features: FeatureSet, labels: Sequence[str], time: str | None
+    features: FeatureSet, labels: Sequence[str]
 ) -> Iterator[tuple[str, str, Sequence[str]]]:
     """The columns, what each of them must be of, and the kinds of `_Column` that are."""
     for feature in features.given.values():
@@ -162,58 +136,45 @@ def _wanted(
             yield name, "numbers, or lists of them", _NUMBERS
     for name in labels:
         yield name, "numbers", _NUMBERS
-    if time is not None:
-        yield time, "whole numbers or timestamps", ("int", "time", "null")
 
 
 def rows_of(
-    table: Any,
-    features: FeatureSet,
-    labels: Sequence[str],
-    first: int = 0,
-    time: str | None = None,
-    bad: Mapping[int, BadRow] | None = None,
-) -> Rows:
-    """The rows of a row group or of a part. Texts stand for the numbers that they are.
+    table: Any, features: FeatureSet, labels: Sequence[str], known_bad: Mapping[int, str]
+) -> tuple[Rows, dict[int, str]]:
+    """The rows of a table, numbered from 0, and the first thing that is wrong in each bad one of them.
+
+    Texts stand for the numbers that they are.
 
     Args:
         table: A pyarrow.Table.
-        first: The number of the first row in the row group.
-        bad: Rows that are known to be bad, by their numbers.
+        known_bad: What is wrong with rows that are known to be bad.
     """
-    numbers = np.arange(first, first + table.num_rows, dtype=np.int64)
-    found = _BadRows(first, dict(bad or {}))
+    bad = _BadRows(known_bad)
     values: dict[str, Any] = {}
     for feature in features.given.values():
         columns = [_Column(table, name) for name in feature.columns]
         if isinstance(feature, Number) and not feature.jagged:
-            values[feature.name] = _numbers(feature, columns[0], found)
+            values[feature.name] = _numbers(feature, columns[0], bad)
         else:
-            values[feature.name] = _ids(feature, columns, found)
-    targets = {name: _label(_Column(table, name), found) for name in labels}
-    times = None if time is None else _Column(table, time).times(found)
-    return Rows(values, targets, numbers, found.found, times)
+            values[feature.name] = _ids(feature, columns, bad)
+    targets = {name: _label(_Column(table, name), bad) for name in labels}
+    return Rows(values, targets, np.arange(table.num_rows, dtype=np.int64)), bad
 
 
-class _BadRows:
-    """The first thing that is wrong in each row; `first` is the number of the first row."""
-
-    def __init__(self, first: int, found: dict[int, BadRow]) -> None:
-        self._first = first
-        self.found = found
+class _BadRows(dict[int, str]):
+    """The first thing that is wrong in each bad row."""
 
     def note(self, column: "_Column", rows: NDArray[Any]) -> None:
         """These rows have a value in the column that cannot be used."""
         for row in np.unique(rows).tolist():
-            number = self._first + row
-            self.found.setdefault(number, BadRow(number, f"{column.name} is {column.shown(row)}"))
+            self.setdefault(row, f"{column.name} is {column.shown(row)}")
 
 
 class _Column:
     """A column of a row group: its values, and how many each row has.
 
     Attributes:
-        kind: Kind of its values: "int", "float", "bool", "text", "time", "null" if all are, or "" for others.
+        kind: Kind of its values: "int", "float", "bool", "text", "null" if all are, or "" for others.
     """
 
     def __init__(self, table: Any, name: str) -> None:
@@ -314,17 +275,6 @@ class _Column:
         numbers = self._flat.cast(pa.float32(), safe=False)
         numbers = pc.fill_null(numbers, float("nan")) if self.has_nulls else numbers
         return np.asarray(numbers.to_numpy(zero_copy_only=False))
-
-    def times(self, bad: "_BadRows") -> Ids:
-        """Whole numbers as they are, timestamps in microseconds; rows in which they are null are bad."""
-        if self.kind == "time":
-            zone = getattr(self._flat.type, "tz", None)
-            stamps = self._flat.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
-            values, missing, wrong = pc.fill_null(stamps, 0).to_numpy(), self.missing, self.missing
-        else:
-            values, missing, wrong = self.typed("id")
-        self.note_bad(missing | wrong, bad)
-        return np.asarray(values)
 
     def shown(self, row: int) -> str:
         """A row's value, for messages."""

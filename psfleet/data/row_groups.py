@@ -1,30 +1,33 @@
-"""Samples in files that are read row group by row group, in an order that follows from positions."""
+"""One source of samples under every format of files and tables: rows by row groups, with positions.
+
+A format says which row groups there are, and reads one of them piece by piece with pyarrow
+(`RowGroupSource._row_groups` and `_records`). Order, shuffles, shards for workers, resuming, bad rows and
+rows that cannot be read are here, the same for Parquet, text files and tables of Arrow.
+"""
 
 import functools
-import glob
-import os
-import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.arrow import pa
-from psfleet.core.base.errors import UsageError, not_installed
+from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
+from psfleet.data.arrow_rows import Rows, joined_rows, reason_of, rows_of
+from psfleet.data.data_files import partition_of, with_partition
 from psfleet.data.feature_sets.feature_batches import no_samples
 from psfleet.data.feature_sets.feature_lookup import refused_samples
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.packed_bags import RowBuffers, RowGroupStream
-from psfleet.data.parquet_rows import BadRow, Rows, joined_rows, partition_of, reason_of, rows_of
-from psfleet.data.sample_batch import RowSequence, SampleBatch
+from psfleet.data.row_order import RowSequence
+from psfleet.data.sample_batch import SampleBatch
 
 _log = log_of(__name__)
 
@@ -33,101 +36,54 @@ _SAID = 5  # bad rows of which a line is printed
 _ROWS = 8192  # rows that are decoded at once
 
 
-def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
-    """The files that paths, patterns such as `clicks/*.parquet`, and URLs name.
-
-    Args:
-        endings: Endings of the names of files that are read of a folder, in any case; none: all files. Hidden
-            and temporary files, whose names begin with `.` or `_`, are never read of a folder.
-    """
-    names = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [file for path in names for file in _matching(str(path), tuple(endings))]
-    if not files:
-        raise UsageError(f"{paths!r} names no {' or '.join(endings)} file")
-    return files
-
-
-def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
-    """The files that a path, a pattern or a URL names, by name."""
-    system, place = _fsspec().core.url_to_fs(path) if "://" in path else (None, path)
-    exists, is_folder = (system.exists, system.isdir) if system else (os.path.exists, os.path.isdir)
-    if is_folder(place):
-        files = list(_inside(system, place, endings))
-    elif (magic := re.search(r"[*[]" if system else r"[*?[]", place)) and not exists(place):
-        files, base = [], len(place[: magic.start()].rpartition("/")[0])
-        for name in system.glob(place) if system else glob.glob(place, recursive=True):
-            if any(map(_is_hidden, name[base:].split("/"))):
-                continue
-            files += _inside(system, name, endings) if is_folder(name) else [name]
-    else:
-        return [path]
-    return sorted({system.unstrip_protocol(name) for name in files} if system else set(files))
-
-
-def _inside(system: Any, folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """The data files of a folder, and of folders in it that are partitions, such as `dt=2026-11-01`."""
-    if system:
-        entries = [(e["name"], e["type"] == "directory") for e in system.ls(folder, detail=True)]
-    else:
-        entries = [(str(entry), entry.is_dir()) for entry in Path(folder).iterdir()]
-    for name, is_folder in entries:
-        last = Path(name).name
-        if _is_hidden(name) or name.strip("/") == folder.strip("/"):
-            continue
-        if is_folder and "=" in last:
-            yield from _inside(system, name, endings)
-        elif not is_folder and (not endings or last.lower().endswith(endings)):
-            yield name
-
-
-def _is_hidden(name: str) -> bool:
-    return Path(name).name.startswith((".", "_"))
-
-
-def opened(file: str) -> Any:
-    """A file or URL to read bytes from, which may be sought in. The caller closes it."""
-    return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
-
-
-def _fsspec() -> Any:
-    try:
-        import fsspec
-    except ModuleNotFoundError:
-        raise not_installed("files at a URL need", "fsspec", "parquet") from None
-    return fsspec
-
-
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a file that are read together: their number there, how many, and what their format needs."""
+    """Rows of a file that are read together.
+
+    Attributes:
+        file: Path or URL of the file, or a name of data that is in no file.
+        number: Number of the row group in its file.
+        rows: Number of rows, bad ones included.
+        schema: Schema of Arrow of the file's columns, or None for data that is in no file.
+        content: What the format needs to read the rows.
+    """
 
     file: str
     number: int
     rows: int
-    metadata: Any
+    schema: Any
+    content: Any
 
 
-def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
-    """A table with those of the columns that it lacks and the path of its file names, as texts."""
-    for name, value in partition_of(file).items():
-        if name in columns and name not in table.column_names:
-            texts = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)
-            table = table.append_column(name, texts)
-    return table
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Rows that follow each other in a row group, as Arrow has read them.
+
+    Attributes:
+        table: The columns as a pyarrow.Table.
+        bad: Reason for each row, counted from 0 within the table, whose cells cannot be told apart. Its cells
+            are null.
+        lines: Line of each row in the file, or None for a format without lines.
+    """
+
+    table: Any
+    bad: Mapping[int, str] = field(default_factory=dict)
+    lines: Sequence[int] | None = None
 
 
-class RowGroupFiles(ABC):
-    """The rows of files, row group by row group, as samples of a feature set: a source of `fleet.dataset`.
+class RowGroupSource(ABC):
+    """Rows as samples of a feature set, row group by row group: a source of `fleet.dataset`.
 
-    Formats derive from it, and say how a file is divided and how a row group is read.
+    Each format derives from it; see `psfleet.data.parquet.ParquetFiles` for the other arguments and errors.
+
+    Args:
+        paths: The files, or the data of a format without files; its meaning is up to `_row_groups`.
 
     Attributes:
         skipped: Number of rows that this process has skipped.
     """
 
     waits = False
-    endings: Sequence[str] = ()
-    """Endings of the names of the files that are read of a folder."""
 
     @checked
     def __init__(
@@ -137,17 +93,15 @@ class RowGroupFiles(ABC):
         labels: Sequence[str] = (),
         bad_rows: Literal["fail", "skip"] = "fail",
         interleave: PositiveInt = 4,
-        time: str | None = None,
     ) -> None:
         self.features = features
         self.labels = list(labels)
         self.skipped = 0
+        self._told = 0
         self._skips = bad_rows == "skip"
         self._interleave = interleave
-        self._time = time
-        times = [] if time is None else [time]
-        self._columns = list(dict.fromkeys([*features.columns, *self.labels, *times]))
-        self._groups = list(self._all_groups(paths))
+        self._columns = list(dict.fromkeys([*features.columns, *self.labels]))
+        self._groups = list(self._row_groups(paths))
         self._size = sum(group.rows for group in self._groups)
         if not self._size:
             raise UsageError(f"{paths!r} has no row")
@@ -155,6 +109,23 @@ class RowGroupFiles(ABC):
         self._streams: OrderedDict[tuple[int, int], RowGroupStream] = OrderedDict()
         self._shuffled: OrderedDict[tuple[int, int, int], _ShuffledGroup] = OrderedDict()
         self._buffers = RowBuffers()
+
+    @abstractmethod
+    def _row_groups(self, paths: Any) -> Iterator[RowGroup]:
+        """Yield all row groups of the files, in their order."""
+
+    @abstractmethod
+    def _records(
+        self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
+    ) -> Iterator[Records]:
+        """Yield the rows of a group in order, in pieces of `rows` rows at most.
+
+        OSError and errors of Arrow mean that the rest of the group cannot be read.
+
+        Args:
+            names: Columns that are read. Those that only the file's folders name may be left out.
+            is_raw: Leave texts as they are in the file, which a format without types would interpret.
+        """
 
     def __len__(self) -> int:
         """The number of rows, bad ones included."""
@@ -165,8 +136,13 @@ class RowGroupFiles(ABC):
         """The row groups of all files, in order."""
         return self._groups
 
+    def names(self, group: RowGroup) -> Sequence[str]:
+        """The columns of a group's file, and those that its folders name."""
+        own = group.schema.names
+        return [*own, *(name for name in partition_of(group.file) if name not in own)]
+
     def group(self, number: int) -> Rows:
-        """The rows of a row group that can be used, as they are in the file.
+        """The rows of a row group that can be used, in the order of the file.
 
         Raises:
             UsageError: Errors as for `read`.
@@ -178,35 +154,31 @@ class RowGroupFiles(ABC):
         self._report(texts, group.rows - len(rows))
         return usable
 
-    @abstractmethod
-    def names(self, group: RowGroup) -> Sequence[str]:
-        """The columns of a group's file."""
-
-    @abstractmethod
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Columns of rows of a row group, as pyarrow takes them, by name.
+        """Columns of chosen rows of a row group as pyarrow has them, by name.
 
         Raises:
             UsageError: They cannot be read.
         """
-
-    def _all_groups(self, paths: Any) -> Iterator[RowGroup]:
-        for file in files_of(paths, self.endings):
-            yield from self._row_groups(file)
-
-    @abstractmethod
-    def _row_groups(self, file: str) -> Iterator[RowGroup]:
-        """The row groups of a file."""
-
-    @abstractmethod
-    def _row_parts(self, group: RowGroup, rows: int) -> Iterator[Rows]:
-        """The rows of a group, so many at once."""
+        group = self._groups[number]
+        tables = [group.schema.empty_table()]
+        try:
+            if len(rows):
+                tables = [each.table for each in self._records(group, names, _ROWS, is_raw=True)]
+        except (OSError, pa.ArrowException) as error:
+            raise UsageError(
+                f"{group.file} row group {group.number}: columns {', '.join(names)} cannot be read: "
+                f"{reason_of(error)}"
+            ) from None
+        table = with_partition(pa.concat_tables(tables), group.file, names).take(pa.array(rows))
+        return {name: table.column(name) for name in names}
 
     def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
-        """The rows of a group piece by piece, up to where it cannot be read."""
+        """Yield the rows of a group piece by piece, up to where it cannot be read."""
         count = 0
         try:
-            for part in self._row_parts(group, rows):
+            for records in self._records(group, self._columns, rows):
+                part = self._rows_of(group, records, count)
                 yield part
                 count += len(part)
         except (OSError, pa.ArrowException) as error:
@@ -214,31 +186,36 @@ class RowGroupFiles(ABC):
             what = (
                 f"{group.file} row group {group.number} cannot be read{where}: {reason_of(error)}"
             )
-            if not self._skips:
-                raise UsageError(what) from None
-            self._say(f"{what}; its {group.rows - count} rows are skipped")
+            self._skip_unreadable(what, f"its {group.rows - count} rows are skipped")
 
-    def _rows_of(
-        self, group: RowGroup, table: Any, first: int, bad: Mapping[int, BadRow] | None = None
-    ) -> Rows:
-        """The rows of a part of a group, of which `bad` are known to be bad; see `rows_of`."""
-        table = with_partition(table, group.file, self._columns)
-        rows = rows_of(table, self.features, self.labels, first, self._time, bad)
-        if self._skips:  # else the look-up says it
-            good = np.flatnonzero(~np.isin(rows.numbers, list(rows.bad)))
+    def _skip_unreadable(self, what: str, consequence: str) -> None:
+        """Report data that cannot be read, or raise UsageError if bad rows are to fail."""
+        if not self._skips:
+            raise UsageError(what) from None
+        self._say(f"{what}; {consequence}")
+
+    def _rows_of(self, group: RowGroup, records: Records, first: int) -> Rows:
+        """The features and labels of a piece, whose first row has the number `first` in its group."""
+        table = with_partition(records.table, group.file, self._columns)
+        rows, bad = rows_of(table, self.features, self.labels, records.bad)
+        rows.numbers += first
+        if self._skips:  # otherwise the look-up raises the error
+            good = np.flatnonzero(~np.isin(np.arange(len(rows)), list(bad)))
             features = rows.features if len(good) == len(rows) else rows.chosen(good).features
             refused = refused_samples(self.features, features, len(good))
-            for row, text in zip(
-                rows.numbers[good[list(refused)]].tolist(), refused.values(), strict=True
-            ):
-                rows.bad[row] = BadRow(row, text)
+            bad |= {int(good[place]): text for place, text in refused.items()}
+        for row, text in bad.items():
+            place = (
+                f"row group {group.number} row {first + row}"
+                if records.lines is None
+                else f"line {records.lines[row]}"
+            )
+            rows.bad[first + row] = f"{place}: {text}"
         return rows
 
     def _no_rows(self) -> Rows:
         labels = {name: np.empty(0, np.float32) for name in self.labels}
-        none = np.empty(0, np.int64)
-        times = None if self._time is None else none
-        return Rows(no_samples(self.features), labels, none, times=times)
+        return Rows(no_samples(self.features), labels, np.empty(0, np.int64))
 
     def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
         """The samples at these positions; row i of epoch e has the position e * len + i.
@@ -248,7 +225,7 @@ class RowGroupFiles(ABC):
         Args:
             ranges: Positions, see psfleet.core.engine.round_plan.
             batch_size: Batch size of the dataset: so many rows in a row are of one row group.
-            seed: Shuffles each epoch; None: none.
+            seed: Seed that shuffles each epoch, or None for the order of the files.
 
         Raises:
             UsageError: A row cannot be used, or a file cannot be read, and bad rows are to fail.
@@ -258,7 +235,7 @@ class RowGroupFiles(ABC):
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
-        """The work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
+        """Do the work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
         good, bad, unreadable = [], [], 0
         for low, high in ranges:
             for group, rows in self._parts(low, high, batch_size, seed):
@@ -268,12 +245,9 @@ class RowGroupFiles(ABC):
                 usable, texts = _without_bad(group, rows)
                 good.append(usable)
                 bad += texts
-        batch = self._batch(good)
+        joined = joined_rows(good) if good else self._no_rows()
+        batch = SampleBatch(joined.features, joined.labels)
         return functools.partial(self._reported, batch, bad, unreadable)
-
-    def _batch(self, parts: Sequence[Rows]) -> SampleBatch:
-        rows = joined_rows(parts) if parts else self._no_rows()
-        return SampleBatch(rows.features, rows.labels, rows.times)
 
     def _reported(self, batch: SampleBatch, bad: Sequence[str], unreadable: int) -> SampleBatch:
         self._report(bad, unreadable)
@@ -289,7 +263,7 @@ class RowGroupFiles(ABC):
     def _parts(
         self, low: int, high: int, batch_size: int, seed: int | None
     ) -> Iterator[tuple[RowGroup, Rows | int]]:
-        """The rows at these positions; a number stands for so many that cannot be read."""
+        """Yield the rows at these positions; a number stands for so many that cannot be read."""
         epoch, first = divmod(low, self._size)
         order = self._order(batch_size, seed, epoch)
         for span in order.ranges(first, first + high - low):
@@ -305,15 +279,12 @@ class RowGroupFiles(ABC):
         key = (batch_size, seed, epoch)
         if key not in self._sequences:
             sizes = [group.rows for group in self._groups]
-            # Of blocks larger than any group there is none, only what is left of each group, in their order.
-            in_order = self._time is not None and seed is None
-            block = self._size + 1 if in_order else batch_size
-            self._sequences[key] = RowSequence(sizes, block, self._interleave, seed, epoch)
+            self._sequences[key] = RowSequence(sizes, batch_size, self._interleave, seed, epoch)
             _trim(self._sequences, 2)
         return self._sequences[key]
 
     def _stream(self, number: int, batch_size: int) -> RowGroupStream:
-        """The rows of a group as they are."""
+        """The rows of a group in the order of the file."""
         key, group = (number, batch_size), self._groups[number]
         if key not in self._streams:
             blocks = max(_ROWS // batch_size, 1)
@@ -340,7 +311,7 @@ class RowGroupFiles(ABC):
 
     def _say(self, text: str) -> None:
         """Print a line, for the first few."""
-        self._told = getattr(self, "_told", 0) + 1
+        self._told += 1
         if self._told <= _SAID:
             more = "; more such lines are left out" if self._told == _SAID else ""
             _log.warning(f"psfleet: {text}{more}")
@@ -350,13 +321,15 @@ class _ShuffledGroup:
     """The rows of a group in an epoch's order.
 
     Args:
-        readable: Those that are before the place in the file where it cannot be read; None: none.
+        places: Place in the file of each row, in the epoch's order.
+        readable: Those of the rows that are before the place where the file cannot be read, or None if no
+            row can be read.
     """
 
     def __init__(self, places: NDArray[np.int64], readable: Rows | None) -> None:
         self.readable = readable
-        there = places < (0 if readable is None else len(readable))
-        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(there)])
+        is_readable = places < (0 if readable is None else len(readable))
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_readable)])
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
         """Yield rows, as `RowGroupStream.rows` does."""
@@ -367,19 +340,14 @@ class _ShuffledGroup:
 
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
-    """The rows that can be used, and what is wrong in each of the others."""
-    bad_rows = (
-        [bad for row in rows.numbers.tolist() if (bad := rows.bad.get(row))] if rows.bad else []
-    )
-    if not bad_rows:
+    """The rows that can be used, and a sentence for each of the others."""
+    bad = [row for row in rows.numbers.tolist() if row in rows.bad] if rows.bad else []
+    if not bad:
         return rows, []
-    texts = [
-        f"{group.file} {bad.place or f'row group {group.number} row {bad.row}'}: {bad.text}"
-        for bad in bad_rows
-    ]
+    texts = [f"{group.file} {rows.bad[row]}" for row in bad]
     return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
 
 
 def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:
-    """Drop what was used longest ago; what is dropped."""
+    """Drop what was used longest ago; returns what is dropped."""
     return [cache.popitem(last=False)[1] for _ in range(len(cache) - most)]

@@ -1,0 +1,98 @@
+"""Files that paths, patterns and URLs name, opened for reading, and the columns that their folders name.
+
+All readers of files find them here, so that a folder, a pattern such as `clicks/*.parquet` and a URL such as
+`s3://bucket/clicks/` mean the same for each format. URLs go through fsspec.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from psfleet.core.base.arrow import pa
+from psfleet.core.base.errors import UsageError, not_installed
+
+
+def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
+    """The files that paths, patterns such as `clicks/*.parquet`, and URLs name.
+
+    Args:
+        endings: Endings of the names of files that are read of a folder, in any case; none: all files. Hidden
+            and temporary files, whose names begin with `.` or `_`, are never read of a folder.
+    """
+    names = [paths] if isinstance(paths, str | Path) else list(paths)
+    files = [file for path in names for file in _matching(str(path), tuple(endings))]
+    if not files:
+        raise UsageError(f"{paths!r} names no {' or '.join(endings)} file")
+    return files
+
+
+def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
+    """The files that a path, a pattern or a URL names, by name."""
+    system, place = _fsspec().core.url_to_fs(path) if "://" in path else (None, path)
+    exists, is_folder = (system.exists, system.isdir) if system else (os.path.exists, os.path.isdir)
+    if is_folder(place):
+        files = list(_inside(system, place, endings))
+    elif (magic := re.search(r"[*[]" if system else r"[*?[]", place)) and not exists(place):
+        files, base = [], len(place[: magic.start()].rpartition("/")[0])
+        for name in system.glob(place) if system else glob.glob(place, recursive=True):
+            if any(map(_is_hidden, name[base:].split("/"))):
+                continue
+            files += _inside(system, name, endings) if is_folder(name) else [name]
+    else:
+        return [path]
+    return sorted({system.unstrip_protocol(name) for name in files} if system else set(files))
+
+
+def _inside(system: Any, folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """The data files of a folder, and of folders in it that are partitions, such as `dt=2026-11-01`."""
+    if system:
+        entries = [(e["name"], e["type"] == "directory") for e in system.ls(folder, detail=True)]
+    else:
+        entries = [(str(entry), entry.is_dir()) for entry in Path(folder).iterdir()]
+    for name, is_folder in entries:
+        last = Path(name).name
+        if _is_hidden(name) or name.strip("/") == folder.strip("/"):
+            continue
+        if is_folder and "=" in last:
+            yield from _inside(system, name, endings)
+        elif not is_folder and (not endings or last.lower().endswith(endings)):
+            yield name
+
+
+def _is_hidden(name: str) -> bool:
+    return Path(name).name.startswith((".", "_"))
+
+
+def opened(file: str) -> Any:
+    """A file or URL to read bytes from, which may be sought in. The caller closes it."""
+    return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
+
+
+def _fsspec() -> Any:
+    try:
+        import fsspec
+    except ModuleNotFoundError:
+        raise not_installed("files at a URL need", "fsspec", "parquet") from None
+    return fsspec
+
+
+def partition_of(file: str) -> dict[str, str | None]:
+    """The columns whose values the folders of a path name, as in `clicks/dt=2026-11-01/part-0.parquet`."""
+    pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
+    return {
+        name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for name, value in pairs
+    }
+
+
+def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
+    """A table with those of the columns that it lacks and the path of its file names, as texts."""
+    for name, value in partition_of(file).items():
+        if name in columns and name not in table.column_names:
+            texts = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)
+            table = table.append_column(name, texts)
+    return table
