@@ -19,7 +19,6 @@ import mode_texts
 import optimizer_stubs
 
 GENERATOR = "grpcio-tools==1.62.3"
-STUBS = {"agent"}  # other services are called and served by the names of their methods
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 OUT = ROOT / "psfleet" / "core" / "net" / "v1"
@@ -32,9 +31,8 @@ def sources() -> list[Path]:
 
 
 def generated(source: Path, folder: Path) -> list[Path]:
-    """The files in `folder` that `source` becomes; only one with a stub that psfleet uses has a _grpc.py."""
-    ends = (".py", ".pyi", "_grpc.py") if source.stem in STUBS else (".py", ".pyi")
-    return [folder / f"{source.stem}_pb2{end}" for end in ends]
+    """The files in `folder` that `source` becomes. Services are called and served by the names of methods."""
+    return [folder / f"{source.stem}_pb2{end}" for end in (".py", ".pyi")]
 
 
 def stamp(source: Path) -> str:
@@ -71,7 +69,7 @@ def make_generator(folder: Path) -> Path:
 def compile_protos(python: Path, out: Path) -> Path:
     """Run protoc; the folder with its results."""
     out.mkdir()
-    outputs = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    outputs = [f"--{kind}_out={out}" for kind in ("python", "pyi")]
     command: list[str | Path] = [python, "-m", "grpc_tools.protoc", f"-I{PROTOS}", *outputs]
     subprocess.run([*command, *sources()], check=True)
     return out / "psfleet" / "v1"

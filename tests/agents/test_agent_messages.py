@@ -1,6 +1,7 @@
 """An agent between its launcher, which sends messages at any time, and its processes."""
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +11,41 @@ import pytest
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.core.net.connections.credentials import Credentials
-from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.agent.agent import Agent
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.engines.remote import agent_hub
 from psfleet_launch.engines.remote.agent_hub import AgentConnection, AgentHub
-from psfleet_launch.engines.remote.agent_messages import write_request
+from psfleet_launch.engines.remote.agent_messages import (
+    AgentMessage,
+    Expect,
+    Hello,
+    LauncherMessage,
+    OpenJob,
+    OutputChunk,
+    Spawn,
+    Sweep,
+    Swept,
+    write_request,
+)
 from psfleet_launch.engines.remote.machine import describe
+from psfleet_launch.job.job_plan import Member, Told
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_launch.supervision.job_events import ProcessExited
 from tests.waiting import until
 
-WORKER = pb.AgentMember(role="worker", stage=-1, copy=-1)
-SERVER = pb.AgentMember(role="server", stage=-1, copy=-1)
-Messages = list[pb.AgentMessage]
+WORKER = Member("worker", 0)
+SERVER = Member("server", 0)
+Messages = list[AgentMessage]
 
 
-def attend(script: Path, last: str, look: Callable[[AgentConnection, Messages], None]) -> Messages:
-    """Run an agent of one worker in this thread; the messages until one of the kind `last`.
+def attend(script: Path, last: type, look: Callable[[AgentConnection, Messages], None]) -> Messages:
+    """Run an agent of one worker in this thread; the messages until one of the class `last`.
 
     Args:
         look: Is called about every millisecond with the messages so far, by the launcher's side.
     """
     folder = script.parent
-    opened = pb.OpenJob(
+    opened = OpenJob(
         request=write_request(JobRequest(str(script))),
         name="j",
         token="t",
@@ -41,7 +54,7 @@ def attend(script: Path, last: str, look: Callable[[AgentConnection, Messages], 
         variables=dict(os.environ),
         workers=1,
     )
-    spawn = pb.Spawn(member=WORKER, endpoints=["127.0.0.1:1"])
+    spawn = Spawn(WORKER, Told(["127.0.0.1:1"]))
     folders = make_credentials(folder / "tls")
     woken = threading.Semaphore(0)
     hub = AgentHub(Access(Credentials.read(folders["server"])), woken.release)
@@ -51,15 +64,15 @@ def attend(script: Path, last: str, look: Callable[[AgentConnection, Messages], 
 
     def serve() -> None:
         agent: AgentConnection | None = None
-        while not (over.is_set() or (messages and messages[-1].HasField(last))):
+        while not (over.is_set() or (messages and isinstance(messages[-1], last))):
             woken.acquire(timeout=0.001)
             for connection, message in hub.take():
                 assert message is not None
                 messages.append(message)
-                if message.HasField("hello"):
+                if isinstance(message, Hello):
                     agent = connection
-                    agent.send(pb.LauncherMessage(open=opened))
-                    agent.send(pb.LauncherMessage(spawn=spawn))
+                    agent.send(opened)
+                    agent.send(spawn)
             if agent is not None:
                 look(agent, messages)
         hub.close()
@@ -85,10 +98,13 @@ def test_messages_while_the_shown_worker_ends(
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text("print('last words')")
-    expect = pb.LauncherMessage(expect=SERVER)
-    messages = attend(script, "exited", lambda agent, _: agent.send(expect))
-    assert b"last words" in b"".join(message.output.data for message in messages)
-    assert messages[-1].exited.code == 0
+    expect = Expect(SERVER)
+    messages = attend(script, ProcessExited, lambda agent, _: agent.send(expect))
+    assert b"last words" in b"".join(
+        message.data for message in messages if isinstance(message, OutputChunk)
+    )
+    assert isinstance(messages[-1], ProcessExited)
+    assert messages[-1].code == 0
 
 
 def test_a_worker_that_runs_when_the_job_ends(
@@ -99,18 +115,18 @@ def test_a_worker_that_runs_when_the_job_ends(
     script = tmp_path / "script.py"
     script.write_text("import time; print('runs', flush=True); time.sleep(100)")
 
-    sweeps = [pb.LauncherMessage(sweep=True)]
+    sweeps: list[LauncherMessage] = [Sweep()]
 
     def sweep_once(agent: AgentConnection, messages: Messages) -> None:
-        if sweeps and any(message.HasField("output") for message in messages):
+        if sweeps and any(isinstance(message, OutputChunk) for message in messages):
             agent.send(sweeps.pop())
 
-    messages = attend(script, "swept", sweep_once)
-    (exited,) = (message.exited for message in messages if message.HasField("exited"))
+    messages = attend(script, Swept, sweep_once)
+    (exited,) = (message for message in messages if isinstance(message, ProcessExited))
     assert exited.code == -9
-    assert exited.cpu_seconds > 0
-    assert exited.peak_memory > 0
-    assert not messages[-1].swept.left_behind
+    assert re.fullmatch(r"\d+\.\d s of CPU, [1-9].* at most", exited.usage)
+    assert isinstance(messages[-1], Swept)
+    assert not messages[-1].left_behind
 
 
 def test_one_agent_too_many_hears_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

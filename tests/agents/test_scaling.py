@@ -17,9 +17,8 @@ from psfleet.core.base.scaling_files import (
     write_scale,
     write_scaled,
 )
-from psfleet.core.net.v1.agent_pb2 import JobFile
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_launch.engines.remote.agent_messages import JobFiles, LauncherFiles
+from psfleet_launch.engines.remote.agent_messages import JobFile, JobFiles, LauncherFiles
 from tests.agents.conftest import JOIN, JOINED, TWO, Site
 from tests.launch.conftest import ROOT, Launcher, digest
 

@@ -13,20 +13,44 @@ from psfleet.core.base.files import open_own_folder
 from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread, wakes_on_signals
-from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.agent.launcher_link import LauncherLink
 from psfleet_launch.engines.local import LocalEngine
 from psfleet_launch.engines.remote.agent_messages import (
+    AgentMessage,
+    Connect,
+    Connected,
+    Die,
+    Expect,
+    JobFile,
     JobFiles,
-    member_message,
-    member_of,
-    message_of,
+    LauncherMessage,
+    Leaving,
+    Opened,
+    OpenJob,
+    OutputChunk,
+    Refused,
+    Relocations,
+    ServerCommand,
+    Signal,
+    Spawn,
+    Sweep,
+    Swept,
     read_request,
     write_secrets,
 )
 from psfleet_launch.engines.remote.machine import why_unreachable
 from psfleet_launch.job.job_plan import Job, Member, Told
-from psfleet_launch.supervision.job_events import Event, ProcessExited, Shown
+from psfleet_launch.supervision.job_events import (
+    Event,
+    LivenessSignal,
+    Output,
+    ProcessEnding,
+    ProcessExited,
+    Said,
+    ServerReady,
+    Shown,
+    usage_text,
+)
 
 _CHUNK = 1 << 16  # bytes
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,17 +77,11 @@ class AgentEngine(LocalEngine):
         """None: the launcher chooses them."""
         return []
 
-    def exit_message(self, event: ProcessExited) -> pb.Exited:
-        """Return the message to the launcher about a process that has ended."""
+    def with_usage(self, event: ProcessExited) -> ProcessExited:
+        """Return the event of a process that has ended, with the resources that the process has used."""
         usage = self._used.pop(self._processes[event.member].pid)
-        return pb.Exited(
-            member=member_message(event.member),
-            code=event.code,
-            left=event.left,
-            cause=event.cause,
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
-            peak_memory=usage.ru_maxrss * 1024,
-        )
+        words = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        return ProcessExited(event.member, event.code, event.left, event.cause, words)
 
 
 class OutputTails:
@@ -78,16 +96,16 @@ class OutputTails:
         if member != self._job.shown:
             self._read.setdefault(member, 0)
 
-    def fresh(self) -> Iterator[pb.AgentMessage]:
+    def fresh(self) -> Iterator[AgentMessage]:
         """One chunk of each file that has grown."""
         for member in self._read:
             if data := self._next(member):
-                yield _message(member, data)
+                yield OutputChunk(member, data)
 
-    def rest(self, member: Member) -> Iterator[pb.AgentMessage]:
+    def rest(self, member: Member) -> Iterator[AgentMessage]:
         """All that a file holds."""
         while member in self._read and (data := self._next(member)):
-            yield _message(member, data)
+            yield OutputChunk(member, data)
 
     def _next(self, member: Member) -> bytes:
         path: Path = self._job.log(member)
@@ -98,11 +116,6 @@ class OutputTails:
             data = file.read(_CHUNK)
         self._read[member] += len(data)
         return data
-
-
-def _message(member: Member, data: bytes) -> pb.AgentMessage:
-    chunk = pb.OutputChunk(member=member_message(member), data=data)
-    return pb.AgentMessage(output=chunk)
 
 
 class Agent:
@@ -147,7 +160,7 @@ class Agent:
     def _hear_refusal(self) -> None:
         """Log the reason that the launcher sent just before it closed the connection."""
         for message in self._link.take():
-            if message.HasField("refused"):
+            if isinstance(message, Refused):
                 self._perform(message)
 
     def _step(self) -> None:
@@ -180,19 +193,21 @@ class Agent:
         if any(event.member == self._engine.job.shown for event in exits):
             events += self._last_words()
         for event in events:
-            if not isinstance(event, ProcessExited):
-                self._link.send(message_of(event, self._engine.job.shown))
+            if isinstance(event, Output):
+                shown = self._engine.job.shown
+                self._link.send(OutputChunk(shown, event.data, event.is_error))
+            elif isinstance(event, ServerReady | LivenessSignal | ProcessEnding | Said):
+                self._link.send(event)
         if not self._link.is_full:
             self._send(self._tails.fresh())
             self._send(self._changed_files())
         for end in [event for event in events if isinstance(event, ProcessExited)]:
             self._send(self._tails.rest(end.member))
-            self._link.send(pb.AgentMessage(exited=self._engine.exit_message(end)))
+            self._link.send(self._engine.with_usage(end))
 
-    def _changed_files(self) -> Iterator[pb.AgentMessage]:
+    def _changed_files(self) -> Iterator[AgentMessage]:
         if self._files is not None:
-            for file in self._files.changed(self._files.present()):
-                yield pb.AgentMessage(job_file=file)
+            yield from self._files.changed(self._files.present())
 
     def _last_words(self) -> list[Event | Shown]:
         """Return the shown member's output that was not read yet."""
@@ -203,53 +218,52 @@ class Agent:
             events += more
         return events
 
-    def _send(self, messages: Iterator[pb.AgentMessage]) -> None:
+    def _send(self, messages: Iterator[AgentMessage]) -> None:
         for message in messages:
             self._link.send(message)
 
     # -- what is done ----------------------------------------------------------------------------
 
-    def _perform(self, message: pb.LauncherMessage) -> None:
-        match message.WhichOneof("kind"):
-            case "refused":
-                self._refused = f"the launcher has refused it: {message.refused}"
-            case "open":
-                self._link.send(pb.AgentMessage(opened=self._open(message.open)))
-            case "sweep":
+    def _perform(self, message: LauncherMessage) -> None:
+        match message:
+            case Refused(why):
+                self._refused = f"the launcher has refused it: {why}"
+            case OpenJob():
+                self._link.send(self._open(message))
+            case Sweep():
                 self._sweep()
-            case kind:
-                assert self._engine is not None, f"{kind} before the job was opened"
+            case _:
+                assert self._engine is not None, f"{message} before the job was opened"
                 self._command(self._engine, message)
 
-    def _command(self, engine: AgentEngine, message: pb.LauncherMessage) -> None:
-        match message.WhichOneof("kind"):
-            case "spawn":
-                self._spawn(engine, message.spawn)
-            case "signal":
-                engine.send(member_of(message.signal.member), message.signal.number)
-            case "command":
-                engine.command(member_of(message.command.member), message.command.line)
-            case "relocations":
+    def _command(self, engine: AgentEngine, message: LauncherMessage) -> None:
+        match message:
+            case Spawn(member, told):
+                self._spawn(engine, member, told)
+            case Signal(member, number):
+                engine.send(member, number)
+            case ServerCommand(member, line):
+                engine.command(member, line)
+            case Relocations(moved):
                 assert engine.job.relocations is not None
-                write_relocations(engine.job.relocations, message.relocations.moved)
-            case "expect":
-                engine.expect(member_of(message.expect))
-            case "job_file":
+                write_relocations(engine.job.relocations, moved)
+            case Expect(member):
+                engine.expect(member)
+            case JobFile():
                 assert self._files is not None, "a file for a folder that is the launcher's"
-                self._files.take(message.job_file)
-            case "die":
+                self._files.take(message)
+            case Die():
                 engine.sweep()
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "connect":
-                where = (message.connect.endpoint,)
-                ServiceThread(self._connect, "connect", where).start()  # the loop must not wait
+            case Connect(endpoint):
+                # In a thread, because the loop must not wait.
+                ServiceThread(self._connect, "connect", (endpoint,)).start()
 
     def _connect(self, endpoint: str) -> None:
         errors = filter(None, map(why_unreachable, addresses_of(endpoint)))
-        reply = pb.Connected(endpoint=endpoint, error=next(errors, ""))
-        self._link.send(pb.AgentMessage(connected=reply))
+        self._link.send(Connected(endpoint, next(errors, "")))
 
-    def _open(self, message: pb.OpenJob) -> pb.Opened:
+    def _open(self, message: OpenJob) -> Opened:
         """Make ready for processes of the job."""
         try:
             os.chdir(message.working_folder)
@@ -258,16 +272,16 @@ class Agent:
             self._engine, self._tails = engine, OutputTails(job)
             engine.open()
         except ConfigError as error:
-            return pb.Opened(error=str(error))
+            return Opened(error=str(error))
         except OSError as error:
-            return pb.Opened(error=f"folder {error.filename!r} cannot be used ({error.strerror})")
+            return Opened(error=f"folder {error.filename!r} cannot be used ({error.strerror})")
         if (job.logs / message.probe).exists():
-            return pb.Opened(has_shared_logs=True)
+            return Opened(has_shared_logs=True)
         self._files = JobFiles(job.logs)
         self._files.clear()
-        return pb.Opened()
+        return Opened()
 
-    def _job(self, message: pb.OpenJob) -> Job:
+    def _job(self, message: OpenJob) -> Job:
         logs, spool = Path(message.logs), self._folder / "output"
         if not (logs / message.probe).exists():  # else it is the launcher's own, and shared
             os.close(open_own_folder(logs))
@@ -278,21 +292,13 @@ class Agent:
             message.token,
             self._folder,
             logs,
-            write_secrets(self._folder / "tls", dict(message.credentials)),
-            dict(message.variables),
+            write_secrets(self._folder / "tls", message.credentials),
+            message.variables,
             spool,
             self._folder / "relocations.json",
         )
 
-    def _spawn(self, engine: AgentEngine, message: pb.Spawn) -> None:
-        member = member_of(message.member)
-        parameters = Told(
-            tuple(message.endpoints),
-            message.resume,
-            message.follows,
-            message.takes_commands,
-            message.listen,
-        )
+    def _spawn(self, engine: AgentEngine, member: Member, parameters: Told) -> None:
         assert self._tails is not None
         if self._files is not None and self._files.late:
             self._asked = (
@@ -305,17 +311,16 @@ class Agent:
     def _sweep(self) -> None:
         """End every process, and report the rest of the events."""
         if self._engine is None or self._tails is None:
-            self._link.send(pb.AgentMessage(swept=pb.Swept()))
+            self._link.send(Swept())
             return
         self._engine.sweep()
         self._tell()
-        swept = pb.Swept(joined=self._engine.has_joined(), left_behind=self._engine.left_behind())
-        self._link.send(pb.AgentMessage(swept=swept))
+        self._link.send(Swept(self._engine.has_joined(), [*self._engine.left_behind()]))
 
     def _end(self) -> None:
         """Leave nothing: no process, no connection."""
         if self._asked:
-            self._link.send(pb.AgentMessage(leaving=self._asked))
+            self._link.send(Leaving(self._asked))
         if self._engine is not None:
             self._engine.sweep()
         self._selector.unregister(self._link)

@@ -17,9 +17,17 @@ from psfleet.core.base.threads import ServiceThread, Waker
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.connections.tls_sockets import why_refused
-from psfleet.core.net.v1 import agent_pb2 as pb
-from psfleet.core.net.v1.agent_pb2_grpc import LauncherStub
 from psfleet_launch.engines.remote.agent_hub import MOST_AGENTS, SILENCE_LIMIT
+from psfleet_launch.engines.remote.agent_messages import (
+    ATTEND,
+    FROM_AGENT,
+    FROM_LAUNCHER,
+    AgentMessage,
+    Hello,
+    LauncherMessage,
+    Ping,
+    Probe,
+)
 
 _EVERY = 1.0  # seconds between pings
 _FIRST = (2.0, 5.0)  # seconds for the first answer; after each the reason is looked for
@@ -33,8 +41,8 @@ class LauncherLink:
         self.endpoint = endpoint
         self._access = access
         self._channel = open_channel(endpoint, access)
-        self._outbox: queue.SimpleQueue[pb.AgentMessage | None] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[pb.LauncherMessage] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[AgentMessage | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[LauncherMessage] = queue.SimpleQueue()
         self._waker = Waker()
         self._over = threading.Event()
         self._why = ""
@@ -42,7 +50,7 @@ class LauncherLink:
         self._threads: list[ServiceThread] = []
         self._answered = time.monotonic()
 
-    def connect(self, hello: pb.Hello) -> None:
+    def connect(self, hello: Hello) -> None:
         """Connect and say hello.
 
         Raises:
@@ -64,9 +72,9 @@ class LauncherLink:
                 "between the machines and whether the job still runs"
             )
         self._answered = time.monotonic()
-        self.send(pb.AgentMessage(hello=hello))
-        stub: Any = LauncherStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Attend(iter(self._outbox.get, None), metadata=self._access.metadata)
+        self.send(hello)
+        attend = self._channel.stream_stream(ATTEND, FROM_AGENT.encode, FROM_LAUNCHER.decode)
+        self._call = attend(iter(self._outbox.get, None), metadata=self._access.metadata)
         self._threads = [ServiceThread(self._hear, "launcher"), ServiceThread(self._ping, "ping")]
         for thread in self._threads:
             thread.start()
@@ -96,11 +104,11 @@ class LauncherLink:
         silent = time.monotonic() - self._answered > SILENCE_LIMIT
         return f"it has not answered for {SILENCE_LIMIT:g} s" if silent else ""
 
-    def send(self, message: pb.AgentMessage) -> None:
+    def send(self, message: AgentMessage) -> None:
         """Send a message, after all earlier ones."""
         self._outbox.put(message)
 
-    def take(self) -> Iterator[pb.LauncherMessage]:
+    def take(self) -> Iterator[LauncherMessage]:
         """Yield the messages of the launcher since the last call."""
         self._waker.drain()
         for _ in range(self._inbox.qsize()):
@@ -121,9 +129,9 @@ class LauncherLink:
         why = ""
         try:
             for message in self._call:
-                if message.HasField("ping"):
-                    self._answered = message.ping.sent_at
-                elif not message.HasField("probe"):
+                if isinstance(message, Ping):
+                    self._answered = message.sent_at
+                elif not isinstance(message, Probe):
                     self._inbox.put(message)
                     self._waker.wake()
         except grpc.RpcError as error:
@@ -141,4 +149,4 @@ class LauncherLink:
 
     def _ping(self) -> None:
         while not self._over.wait(_EVERY):
-            self.send(pb.AgentMessage(ping=pb.Ping(sent_at=time.monotonic())))
+            self.send(Ping(time.monotonic()))

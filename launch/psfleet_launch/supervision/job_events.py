@@ -1,10 +1,14 @@
-"""Events of the processes of a job, its phases and first failure, and actions on them."""
+"""Events of the processes of a job, its phases and first failure, and actions on them.
+
+Events that are a `Message` also travel from an agent to its launcher, as they are.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from psfleet.core.base.observability.panels import number_text
+from psfleet.core.net.message_codec import Message
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 
@@ -59,8 +63,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True)
-class ServerReady:
+class ServerReady(Message, frozen=True):
     """A server answers, at this endpoint."""
 
     member: Member
@@ -75,8 +78,7 @@ class ServerUnreachable:
     why: str
 
 
-@dataclass(frozen=True)
-class ProcessExited:
+class ProcessExited(Message, frozen=True):
     """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
 
     Attributes:
@@ -106,15 +108,13 @@ class StopRequested:
     signal: int
 
 
-@dataclass(frozen=True)
-class LivenessSignal:
+class LivenessSignal(Message, frozen=True):
     """A server or a standby has given a liveness signal."""
 
     member: Member
 
 
-@dataclass(frozen=True)
-class ProcessEnding:
+class ProcessEnding(Message, frozen=True):
     """A server or a standby has given its last liveness signal: it is about to end."""
 
     member: Member
@@ -148,8 +148,7 @@ class Output:
     is_error: bool
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(Message, frozen=True):
     """A line for people, from a server beside its liveness signals, or from the engine itself."""
 
     member: Member | None

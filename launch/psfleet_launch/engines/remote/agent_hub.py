@@ -23,8 +23,17 @@ from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import TOKEN_KEY, Access
 from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
-from psfleet.core.net.v1 import agent_pb2 as pb
-from psfleet.core.net.v1.agent_pb2_grpc import LauncherServicer, add_LauncherServicer_to_server
+from psfleet_launch.engines.remote.agent_messages import (
+    ATTEND,
+    FROM_AGENT,
+    FROM_LAUNCHER,
+    AgentMessage,
+    Hello,
+    LauncherMessage,
+    Ping,
+    Probe,
+)
+from psfleet_launch.supervision.job_events import Said
 
 QUIET = 0.5
 """Seconds without a message after which a machine is asked."""
@@ -143,12 +152,12 @@ class AgentConnection:
     """
 
     def __init__(self, peer: str) -> None:
-        self.hello = pb.Hello()
+        self.hello = Hello()
         self.ended = False
         self.is_cut_off = False
         self._reachability = Reachability()
         self._socket = PeerSocket(peer)
-        self._outbox: queue.SimpleQueue[pb.LauncherMessage | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[LauncherMessage | None] = queue.SimpleQueue()
         self._received = time.monotonic()
 
     @property
@@ -170,34 +179,35 @@ class AgentConnection:
         """Look whether its machine can be reached; whether it is cut off since this look."""
         now, before = time.monotonic(), self.is_cut_off
         if self._reachability.look(now, self._received, self._socket.unanswered):
-            self.send(pb.LauncherMessage(probe=True))
+            self.send(Probe())
         self.is_cut_off = not self._reachability.can_be_reached
         return self.is_cut_off and not before
 
-    def send(self, message: pb.LauncherMessage) -> None:
+    def send(self, message: LauncherMessage) -> None:
         """Send a message, after all earlier ones."""
         self._outbox.put(message)
 
-    def receive(self, message: pb.AgentMessage) -> None:
+    def receive(self, message: AgentMessage) -> None:
         """Note that it is alive; answer a ping."""
         self._received = time.monotonic()
-        if message.HasField("ping"):
-            self.send(pb.LauncherMessage(ping=message.ping))
+        if isinstance(message, Ping):
+            self.send(message)
 
     def end(self) -> None:
         """Let the call end in order once all messages are sent."""
         self._outbox.put(None)
 
-    def messages(self) -> Iterator[pb.LauncherMessage]:
+    def messages(self) -> Iterator[LauncherMessage]:
         """Yield the messages to send."""
-        yield from iter(self._outbox.get, None)
+        while (message := self._outbox.get()) is not None:
+            yield message
 
 
-Received = tuple[AgentConnection, pb.AgentMessage | None]
+Received = tuple[AgentConnection, AgentMessage | None]
 """A message of an agent; None: its connection has ended."""
 
 
-class AgentHub(LauncherServicer):
+class AgentHub:
     """Takes the calls of agents.
 
     Args:
@@ -226,7 +236,13 @@ class AgentHub(LauncherServicer):
             options=server_options(ServerLimits()),
             maximum_concurrent_rpcs=MOST_AGENTS,  # else one more would wait without a word
         )
-        add_LauncherServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        service, method = ATTEND[1:].split("/")
+        attend = grpc.stream_stream_rpc_method_handler(
+            self.attend, FROM_AGENT.decode, FROM_LAUNCHER.encode
+        )
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(service, {method: attend})]
+        )
         try:
             port = self._access.listen(server, endpoint)
         except RuntimeError as error:
@@ -252,13 +268,13 @@ class AgentHub(LauncherServicer):
             self._server = None
         self._pool.shutdown()
 
-    def Attend(  # as the service is declared
-        self, requests: Iterator[pb.AgentMessage], context: grpc.ServicerContext
-    ) -> Iterator[pb.LauncherMessage]:
+    def attend(
+        self, requests: Iterator[AgentMessage], context: grpc.ServicerContext
+    ) -> Iterator[LauncherMessage]:
         """Exchange messages with an agent, in a thread of its own."""
         token = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(token).encode(), self._expected.encode()):
-            self._put(AgentConnection(""), pb.AgentMessage(notice=_wrong_token(context.peer())))
+            self._put(AgentConnection(""), _wrong_token(context.peer()))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
         connection = AgentConnection(context.peer())
         self._connections.append(connection)
@@ -267,26 +283,27 @@ class AgentHub(LauncherServicer):
         ServiceThread(self._hear, "agent", (connection, requests)).start()
         return connection.messages()
 
-    def _hear(self, connection: AgentConnection, requests: Iterator[pb.AgentMessage]) -> None:
+    def _hear(self, connection: AgentConnection, requests: Iterator[AgentMessage]) -> None:
         try:
             for message in requests:
                 connection.receive(message)
-                if not message.HasField("ping"):
+                if not isinstance(message, Ping):
                     self._put(connection, message)
         except Exception:  # gRPC raises a bare Exception when the call has ended
             pass
         finally:
             self._put(connection, None)
 
-    def _put(self, connection: AgentConnection, message: pb.AgentMessage | None) -> None:
+    def _put(self, connection: AgentConnection, message: AgentMessage | None) -> None:
         self._received.put((connection, message))
         self._wake()
 
 
-def _wrong_token(peer: str) -> pb.Notice:
+def _wrong_token(peer: str) -> Said:
     """Return the notice about an agent with a certificate of this job but another token."""
     host = unquote(peer.partition(":")[2].rpartition(":")[0])
-    return pb.Notice(
-        text=f"the agent on host {host} has the certificate of this job with another token; "
-        "copy the whole file of credentials there again"
+    return Said(
+        None,
+        f"the agent on host {host} has the certificate of this job with another token; "
+        "copy the whole file of credentials there again",
     )

@@ -1,4 +1,10 @@
-"""Messages between launcher and agents, as in protos/psfleet/v1/agent.proto, and requests as files."""
+"""Messages between a job's launcher and its agents, one on each machine, and the files that both keep alike.
+
+Both directions are one stream each of a gRPC call that lasts as long as the agent. The agent's first message
+is a Hello; the launcher answers with OpenJob or Refused. When the call ends, the agent ends every process
+that it has started, and itself. The call has credentials of its own: those of servers and workers are no good
+for it.
+"""
 
 import contextlib
 import dataclasses
@@ -11,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.files import let_appear
 from psfleet.core.base.job_files import DONE, REQUEST
@@ -19,22 +27,18 @@ from psfleet.core.base.scaling_files import SCALE, SCALE_PROMISED, SCALE_READY, 
 from psfleet.core.base.settings.declaration import settings_of
 from psfleet.core.base.settings.declared_settings import UserSettings
 from psfleet.core.net.connections.credentials import FILES
-from psfleet.core.net.v1 import agent_pb2 as pb
-from psfleet_launch.job.job_plan import Job, Member
+from psfleet.core.net.message_codec import Message, MessageCodec
+from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import (
-    Event,
     LivenessSignal,
-    Output,
     ProcessEnding,
     ProcessExited,
     Said,
     ServerReady,
-    Shown,
-    usage_text,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol between launcher and agent."""
 
 _REQUEST = Format("job request")
@@ -45,6 +49,226 @@ _TO_SERVERS = (REQUEST, SCALE, SCALE_READY, SCALED)
 """What the launcher writes, or a user on its machine."""
 _TO_LAUNCHER = (REQUEST, SCALE, DONE, SCALE_PROMISED)
 """What servers write, or a user on their machine."""
+
+
+def python_version() -> str:
+    """Return the version of this process's Python, as in 3.11."""
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+class Hello(Message, frozen=True, forbid_unknown_fields=False):
+    """A machine with an agent. The first three fields keep their names in every version of the protocol.
+
+    Attributes:
+        protocol: Version of the protocol.
+        psfleet: Version of psfleet.
+        python: Version of Python.
+        name: What people call the machine; unique among the agents of a job.
+        address: Address of the machine on the network of the launcher, where its servers listen.
+        cores: Number of cores that the agent may use.
+        memory: Bytes of memory.
+        gpus: Names of the GPUs.
+        pid: Process id of the agent.
+    """
+
+    protocol: int = PROTOCOL
+    psfleet: str = field(default_factory=lambda: version("psfleet"))
+    python: str = field(default_factory=python_version)
+    name: str = ""
+    address: str = ""
+    cores: int = 0
+    memory: int = 0
+    gpus: list[str] = field(default_factory=list)
+    pid: int = 0
+
+
+class OpenJob(Message, frozen=True):
+    """The job.
+
+    Attributes:
+        request: JobRequest as a JSON document.
+        name: Name of the job.
+        token: Unique text that marks the environment of the processes of this agent.
+        working_folder: Working folder of the launcher; the agent changes to the folder of this name.
+        logs: Folder of the job's logs.
+        variables: Environment variables for the processes.
+        workers: Number of workers that run on this machine and share its cores.
+        credentials: Credentials of each role, by `role/name` of their files. Empty if the job has none.
+        probe: Name of a file in the folder of logs, by which the agent sees whether that folder is shared.
+    """
+
+    request: bytes
+    name: str
+    token: str
+    working_folder: str
+    logs: str
+    variables: dict[str, str]
+    workers: int
+    credentials: dict[str, bytes] = field(default_factory=dict)
+    probe: str = ""
+
+
+class Opened(Message, frozen=True):
+    """Answer to OpenJob.
+
+    Attributes:
+        error: Why the agent cannot run processes of the job, or empty if it can.
+        has_shared_logs: The folder of the logs is the launcher's.
+    """
+
+    error: str = ""
+    has_shared_logs: bool = False
+
+
+class Spawn(Message, frozen=True):
+    """Start a process, with these parameters."""
+
+    member: Member
+    told: Told
+
+
+class Signal(Message, frozen=True):
+    """Send a signal to a process and its children."""
+
+    member: Member
+    number: int
+
+
+class ServerCommand(Message, frozen=True):
+    """Write a line, without its newline, to a server's standard input."""
+
+    member: Member
+    line: str
+
+
+class Expect(Message, frozen=True):
+    """Forget that a server was ready."""
+
+    member: Member
+
+
+class Sweep(Message, frozen=True):
+    """Kill every process of the job."""
+
+
+class Swept(Message, frozen=True):
+    """Answer to Sweep: no process of the job is left.
+
+    Attributes:
+        joined: A worker has joined the fleet.
+        left_behind: Processes that could not be ended.
+    """
+
+    joined: bool = False
+    left_behind: list[str] = field(default_factory=list)
+
+
+class Die(Message, frozen=True):
+    """Kill every process of the job and the agent at once, as if the machine had lost its power."""
+
+
+class Connect(Message, frozen=True):
+    """Try whether processes on this machine can connect to a server that has started."""
+
+    endpoint: str
+
+
+class Connected(Message, frozen=True):
+    """Answer to Connect.
+
+    Attributes:
+        error: Why they cannot, or empty if they can.
+    """
+
+    endpoint: str
+    error: str
+
+
+class Relocations(Message, frozen=True):
+    """The new endpoint of each server that has moved to another machine, by its old endpoint."""
+
+    moved: dict[str, str]
+
+
+class JobFile(Message, frozen=True):
+    """A file of requests to a running job, or of their outcomes, in the folder of the logs of one machine."""
+
+    name: str
+    content: bytes
+
+
+class OutputChunk(Message, frozen=True):
+    """Output of a process, in order.
+
+    Attributes:
+        is_error: The bytes were written to standard error. Known only of the process whose output is shown.
+    """
+
+    member: Member
+    data: bytes
+    is_error: bool = False
+
+
+class Ping(Message, frozen=True):
+    """Sent once a second by an agent, and sent back by the launcher, to see whether the connection works.
+
+    The agent measures silence from the moment at which it sent the last ping that came back, by its own
+    clock in seconds. So it gives the connection up before the launcher does.
+    """
+
+    sent_at: float
+
+
+class Probe(Message, frozen=True):
+    """Do nothing. The launcher wants the acknowledgement of the machine's kernel."""
+
+
+class Refused(Message, frozen=True):
+    """The agent cannot take part, for this reason."""
+
+    why: str
+
+
+class Leaving(Message, frozen=True):
+    """The agent was asked to end. `why` is a sentence that says by whom."""
+
+    why: str
+
+
+AgentMessage = (
+    Hello
+    | Opened
+    | ServerReady
+    | ProcessExited
+    | LivenessSignal
+    | ProcessEnding
+    | Said
+    | OutputChunk
+    | Swept
+    | Ping
+    | Leaving
+    | Connected
+    | JobFile
+)
+LauncherMessage = (
+    Refused
+    | OpenJob
+    | Spawn
+    | Signal
+    | ServerCommand
+    | Expect
+    | Sweep
+    | Ping
+    | Relocations
+    | Probe
+    | Connect
+    | Die
+    | JobFile
+)
+ATTEND = "/psfleet.v1.Launcher/Attend"
+"""The method of the launcher that agents call."""
+FROM_AGENT = MessageCodec[AgentMessage](AgentMessage, "message of an agent")
+FROM_LAUNCHER = MessageCodec[LauncherMessage](LauncherMessage, "message of a launcher")
 
 
 def invitation(folder: Path) -> bytes:
@@ -68,15 +292,9 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
     return {f"agent/{name}": text.encode() for name, text in zip(FILES, texts, strict=True)}
 
 
-def versions() -> pb.Hello:
-    """Return the versions of this process's software, in a message without the machine's description."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return pb.Hello(protocol=PROTOCOL, psfleet=version("psfleet"), python=python)
-
-
-def version_mismatch(theirs: pb.Hello) -> str:
-    """Why an agent cannot work with this launcher; empty: it can."""
-    ours = versions()
+def version_mismatch(theirs: Hello) -> str:
+    """Return why an agent cannot work with this launcher, or an empty text if it can."""
+    ours = Hello()
     for what, their, our in (
         ("psfleet", theirs.psfleet, ours.psfleet),
         ("Python", theirs.python, ours.python),
@@ -88,17 +306,6 @@ def version_mismatch(theirs: pb.Hello) -> str:
                 "every machine"
             )
     return ""
-
-
-def member_message(member: Member) -> pb.AgentMember:
-    """A member as a message."""
-    return pb.AgentMember(role=member.role, rank=member.rank, stage=member.stage, copy=member.copy)
-
-
-def member_of(message: pb.AgentMember) -> Member:
-    """The member that a message names."""
-    role: Any = message.role
-    return Member(role, message.rank, message.stage, message.copy)
 
 
 def write_request(request: JobRequest) -> bytes:
@@ -145,53 +352,6 @@ def write_secrets(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
     return folders
 
 
-def message_of(event: Event | Shown, shown: Member) -> pb.AgentMessage:
-    """An event of an agent's own engine as a message; `shown`: whose output its events hold."""
-    match event:
-        case ServerReady(member, endpoint):
-            ready = pb.Ready(member=member_message(member), endpoint=endpoint)
-            return pb.AgentMessage(ready=ready)
-        case LivenessSignal(member):
-            return pb.AgentMessage(alive=member_message(member))
-        case ProcessEnding(member):
-            return pb.AgentMessage(ending=member_message(member))
-        case Output(data, is_error):
-            chunk = pb.OutputChunk(member=member_message(shown), data=data, is_error=is_error)
-            return pb.AgentMessage(output=chunk)
-        case Said(who, text):
-            member_said = None if who is None else member_message(who)
-            return pb.AgentMessage(notice=pb.Notice(member=member_said, text=text))
-        case _:
-            raise AssertionError(f"no engine tells of {event}")
-
-
-def event_of(message: pb.AgentMessage) -> Event | Said | None:
-    """Return the event in a message; None: it holds something else."""
-    match message.WhichOneof("kind"):
-        case "ready":
-            return ServerReady(member_of(message.ready.member), message.ready.endpoint)
-        case "exited":
-            return _exit_of(message.exited)
-        case "alive":
-            return LivenessSignal(member_of(message.alive))
-        case "ending":
-            return ProcessEnding(member_of(message.ending))
-        case "notice":
-            notice = message.notice
-            return Said(
-                member_of(notice.member) if notice.HasField("member") else None, notice.text
-            )
-        case _:
-            return None
-
-
-def _exit_of(message: pb.Exited) -> ProcessExited:
-    usage = usage_text(message.cpu_seconds, message.peak_memory)
-    return ProcessExited(
-        member_of(message.member), message.code, message.left, message.cause, usage
-    )
-
-
 def user_variables() -> dict[str, str]:
     """Return the environment variables that the launcher's user has set for psfleet."""
     names = [one.env for one in settings_of(UserSettings)]
@@ -231,15 +391,15 @@ class JobFiles:
                 found[name] = (self._folder / name).read_bytes()
         return found
 
-    def changed(self, present: Mapping[str, bytes]) -> Iterator[pb.JobFile]:
+    def changed(self, present: Mapping[str, bytes]) -> Iterator[JobFile]:
         """Yield the files that are to be sent, of those that are present."""
         self._write()
         for name, content in present.items():
             if name not in self.late and content != self._seen.get(name):
                 self._seen[name] = content
-                yield pb.JobFile(name=name, content=content)
+                yield JobFile(name=name, content=content)
 
-    def take(self, file: pb.JobFile) -> None:
+    def take(self, file: JobFile) -> None:
         """Write a file that the other side has sent, now or as soon as that is possible."""
         if file.name in self._comes:
             self._seen[file.name] = self.late[file.name] = file.content
@@ -272,7 +432,7 @@ class LauncherFiles:
         for machine in machines:
             self._machines[machine] = JobFiles(self._folder, _TO_SERVERS, _TO_LAUNCHER)
 
-    def changed(self) -> Iterator[tuple[str, pb.JobFile]]:
+    def changed(self) -> Iterator[tuple[str, JobFile]]:
         """Yield the files that are to be sent to a machine."""
         present: dict[str, bytes] | None = None
         for machine, files in self._machines.items():
@@ -280,5 +440,5 @@ class LauncherFiles:
             for file in files.changed(present):
                 yield machine, file
 
-    def take(self, machine: str, file: pb.JobFile) -> None:
+    def take(self, machine: str, file: JobFile) -> None:
         self._machines[machine].take(file)

@@ -21,8 +21,13 @@ from typing import TYPE_CHECKING
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.kinds import url_of
-from psfleet.core.net.v1 import agent_pb2 as pb
-from psfleet_launch.engines.remote.agent_messages import secrets_of, user_variables, write_request
+from psfleet_launch.engines.remote.agent_messages import (
+    Opened,
+    OpenJob,
+    secrets_of,
+    user_variables,
+    write_request,
+)
 from psfleet_launch.engines.remote.machine_placement import MachinePlacement
 from psfleet_launch.job.guard import MARKER
 from psfleet_launch.job.job_plan import Job, Member
@@ -99,7 +104,7 @@ class JobOpening:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.replies: dict[str, pb.Opened] = {}
+        self.replies: dict[str, Opened] = {}
 
     @contextlib.contextmanager
     def told(
@@ -110,7 +115,7 @@ class JobOpening:
         probe.touch()
         secret, request = secrets_of(self._job), write_request(self._job.request)
         for name, agent in agents.items():
-            opened = pb.OpenJob(
+            opened = OpenJob(
                 request=request,
                 name=self._job.name,
                 token=f"{self._job.token}-{name}",
@@ -121,7 +126,7 @@ class JobOpening:
                 workers=sum(member.role == "worker" for member in places.on(name)),
                 probe=probe.name,
             )
-            agent.send(pb.LauncherMessage(open=opened))
+            agent.send(opened)
         try:
             yield
         finally:

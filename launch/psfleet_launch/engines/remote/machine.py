@@ -5,12 +5,16 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.net.v1 import agent_pb2 as pb
-from psfleet.core.net.v1.agent_pb2 import Hello
-from psfleet_launch.engines.remote.agent_messages import versions
+from psfleet_launch.engines.remote.agent_messages import Hello
 from psfleet_launch.job.resources import Resources
+
+if TYPE_CHECKING:  # it loads gRPC
+    from psfleet_launch.engines.remote.agent_hub import AgentConnection
 
 _CONNECT = 5.0  # seconds; the kernel asks again after 1 and 3
 
@@ -49,7 +53,7 @@ def read_addresses(texts: Sequence[str]) -> dict[str, str]:
     return addresses
 
 
-def set_addresses(addresses: Mapping[str, str], machines: Mapping[str, Hello]) -> None:
+def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentConnection]") -> None:
     """Let servers on these machines listen at these addresses.
 
     Raises:
@@ -61,7 +65,8 @@ def set_addresses(addresses: Mapping[str, str], machines: Mapping[str, Hello]) -
             raise ConfigError(
                 f"--addresses names host {host!r}; the machines of this job are {machine_names}"
             )
-        machines[host].address = address
+        agent = machines[host]
+        agent.hello = replace(agent.hello, address=address)
 
 
 def address_towards(host: str, port: int = 1) -> str:
@@ -114,7 +119,7 @@ def why_unreachable(endpoint: str) -> str:
     return ""
 
 
-def describe(name: str, address: str, launcher: str) -> pb.Hello:
+def describe(name: str, address: str, launcher: str) -> Hello:
     """Describe this machine for an agent's hello.
 
     Args:
@@ -123,18 +128,15 @@ def describe(name: str, address: str, launcher: str) -> pb.Hello:
             launcher.
     """
     host, _, port = launcher.rpartition(":")
-    hello, size = versions(), Resources.of_this_machine()
-    hello.MergeFrom(
-        pb.Hello(
-            name=name or socket.gethostname(),
-            address=bracketed(address) or address_towards(host, int(port)),
-            cores=size.cores,
-            memory=size.memory,
-            gpus=describe_gpus(),
-            pid=os.getpid(),
-        )
+    size = Resources.of_this_machine()
+    return Hello(
+        name=name or socket.gethostname(),
+        address=bracketed(address) or address_towards(host, int(port)),
+        cores=size.cores,
+        memory=size.memory,
+        gpus=describe_gpus(),
+        pid=os.getpid(),
     )
-    return hello
 
 
 def describe_gpus() -> list[str]:

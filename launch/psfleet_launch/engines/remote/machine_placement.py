@@ -9,7 +9,7 @@ than nowhere.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 
 from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job.job_plan import Job, Member, needed
@@ -161,7 +161,7 @@ class ServerLocations:
         rank, endpoint = told.member.rank, told.endpoint
         before = self._now.get(rank, endpoint)
         if endpoint.endswith(":0"):
-            return replace(told, endpoint=before), False
+            return ServerReady(told.member, before), False
         self.lost.discard(rank)
         self._now[rank], self._holder[rank] = endpoint, told.member
         was_left = self.moved.pop(endpoint, None)  # a server may have been there earlier

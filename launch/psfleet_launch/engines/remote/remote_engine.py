@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,14 +15,28 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.threads import Waker, handled
 from psfleet.core.net.connections.credentials import Credentials
-from psfleet.core.net.v1 import agent_pb2 as pb
 from psfleet_launch.engines.launch_engine import Engine
 from psfleet_launch.engines.remote.agent_messages import (
+    AgentMessage,
+    Connect,
+    Connected,
+    Die,
+    Expect,
+    Hello,
+    JobFile,
     LauncherFiles,
-    event_of,
+    LauncherMessage,
+    Leaving,
+    Opened,
+    OutputChunk,
+    Refused,
+    Relocations,
+    ServerCommand,
+    Signal,
+    Spawn,
+    Sweep,
+    Swept,
     invitation,
-    member_message,
-    member_of,
     version_mismatch,
 )
 from psfleet_launch.engines.remote.job_opening import AgentStarter, ConnectionChecks, JobOpening
@@ -42,8 +57,10 @@ from psfleet_launch.job.resources import Resources
 from psfleet_launch.job.spawn import MemberLogs, dismiss_guard, start_guard
 from psfleet_launch.supervision.job_events import (
     Event,
+    LivenessSignal,
     MachineCutOff,
     Output,
+    ProcessEnding,
     ProcessExited,
     Said,
     ServerReady,
@@ -84,7 +101,7 @@ class RemoteEngine(Engine):
         self._logs = MemberLogs(job)
         self._events: list[Event | Shown] = []
         self._opening = JobOpening(job)
-        self._swept: dict[str, pb.Swept] = {}
+        self._swept: dict[str, Swept] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._hub: AgentHub | None = None
         self._places: MachinePlacement | None = None
@@ -166,7 +183,7 @@ class RemoteEngine(Engine):
         with handled((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
             self.start_agents(endpoint, secret)
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
-            set_addresses(addresses, {name: agent.hello for name, agent in self.agents.items()})
+            set_addresses(addresses, self.agents)
             # As the user has named them, others by name; not by arrival, which is chance.
             order = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
             self._places = self._placed(order)
@@ -225,15 +242,12 @@ class RemoteEngine(Engine):
             return
         self._running[member] = self._hosts[member] = name
         self.share()  # a process knows what was decided before it was started
-        spawn = pb.Spawn(
-            member=member_message(member),
-            endpoints=self._reachable(told.endpoints),
-            resume=told.resume,
-            follows=told.follows,
-            takes_commands=told.takes_commands,
+        parameters = replace(
+            told,
+            endpoints=[*self._reachable(told.endpoints)],
             listen=f"{self.agents[name].hello.address}:0" if told.follows else "",
         )
-        self.agents[name].send(pb.LauncherMessage(spawn=spawn))
+        self.agents[name].send(Spawn(member, parameters))
 
     def _place(self, member: Member, told: Told) -> str:
         assert self._places is not None
@@ -259,16 +273,14 @@ class RemoteEngine(Engine):
     def send(self, member: Member, number: int) -> None:
         if self._unplaced.pop(member, None):
             self._events.append(ProcessExited(member, -number))
-        sent = pb.Signal(member=member_message(member), number=number)
-        self._tell(member, pb.LauncherMessage(signal=sent))
+        self._tell(member, Signal(member, number))
 
     def command(self, member: Member, line: str) -> None:
         self.share()
-        command = pb.ServerCommand(member=member_message(member), line=line)
-        self._tell(member, pb.LauncherMessage(command=command))
+        self._tell(member, ServerCommand(member, line))
 
     def expect(self, member: Member) -> None:
-        self._tell(member, pb.LauncherMessage(expect=member_message(member)))
+        self._tell(member, Expect(member))
 
     def forget(self, member: Member) -> None:
         assert self._places is not None
@@ -279,12 +291,12 @@ class RemoteEngine(Engine):
     def share(self) -> None:
         for name, file in self._files.changed():
             if name in self.agents:
-                self.agents[name].send(pb.LauncherMessage(job_file=file))
+                self.agents[name].send(file)
 
     def kill_machine(self, member: Member) -> None:
-        self._tell(member, pb.LauncherMessage(die=True))
+        self._tell(member, Die())
 
-    def _tell(self, member: Member, message: pb.LauncherMessage) -> None:
+    def _tell(self, member: Member, message: LauncherMessage) -> None:
         agent = self.agents.get(self._running.get(member, ""))
         if agent is not None:
             agent.send(message)
@@ -303,7 +315,7 @@ class RemoteEngine(Engine):
         for agent in list(self.agents.values()):
             if agent.is_silent:
                 why = "it has been silent for too long"
-                agent.send(pb.LauncherMessage(refused=why))  # it may only have been stopped
+                agent.send(Refused(why))  # it may only have been stopped
                 self._lose(agent, why)
             elif agent.look():
                 self._events.append(Said(None, f"host {agent.name} cannot be reached"))
@@ -326,47 +338,47 @@ class RemoteEngine(Engine):
             else:
                 self._take_message(agent, message)
 
-    def _take_message(self, agent: "AgentConnection", message: pb.AgentMessage) -> None:
-        match message.WhichOneof("kind"):
-            case "hello":
-                self._welcome(agent, message.hello)
-            case "opened":
-                self._opening.replies[agent.name] = message.opened
-            case "output":
-                self._keep(message.output)
-            case "swept":
-                self._swept[agent.name] = message.swept
-            case "connected":
-                attempt = message.connected
-                self._events += self._checks.answered(agent.name, attempt.endpoint, attempt.error)
-            case "leaving":
-                self._lose(agent, message.leaving)
-            case "job_file":
-                self._files.take(agent.name, message.job_file)
-            case _:
-                event = event_of(message)
-                assert event is not None
-                if isinstance(event, ProcessExited):
-                    self._running.pop(event.member, None)
-                    self._checks.forget(event.member)
-                self._events += self._is_ready(event) if isinstance(event, ServerReady) else [event]
+    def _take_message(self, agent: "AgentConnection", message: AgentMessage) -> None:
+        match message:
+            case Hello():
+                self._welcome(agent, message)
+            case Opened():
+                self._opening.replies[agent.name] = message
+            case OutputChunk(member, data, is_error):
+                self._keep(member, data, is_error)
+            case Swept():
+                self._swept[agent.name] = message
+            case Connected(endpoint, error):
+                self._events += self._checks.answered(agent.name, endpoint, error)
+            case Leaving(why):
+                self._lose(agent, why)
+            case JobFile():
+                self._files.take(agent.name, message)
+            case ServerReady():
+                self._events += self._is_ready(message)
+            case ProcessExited(member):
+                self._running.pop(member, None)
+                self._checks.forget(member)
+                self._events.append(message)
+            case LivenessSignal() | ProcessEnding() | Said():
+                self._events.append(message)
 
     def _is_ready(self, told: ServerReady) -> list[Event | Shown]:
         """Let all machines know if the server is not where it was; at its first start have them connect."""
         ready, has_moved = self._locations.ready(told)
         if has_moved:
-            moved = pb.Relocations(moved=self._locations.moved)
+            moved = Relocations(dict(self._locations.moved))
             with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
                 write_relocations(self.job.moved_file, self._locations.moved)
             for agent in self.agents.values():
-                agent.send(pb.LauncherMessage(relocations=moved))
+                agent.send(moved)
         if not self._checks.begin(ready, self.host(ready.member), self.agents):
             return [ready]
         for agent in self.agents.values():
-            agent.send(pb.LauncherMessage(connect=pb.Connect(endpoint=ready.endpoint)))
+            agent.send(Connect(ready.endpoint))
         return []
 
-    def _welcome(self, agent: "AgentConnection", hello: pb.Hello) -> None:
+    def _welcome(self, agent: "AgentConnection", hello: Hello) -> None:
         """Take an agent in, or send it away."""
         agent.hello = hello
         why = version_mismatch(hello)
@@ -380,15 +392,14 @@ class RemoteEngine(Engine):
             self.agents[hello.name] = agent
             return
         agent.ended = True
-        agent.send(pb.LauncherMessage(refused=why))
+        agent.send(Refused(why))
         agent.end()
 
-    def _keep(self, chunk: pb.OutputChunk) -> None:
-        member = member_of(chunk.member)
-        if complaint := self._logs.write(member, chunk.data):
+    def _keep(self, member: Member, data: bytes, is_error: bool) -> None:
+        if complaint := self._logs.write(member, data):
             self._events.append(Said(None, complaint))
         if member == self.job.shown:
-            self._events.append(Output(chunk.data, chunk.is_error))
+            self._events.append(Output(data, is_error))
 
     def _cut_off(self, machine: str) -> MachineCutOff:
         """Return the event of an unreachable machine: its effects need not wait until the machine is lost."""
@@ -420,7 +431,7 @@ class RemoteEngine(Engine):
 
     def sweep(self) -> None:
         for agent in self.agents.values():
-            agent.send(pb.LauncherMessage(sweep=True))
+            agent.send(Sweep())
         deadline = time.monotonic() + _SWEEP
         while set(self.agents) - set(self._swept) and time.monotonic() < deadline:
             for key, _ in self.selector.select(_LOOK):
