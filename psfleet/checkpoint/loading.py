@@ -38,7 +38,7 @@ from psfleet.core.engine.tables.row_data import (
     row_group,
 )
 from psfleet.core.net.body import flat
-from psfleet.core.net.server_state import ServerState, read_state
+from psfleet.core.net.server_state import ServerState, is_of_version_1, read_state
 from psfleet.core.net.table_messages import read_clock
 
 _MOST = 2**62
@@ -365,7 +365,10 @@ def _open(where: Path, entry: ShardFile) -> _ServerFile:
         file = _ServerFile(
             where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}
         )
-    file.server()  # one that cannot be taken whole is not taken in part
+    # A file that cannot be read whole is not read in part. With a server's state of version 1 the rows are read
+    # all the same, but no job can go on from it.
+    if not is_of_version_1(flat(file.whole(SERVER))):
+        file.server()
     return file
 
 

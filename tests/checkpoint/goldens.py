@@ -55,6 +55,8 @@ from psfleet_launch.chaos.audit import HELD, AuditedRow, AuditFile
 
 _FORMATS = Path(__file__).parents[1] / "goldens" / "formats"
 VERSION, VERSION_2 = (_FORMATS / version / "checkpoint" for version in ("v1", "v2"))
+VERSION_3, GROUPS_3 = (_FORMATS / "v3" / part for part in ("checkpoint", "groups"))
+"""The snapshots of VERSION and of VERSION_2 with the state of a server in its version 2."""
 _ENTRY = (
     CountFilterEntry(2, candidates=64)
     & ShowClickEntry("shows", "clicks")
@@ -161,14 +163,7 @@ def names() -> dict[str, Any]:
 
 def build(folder: Path) -> None:
     """Write every golden file."""
-    folder.mkdir(parents=True)
-    fleet = shards(4)
-    save(fleet, folder / "base", PendingCut(1, remember=True))
-    push(fleet, 5)
-    for shard in fleet:
-        table: Any = shard.tables[SPECS[2].key]
-        table.remove(np.array([1, 2]))
-    save(fleet, folder / "delta", PendingCut(2, since=1), linked(folder / "base", folder / "delta"))
+    build_snapshots(folder)
     export(str(folder / "delta"), str(folder / "export"), "safetensors", ids=True)
     export(str(folder / "delta"), str(folder / "export-npz"), "npz", ids=False)
     fresh = EmbeddedRuntime()
@@ -185,11 +180,28 @@ def build(folder: Path) -> None:
     (folder / "names.json").write_text(text + "\n")
 
 
+def build_snapshots(folder: Path) -> None:
+    """Write a snapshot and a delta of it."""
+    folder.mkdir(parents=True)
+    fleet = shards(4)
+    save(fleet, folder / "base", PendingCut(1, remember=True))
+    push(fleet, 5)
+    for shard in fleet:
+        table: Any = shard.tables[SPECS[2].key]
+        table.remove(np.array([1, 2]))
+    save(fleet, folder / "delta", PendingCut(2, since=1), linked(folder / "base", folder / "delta"))
+
+
 def build_groups(folder: Path) -> None:
     """Write what version 2 can say: the same tables on groups of servers, and the notes of chaos."""
+    build_grouped_snapshot(folder)
+    _build_audit(folder / "job")
+
+
+def build_grouped_snapshot(folder: Path) -> None:
+    """Write a snapshot of tables on groups of servers."""
     folder.mkdir(parents=True)
     save(shards(4, specs=_GROUPED), folder / "base", PendingCut(1, remember=True))
-    _build_audit(folder / "job")
 
 
 def _build_model(folder: Path) -> None:
@@ -248,7 +260,12 @@ def _build_audit(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for target, write in ((VERSION, build), (VERSION_2, build_groups)):
+    for target, write in (
+        (VERSION, build),
+        (VERSION_2, build_groups),
+        (VERSION_3, build_snapshots),
+        (GROUPS_3, build_grouped_snapshot),
+    ):
         if target.exists():
             print(f"{str(target)!r} is there; golden files are never replaced, see docs/formats.md")
         else:

@@ -10,10 +10,9 @@ from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_launch.commands.psfleet_cli import main
-from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.log import LogHeader, ServerLog
 from psfleet_server.durability.recovery import Journal
 
 TABLE = TableSpec("t", "sparse", (2,), Adam())

@@ -28,9 +28,8 @@ from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.log import ServerLog, records
+from psfleet_server.durability.log import LogHeader, ServerLog, records
 from psfleet_server.durability.records import server_state
 from psfleet_server.durability.recovery import Journal, take
 from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log, seal_manifest

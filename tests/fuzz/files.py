@@ -14,7 +14,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ from psfleet.core.engine.shard.events import Join, Push
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.graph.execution.inference import load_inference, save_inference
 from psfleet.core.graph.program.variable import Variable
+from psfleet.core.net import message_codec
 from psfleet.core.net.connections.credentials import FILES, Credentials
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import Settings, load_strategy_file, resolve
@@ -43,7 +43,7 @@ from psfleet.features import Feature, FeatureSet, Table
 from psfleet.fleet.file_datasets import FileDataset
 from psfleet.fluid.layer_modules import load, save
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.log import LogHeader, ServerLog
 from psfleet_server.durability.recovery import Journal
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
@@ -227,10 +227,10 @@ def reseal_log(folder: Path) -> None:
 def _go_on(data: bytearray, end: int, chain: int) -> None:
     """Let the header say where the file before ends."""
     length = struct.unpack_from("<I", data, 12)[0]
-    said = LogHeader.FromString(bytes(data[20 : 20 + length]))
-    if said.HasField("after"):
-        said.after.end, said.after.chain = end, chain
-        text = said.SerializeToString()
+    said: LogHeader = message_codec.decode(LogHeader, bytes(data[20 : 20 + length]))
+    if said.after is not None:
+        after = replace(said.after, end=end, chain=chain)
+        text = message_codec.encode(replace(said, after=after))
         data[12 : 20 + length] = struct.pack("<II", len(text), 0) + text
 
 

@@ -14,11 +14,10 @@ from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.graph.execution.inference import load_inference
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_server.durability.inspect_log import main as examine
-from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.log import LogHeader, ServerLog
 
 SHARD = "shard-0-of-1.safetensors"
 Shape = Callable[[Path], object]

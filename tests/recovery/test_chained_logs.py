@@ -16,10 +16,9 @@ from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.engine.tables.dense import DenseTable
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.inspect_log import replay, verify
-from psfleet_server.durability.log import ServerLog, files_of, records
+from psfleet_server.durability.log import LogHeader, ServerLog, files_of, records
 from psfleet_server.durability.records import server_state
 from psfleet_server.durability.recovery import Journal
 from tests.server.seating import register

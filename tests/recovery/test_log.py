@@ -19,10 +19,9 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.durability.log import ServerLog, records
+from psfleet_server.durability.log import LogHeader, ServerLog, records
 from psfleet_server.durability.recovery import Journal
 from tests.server.seating import register
 

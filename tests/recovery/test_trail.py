@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.net.v1.log_pb2 import LogHeader
-from psfleet_server.durability.log import ServerLog, records
+from psfleet_server.durability.log import LogHeader, ServerLog, records
 
 MIB = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)

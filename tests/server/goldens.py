@@ -39,8 +39,8 @@ from psfleet.core.engine.shard.shard_state import ConsistencyState, PullGate, Sh
 from psfleet.core.engine.shard.workers import Workers
 from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.net.body import write_record
+from psfleet.core.net.membership_messages import agreed_numbers
 from psfleet.core.net.server_state import write_state
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.barriers import (
     CollectiveCompleted,
@@ -66,7 +66,7 @@ from psfleet_server.coordinator.data_dispatch import (
     TornStep,
 )
 from psfleet_server.coordinator.membership import Membership, Seat
-from psfleet_server.durability.log import VERSION, ServerLog
+from psfleet_server.durability.log import VERSION, LogHeader, ServerLog
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import (
     RecordKind,
@@ -165,7 +165,7 @@ def _members() -> Membership:
 
 
 def _switch() -> ModeSwitch:
-    return ModeSwitch(2, SSP, {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
+    return ModeSwitch(2, agreed_numbers(SSP), {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
 
 
 def _mode_request() -> ModeRequest:

@@ -28,11 +28,10 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Pull, Push, Shrink, Tick
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import active, current
 from psfleet.fleet.testing.local_fleet import LocalFleet
-from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.log import LogHeader, ServerLog
 from psfleet_server.durability.recovery import Journal
 from tests.trainings import in_threads
 from tests.waiting import until

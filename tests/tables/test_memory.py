@@ -36,12 +36,11 @@ from psfleet.core.engine.shard.events import (
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.sparse import SparseTable
-from psfleet.core.net.v1.log_pb2 import LogHeader
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime, FrozenRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
-from psfleet_server.durability.log import ServerLog
+from psfleet_server.durability.log import LogHeader, ServerLog
 from psfleet_server.durability.recovery import Journal
 from psfleet_server.engine.memory_budget import table_limit
 

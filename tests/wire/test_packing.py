@@ -56,8 +56,8 @@ def push_of(form: Format) -> tuple[Header, bytes]:
     return header, b"".join(parts)
 
 
-def read(header: Header, payload: Any) -> tuple[Gradient, ...]:
-    return segments.read_gradients(header, memoryview(payload), SPECS.__getitem__)
+def read(header: Header, payload: Any) -> list[Gradient]:
+    return segments.read_request(header, memoryview(payload), SPECS.__getitem__).gradients
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -47,6 +47,24 @@ def write_values(table: int, values: NDArray[np.float32]) -> OutgoingSegment:
     return OutgoingSegment(Segment(table=table, content=content, count=len(values)), (values,))
 
 
+def write_gradient(gradient: Gradient) -> OutgoingSegment:
+    """A push to one table, as a worker without shared memory lays it out."""
+    values, ids = gradient.values, gradient.ids
+    content = segments.VALUES if ids is None else segments.ID_ROWS
+    segment = Segment(
+        table=gradient.table,
+        content=content,
+        count=len(values),
+        learning_rate=gradient.learning_rate,
+    )
+    return OutgoingSegment(segment, (values,) if ids is None else (ids, values))
+
+
+def read_gradients(header: Header, payload: Any, specs: Any) -> list[Gradient]:
+    """The gradients of a push, as a server reads them."""
+    return segments.read_request(header, payload, specs).gradients
+
+
 def through(parts: list[OutgoingSegment], read: Callable[..., Any]) -> Any:
     """What a reader gets of what was written."""
     header, payload = frame.decode(segments.message(Header(), parts))
@@ -59,7 +77,7 @@ def test_gradients_come_back() -> None:
         Gradient(DENSE.key, np.arange(7, dtype=np.float32), None, 0.5),
         Gradient(SPARSE.key, ROWS, IDS, 0.1),
     ]
-    actual = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
+    actual = through([write_gradient(g) for g in sent], read_gradients)
     for before, after in zip(sent, actual, strict=True):
         assert (before.table, before.learning_rate) == (after.table, after.learning_rate)
         np.testing.assert_array_equal(before.values, after.values)
@@ -106,20 +124,20 @@ def test_any_mix_of_lengths_stays_aligned(rows: int, values: int) -> None:
         Gradient(DENSE.key, np.zeros(values, np.float32)),
         Gradient(SPARSE.key, np.ones((rows, 3), np.float32), np.arange(rows, dtype=np.int64)),
     ]
-    actual = through([segments.write_gradient(g) for g in sent], segments.read_gradients)
+    actual = through([write_gradient(g) for g in sent], read_gradients)
     assert all(g.values.flags.aligned for g in actual)
     np.testing.assert_array_equal(actual[1].ids, sent[1].ids)
 
 
 def test_an_unaligned_payload_is_read_all_the_same() -> None:
     """A stock client that writes no padding is understood; the reader copies once."""
-    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part = write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     whole = Frame.FromString(segments.message(Header(), [part]))
     for length in range(8):
         message = Frame(header=whole.header, payload=whole.payload, padding=b"")
         message.header.samples = 2 ** (7 * length)
         header, payload = frame.decode(message.SerializeToString())
-        actual = segments.read_gradients(header, payload, spec_of)[0]
+        actual = segments.read_request(header, payload, spec_of).gradients[0]
         assert actual.values.flags.aligned
         np.testing.assert_array_equal(actual.values, ROWS)
 
@@ -127,30 +145,30 @@ def test_an_unaligned_payload_is_read_all_the_same() -> None:
 @pytest.mark.parametrize("count", [6, 2**20, 2**40, 2**64 - 1])
 def test_a_count_beyond_the_payload_is_refused(count: int) -> None:
     """A segment that announces more than the payload holds, up to exabytes, takes no memory."""
-    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part = write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     part.segment.count = count
     with pytest.raises(FrameError, match=r"announces \d+ bytes, but the payload has"):
-        through([part], segments.read_gradients)
+        through([part], read_gradients)
 
 
 def test_bytes_of_no_segment_are_refused() -> None:
     """A payload longer than its segments is refused."""
-    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part = write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     part.segment.count = 2
     with pytest.raises(FrameError, match="segments take 40 bytes of a payload of 104"):
-        through([part], segments.read_gradients)
+        through([part], read_gradients)
 
 
 def test_a_table_twice_in_one_push_is_refused() -> None:
     """A push names a table at most once."""
-    part = segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS))
+    part = write_gradient(Gradient(SPARSE.key, ROWS, IDS))
     with pytest.raises(FrameError, match="twice"):
         through(
             [
                 part,
                 OutgoingSegment(Segment.FromString(part.segment.SerializeToString()), part.arrays),
             ],
-            segments.read_gradients,
+            read_gradients,
         )
 
 
@@ -158,8 +176,8 @@ def test_a_segment_of_the_wrong_kind_is_refused() -> None:
     """Rows for a dense table, or a dense pull of a sparse one, name table and content."""
     with pytest.raises(FrameError, match=r"'dense' is dense; .* expected CONTENT_VALUES"):
         through(
-            [OutgoingSegment(segments.write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
-            segments.read_gradients,
+            [OutgoingSegment(write_gradient(Gradient(DENSE.key, ROWS, IDS)).segment)],
+            read_gradients,
         )
     with pytest.raises(FrameError, match=r"'sparse' is sparse; .* expected CONTENT_IDS"):
         through([write_read(Read(SPARSE.key))], segments.read_request)
@@ -189,12 +207,7 @@ def test_any_header_over_any_payload_is_read_or_refused(
 ) -> None:
     """No header and payload make a reader raise anything but a psfleet error."""
     header = Header(segments=lies)
-    for read in (
-        segments.read_gradients,
-        segments.read_request,
-        segments.read_states,
-        segments.read_values,
-    ):
+    for read in (read_gradients, segments.read_request, segments.read_states, segments.read_values):
         with contextlib.suppress(PsfleetError):
             read(header, memoryview(payload), spec_of)
 
@@ -202,7 +215,7 @@ def test_any_header_over_any_payload_is_read_or_refused(
 def test_an_exchange_comes_apart() -> None:
     """Gradients and reads of one message, of the same table too, come back as what they were."""
     parts = [
-        segments.write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
+        write_gradient(Gradient(SPARSE.key, ROWS, IDS, 0.1)),
         write_read(Read(SPARSE.key, IDS[:2])),
         write_read(Read(DENSE.key)),
     ]
@@ -223,7 +236,7 @@ def test_segments_of_a_lane_lie_where_they_say() -> None:
     place = Segment(table=SPARSE.key, content=segments.ID_ROWS, count=5, offset=128)
     header = Header(segments=[place])
     header.lane.generation = 1
-    [gradient] = segments.read_gradients(header, memory, spec_of)
+    [gradient] = segments.read_request(header, memory, spec_of).gradients
     np.testing.assert_array_equal(gradient.ids, IDS)
     np.testing.assert_array_equal(gradient.values, ROWS)
     for wrong in ({"offset": 160}, {"offset": 2**64 - 8}, {"count": 2**60}):
@@ -231,7 +244,7 @@ def test_segments_of_a_lane_lie_where_they_say() -> None:
         for name, value in wrong.items():
             setattr(bad.segments[0], name, value)
         with pytest.raises(FrameError, match="announces"):
-            segments.read_gradients(bad, memory, spec_of)
+            segments.read_request(bad, memory, spec_of)
 
 
 def test_large_arrays_give_the_same_message() -> None:

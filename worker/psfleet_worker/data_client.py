@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.engine.round_plan import Range, RoundPlan, SourceParts
-from psfleet.core.net.membership_messages import PLAN_ENTRY
-from psfleet.core.net.message_converter import read_pairs
+from psfleet.core.net.membership_messages import read_pairs, read_plan_entry
 from psfleet.core.net.v1 import membership_pb2
 from psfleet.core.runtime.script_runtime import ScriptRuntime
 from psfleet.core.runtime.stages import here, links
@@ -114,7 +113,7 @@ class DataClient:
         reply = membership_pb2.AssignDataReply.FromString(wait_all([call])[0])
         self._parts.count = reply.parts
         if request.round:
-            entries = tuple(map(PLAN_ENTRY.read, reply.plan))
+            entries = tuple(map(read_plan_entry, reply.plan))
             return DataReply(RoundPlan(message.size, message.batch, entries), reply.view)
         if reply.ended or reply.plan:  # data of a round plan, in another mode, is over
             return DataReply((), reply.view)

@@ -17,16 +17,16 @@ from psfleet.core.base.threads import ServiceThread, Waker
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.connections.tls_sockets import why_refused
+from psfleet.core.net.message_codec import encode
 from psfleet_launch.engines.remote.agent_hub import MOST_AGENTS, SILENCE_LIMIT
 from psfleet_launch.engines.remote.agent_messages import (
     ATTEND,
-    FROM_AGENT,
-    FROM_LAUNCHER,
     AgentMessage,
     Hello,
     LauncherMessage,
     Ping,
     Probe,
+    read_launcher_message,
 )
 
 _EVERY = 1.0  # seconds between pings
@@ -73,7 +73,7 @@ class LauncherLink:
             )
         self._answered = time.monotonic()
         self.send(hello)
-        attend = self._channel.stream_stream(ATTEND, FROM_AGENT.encode, FROM_LAUNCHER.decode)
+        attend = self._channel.stream_stream(ATTEND, encode, read_launcher_message)
         self._call = attend(iter(self._outbox.get, None), metadata=self._access.metadata)
         self._threads = [ServiceThread(self._hear, "launcher"), ServiceThread(self._ping, "ping")]
         for thread in self._threads:

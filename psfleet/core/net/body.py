@@ -1,16 +1,20 @@
-"""Bodies: a protobuf message with large arrays behind it, as a log, a snapshot and a standby get it.
+"""Bodies: a value with large arrays behind it, as a log, a snapshot and a standby get it.
 
-    length of the message u64, the message, zeros up to a multiple of 8 bytes, the arrays
+    length of the head u64 | head | zeros | array | zeros | array | zeros ...
 
-Arrays are used where they are read. What is stored is read strictly: a field that this version does not
-know could change the meaning of all others.
+The zeros fill up to a multiple of 8 bytes. The head is the value as MessagePack, with the names of fields
+(see message_codec.py); for each array it has the dtype and the shape alone. So arrays are neither copied nor
+parsed, and a reader uses them where they lie. What is stored is read strictly: a field that this version does
+not know could change the meaning of all others.
 """
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from typing import Any, TypeVar, get_args
 
+import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
@@ -18,7 +22,6 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import FrameError
 from psfleet.core.net.frame import ALIGNMENT, BYTES, Part, extent, opened, tag
 from psfleet.core.net.v1.replica_pb2 import FollowReply
-from psfleet.core.net.v1.state_pb2 import Array
 
 _LENGTH = struct.Struct("<Q")
 _KINDS = "biuf"  # of dtypes: bool, int, unsigned, float
@@ -29,20 +32,28 @@ M = TypeVar("M", bound=Message)
 _CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
 
 
-def pack(message: Message, groups: Iterable[Sequence[NDArray[Any]]] = ()) -> list[Part]:
-    """Return the body in parts; each group of arrays is followed by zeros up to a multiple of 8 bytes."""
-    head = message.SerializeToString(deterministic=True)
+def pack(message: Any) -> list[Part]:
+    """Return the body of a dataclass or Struct in parts, with the arrays that it holds at any depth."""
+    arrays: list[NDArray[Any]] = []
+    head = _head_of(message, arrays)
     parts: list[Part] = [_LENGTH.pack(len(head)), head, bytes(-len(head) % ALIGNMENT)]
-    for arrays in groups:
-        parts += [*arrays, bytes(-sum(array.nbytes for array in arrays) % ALIGNMENT)]
+    for array in arrays:
+        parts.append(array)
+        if odd := array.nbytes % ALIGNMENT:
+            parts.append(bytes(ALIGNMENT - odd))
     return parts
 
 
-def unpack(kind: type[M], body: memoryview) -> tuple[M, memoryview]:
-    """Return the message of a body, and the bytes of the arrays behind it.
+def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
+    """Return the value of a body; its arrays are views into the body.
+
+    Args:
+        kind: Type of the value: a dataclass, a Struct, or a union of subclasses of `Message`.
+        body: The body.
+        name: What errors call the value, or empty for the name of its type.
 
     Raises:
-        FrameError: It is no such message, or has a field that this version does not know.
+        FrameError: The body holds no such value, or not as this version writes it.
     """
     if len(body) < _LENGTH.size:
         raise FrameError(f"a body has {len(body)} bytes, which is too few")
@@ -50,18 +61,18 @@ def unpack(kind: type[M], body: memoryview) -> tuple[M, memoryview]:
     end = _LENGTH.size + length
     if end > len(body):
         raise FrameError(f"a body of {len(body)} bytes announces a message of {length}")
-    return parse(kind, bytes(body[_LENGTH.size : end])), body[end + -length % ALIGNMENT :]
-
-
-def read_alone(kind: type[M], body: memoryview) -> M:
-    """Return the message of a body without arrays.
-
-    Raises:
-        FrameError: Errors of `unpack`, or there are bytes after the message.
-    """
-    message, payload = unpack(kind, body)
-    read_arrays((), payload)
-    return message
+    head, name = body[_LENGTH.size : end], name or kind.__name__
+    arrays = _ArrayReader(body[end + -length % ALIGNMENT :])
+    try:
+        value = msgspec.msgpack.decode(head, type=kind, dec_hook=arrays.read)
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+        raise FrameError(f"its {name} is damaged: {error}") from None
+    arrays.finish()
+    # msgspec passes over fields of a dataclass that it does not know, and fills in those that are missing.
+    # Both change the size of what is written again.
+    if len(_head_of(value, [])) != length:
+        raise FrameError(f"its {name} has other fields than this version of psfleet knows")
+    return value
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -89,32 +100,65 @@ def flat(part: Part) -> memoryview:
     return memoryview(part)
 
 
-def described(array: NDArray[Any], name: str = "") -> Array:
-    """Return the message that describes an array behind it."""
-    return Array(name=name, dtype=array.dtype.str, shape=array.shape)
+def _head_of(message: Any, arrays: list[NDArray[Any]]) -> bytes:
+    """Return the message without the content of its arrays, which are appended to `arrays`."""
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays.append(value)
+            return value.dtype.str, value.shape
+        if isinstance(value, np.generic):
+            return value.item()
+        raise NotImplementedError(f"a message cannot hold {type(value).__name__}")
+
+    return msgspec.msgpack.encode(message, enc_hook=describe)
 
 
-def read_arrays(descriptions: Iterable[Array], payload: memoryview) -> list[NDArray[Any]]:
-    """Return the arrays behind a message, as views into the payload.
+class _ArrayReader:
+    """Gives the arrays behind a head, in the order in which the head describes them."""
 
-    Raises:
-        FrameError: They are not as described, or something follows them.
-    """
-    arrays, at = [], 0
-    for each in descriptions:
-        dtype, count = dtype_of(each.dtype), math.prod(each.shape)
-        if count * dtype.itemsize > len(payload) - at:
+    def __init__(self, payload: memoryview) -> None:
+        self._payload = payload
+        self._at = 0
+
+    def read(self, kind: Any, description: Any) -> NDArray[Any]:
+        """Return the next array, which an attribute of the type `kind` holds, as a view into the payload.
+
+        Raises:
+            FrameError: It is not as described, or of another dtype than the attribute.
+        """
+        code, shape = description  # what is something else is refused by its use, as a TypeError
+        dtype, count = dtype_of(code), math.prod(shape)
+        if (expected := _dtype_in(kind)) not in (None, dtype):
+            raise FrameError(f"an array is of {dtype.name}, expected {expected}")
+        size = count * dtype.itemsize
+        if size > len(self._payload) - self._at or min(shape, default=0) < 0:
             raise FrameError(
-                f"an array of {count} {dtype.name} is announced, but {len(payload) - at} bytes follow"
+                f"an array of {count} {dtype.name} is announced, but "
+                f"{len(self._payload) - self._at} bytes follow"
             )
-        arrays.append(np.frombuffer(payload, dtype, count, at).reshape(tuple(each.shape)))
-        at += arrays[-1].nbytes
-        at += -at % ALIGNMENT
-    if at != len(payload):
-        raise FrameError(f"the arrays take {at} bytes of {len(payload)}")
-    return arrays
+        array = np.frombuffer(self._payload, dtype, count, self._at)
+        self._at += size + -size % ALIGNMENT
+        return array if len(shape) == 1 else array.reshape(shape)
+
+    def finish(self) -> None:
+        """Refuse bytes that belong to no array.
+
+        Raises:
+            FrameError: There are some.
+        """
+        if self._at != len(self._payload):
+            raise FrameError(f"the arrays take {self._at} bytes of {len(self._payload)}")
 
 
+@cache
+def _dtype_in(annotation: Any) -> np.dtype[Any] | None:
+    """Return the dtype of an annotation like NDArray[np.int64], or None for any."""
+    [scalar] = get_args(get_args(annotation)[1])
+    return None if scalar is Any else np.dtype(scalar)
+
+
+@lru_cache(64)
 def dtype_of(code: str) -> np.dtype[Any]:
     """Return the dtype of NumPy's code, which is one of numbers.
 

@@ -3,6 +3,7 @@
 A mode travels as its number and the settings of servers. The messages that hold one have the same three
 fields: `mode`, `staleness` with the first of these settings, and `mode_settings` with the others."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -10,17 +11,11 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, FrameError, ShapeError
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.consistency import MODES, ConsistencyMode, find_mode
+from psfleet.core.engine.consistency import MODES, NO_MODE, ConsistencyMode, find_mode
 from psfleet.core.engine.round_plan import PlanEntry
-from psfleet.core.engine.shard.membership_view import InstallView, ViewReport
-from psfleet.core.net.message_converter import Converter, SpreadCodec
 from psfleet.core.net.v1 import membership_pb2, shard_pb2
 
 Change = NDArray[np.int64]
-
-
-INSTALL = Converter(InstallView, membership_pb2.InstallRequest, others=("boot",))
-PLAN_ENTRY = Converter(PlanEntry, membership_pb2.PlanEntry)
 
 
 class ModeFields(Protocol):
@@ -58,12 +53,51 @@ def read_mode_fields(message: ModeFields) -> ConsistencyMode:
     return _with(message.mode, [message.staleness, *message.mode_settings])
 
 
-MODE = SpreadCodec(
-    ConsistencyMode,
-    frozenset({"mode", "staleness", "mode_settings"}),
-    mode_fields,
-    read_mode_fields,
-)
+def agreed_numbers(mode: ConsistencyMode) -> tuple[int, ...]:
+    """Return a mode as logs and snapshots hold it: its number, then the settings that servers know."""
+    return (mode.number, *mode.agreed_settings.values())
+
+
+def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
+    """Return the mode that `agreed_numbers` wrote. Number 0 stands for a fleet that no worker has joined.
+
+    Raises:
+        FrameError: It is unknown, or has no such settings.
+    """
+    number, *settings = numbers or (0,)
+    return _with(number, settings) if number else NO_MODE
+
+
+def write_plan_entry(entry: PlanEntry) -> membership_pb2.PlanEntry:
+    """Return the message of an entry of a round plan."""
+    return membership_pb2.PlanEntry(
+        first=entry.first, seats=entry.seats, stream=write_pairs(entry.stream)
+    )
+
+
+def read_plan_entry(message: membership_pb2.PlanEntry) -> PlanEntry:
+    """Return the entry of a round plan that a message brings.
+
+    Raises:
+        FrameError: A range has no end.
+    """
+    return PlanEntry(message.first, tuple(message.seats), read_pairs(message.stream))
+
+
+def write_pairs(pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """Make one list of pairs, one after the other."""
+    return [number for pair in pairs for number in pair]
+
+
+def read_pairs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Make the pairs that `write_pairs` wrote.
+
+    Raises:
+        FrameError: One has no second number.
+    """
+    if len(numbers) % 2:
+        raise FrameError(f"ranges are pairs of positions; there are {len(numbers)} of them")
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def write_change(mode: ConsistencyMode, last: int) -> Change:
@@ -130,43 +164,3 @@ def _with(number: int, values: list[int]) -> ConsistencyMode:
         return mode.agreed(*values)
     except ConfigError as error:
         raise FrameError(str(error)) from None
-
-
-def write_report(report: ViewReport) -> membership_pb2.Standing:
-    """Return the message of a report."""
-    return membership_pb2.Standing(
-        mode=report.mode,
-        closed=report.closed,
-        seats=[
-            membership_pb2.SeatStanding(
-                worker=worker,
-                incarnation=incarnation,
-                committed=report.committed.get(worker, 0),
-                rests=report.rests.get(worker, 0),
-                left=worker in report.left,
-                sequence=report.sequences.get(worker, 0),
-                leases=report.positions.get(worker, (0, 0))[0],
-                samples=report.positions.get(worker, (0, 0))[1],
-                progress=report.progress.get(worker, ""),
-                addressed=report.addressed.get(worker, ()),
-            )
-            for worker, incarnation in sorted(report.incarnations.items())
-        ],
-    )
-
-
-def read_report(message: membership_pb2.Standing) -> ViewReport:
-    """Return the report that a message brings."""
-    seats = {seat.worker: seat for seat in message.seats}
-    return ViewReport(
-        message.mode,
-        message.closed,
-        {worker: seat.incarnation for worker, seat in seats.items()},
-        {worker: seat.committed for worker, seat in seats.items()},
-        {worker: seat.rests for worker, seat in seats.items()},
-        frozenset(worker for worker, seat in seats.items() if seat.left),
-        {worker: seat.sequence for worker, seat in seats.items()},
-        {worker: (seat.leases, seat.samples) for worker, seat in seats.items()},
-        {worker: seat.progress for worker, seat in seats.items() if seat.progress},
-        {worker: tuple(seat.addressed) for worker, seat in seats.items() if seat.addressed},
-    )

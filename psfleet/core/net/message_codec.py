@@ -6,7 +6,8 @@ small multiple of the bytes that have come. Messages that other software may sen
 instead.
 """
 
-from typing import Any, Generic, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,31 +26,32 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
         class Leaving(Message, frozen=True):
             why: str
 
-        CODEC = MessageCodec[Ping | Leaving](Ping | Leaving, "message of an agent")
-        CODEC.decode(CODEC.encode(Ping(2.5)))  # Ping(sent_at=2.5)
+        decode(Ping | Leaving, encode(Ping(2.5)))  # Ping(sent_at=2.5)
     """
 
 
-class MessageCodec(Generic[M]):
-    """Writes and reads messages of one type.
+encode = msgspec.msgpack.Encoder().encode
+"""Returns the bytes of a message."""
+
+
+def decode(kind: type[M] | Any, data: bytes, name: str = "") -> M:
+    """Return the message in these bytes.
 
     Args:
-        kind: The type: a dataclass, a Struct, or a union of subclasses of `Message`.
-        name: What errors call such a message.
+        kind: Type of the message: a dataclass, a Struct, or a union of subclasses of `Message`.
+        data: The bytes.
+        name: What errors call such a message, or empty for the name of its type.
+
+    Raises:
+        FrameError: They hold no such message.
     """
+    try:
+        message: M = _decoder(kind).decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FrameError(f"these bytes are no {name or kind.__name__}: {error}") from None
+    return message
 
-    def __init__(self, kind: Any, name: str) -> None:
-        self.encode = msgspec.msgpack.Encoder(order="deterministic").encode
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
-        self._name = name
 
-    def decode(self, data: bytes) -> M:
-        """Return the message in these bytes.
-
-        Raises:
-            FrameError: They hold no such message, or one with a field that this version does not know.
-        """
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise FrameError(f"these bytes are no {self._name}: {error}") from None
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)

@@ -39,11 +39,9 @@ __all__ = [
     "field_of",
     "joined",
     "message",
-    "read_gradients",
     "read_request",
     "read_states",
     "read_values",
-    "write_gradient",
     "write_state",
     "written",
 ]
@@ -149,24 +147,6 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: byt
     return message
 
 
-def write_gradient(gradient: Gradient) -> OutgoingSegment:
-    """Return a push to one table: rows with their ids, or this server's part of a dense gradient.
-
-    Values are written in 32 bits, positions of a dense gradient count from the part's start.
-    """
-    values, ids = gradient.values, gradient.ids
-    content = VALUES if ids is None else ELEMENTS if values.ndim == 1 else ID_ROWS
-    segment = Segment(
-        table=gradient.table,
-        content=content,
-        count=len(values),
-        learning_rate=gradient.learning_rate,
-    )
-    if ids is None:
-        return OutgoingSegment(segment, (values,))
-    return OutgoingSegment(segment, (ids if content == ID_ROWS else ids.astype(np.uint32), values))
-
-
 def write_state(state: PartState) -> OutgoingSegment:
     """Return a part of a table with its optimizer state."""
     if state.ids is None:
@@ -225,11 +205,6 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
         )
     return request
-
-
-def read_gradients(header: Header, payload: Bytes, spec_of: SpecOf) -> tuple[Gradient, ...]:
-    """Return the gradients of a push, as views into the payload."""
-    return tuple(_gradient(*part) for part in _segments(header, payload, spec_of))
 
 
 def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:

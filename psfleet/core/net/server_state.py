@@ -1,42 +1,27 @@
-"""Between what a server keeps beside its tables and its bytes; protos/psfleet/v1/state.proto says them."""
+"""State of a server beside the content of its tables, as a snapshot, a log and a standby's copy hold it.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+It is one body (see body.py): the tensor "server" in each file of a snapshot, and records 16 and 17 of a log.
+The coordinator's part is known to the program of servers alone and is a body within that body.
+"""
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from psfleet.core.base.errors import FrameError
-from psfleet.core.engine.consistency import NO_MODE
-from psfleet.core.engine.interface import Gradient
-from psfleet.core.engine.shard.events import Push
 from psfleet.core.engine.shard.rounds import Rounds
 from psfleet.core.engine.shard.shard_state import ConsistencyState, PullGate, ShardState
 from psfleet.core.engine.shard.workers import Workers
-from psfleet.core.net import body
+from psfleet.core.net.body import pack, unpack
 from psfleet.core.net.frame import Part
-from psfleet.core.net.membership_messages import MODE, mode_fields, read_mode_fields
-from psfleet.core.net.message_converter import Converter, check_shared
-from psfleet.core.net.segments import VALUES, OutgoingSegment
-from psfleet.core.net.v1 import state_pb2
-from psfleet.core.net.v1.frame_pb2 import Header, Segment
-from psfleet.core.net.worker_requests import read_push, write_push
+from psfleet.core.net.membership_messages import agreed_numbers, read_agreed_numbers
 
-VERSION = 1
-"""Version of ServerState and of all messages in it."""
-
-Arrays = Iterator[NDArray[Any]]
-
-
-_WORKERS = Converter(
-    Workers,
-    state_pb2.ShardState,
-    omitted=("server", "count", "promised", "frozen", "refused"),
-    others=None,
-)
-_ROUNDS = Converter(Rounds, state_pb2.ShardState, omitted=("held", "reached"), others=None)
-_BY_HAND = {*MODE.fields, "switches", "cut", "held", "clocks", "leading_steps", "makers"}
+VERSION = 2
+"""Version of a server's state and of all that it contains."""
+_PROTOBUF = b"\x08\x01"
+"""Beginning of the message that held a state of version 1."""
+_HEAD = 8  # bytes of a body before its message
 
 
 @dataclass(frozen=True)
@@ -44,25 +29,56 @@ class ServerState:
     """State of a server without the content of its tables.
 
     Attributes:
-        shard: Its shard.
-        coordinator: On server 0 what the coordinator has decided.
+        shard: State of its shard.
+        coordinator: On server 0 the decisions of the coordinator, as a body.
     """
 
     shard: ShardState
-    coordinator: state_pb2.CoordinatorState | None = None
+    coordinator: bytes | None = None
+
+
+class _Stored(Struct, frozen=True):
+    """A ServerState without what starts anew with each process.
+
+    Attributes:
+        mode: Mode of the fleet: its number and the settings that servers know.
+        clocks, leading_steps: Of the mode's gate.
+    """
+
+    version: int
+    workers: Workers
+    rounds: Rounds
+    mode: Sequence[int]
+    switches: int
+    clocks: dict[int, int]
+    leading_steps: int
+    cut: int
+    makers: dict[int, int]
+    coordinator: bytes | None
+
+
+def is_of_version_1(content: memoryview) -> bool:
+    """Return whether a body holds a state as psfleet wrote it before version 2, of which nothing is read."""
+    return content[_HEAD : _HEAD + len(_PROTOBUF)] == _PROTOBUF
 
 
 def write_state(state: ServerState) -> list[Part]:
-    """Return the body that holds it."""
-    shard, segments = _write_shard(state.shard)
-    arrays = [array for segment in segments for array in segment.arrays]
-    message = state_pb2.ServerState(
-        version=VERSION,
-        shard=shard,
-        coordinator=state.coordinator,
-        arrays=map(body.described, arrays),
+    """Return the body that holds a server's state."""
+    shard, consistency = state.shard, state.shard.consistency
+    workers = replace(shard.workers, server=0, count=0, promised=0, frozen=False, refused=set())
+    stored = _Stored(
+        VERSION,
+        workers,
+        replace(consistency.rounds, reached=0),
+        agreed_numbers(consistency.declared),
+        consistency.switches,
+        consistency.gate.at,
+        consistency.gate.leading_steps,
+        shard.cut,
+        shard.makers,
+        state.coordinator,
     )
-    return body.pack(message, ([array] for array in arrays))
+    return pack(stored)
 
 
 def read_state(content: memoryview) -> ServerState:
@@ -71,58 +87,19 @@ def read_state(content: memoryview) -> ServerState:
     Raises:
         FrameError: It is of another version, has a field that this one does not know, or is damaged.
     """
-    message, payload = body.unpack(state_pb2.ServerState, content)
-    if message.version != VERSION:
+    is_old = is_of_version_1(content)
+    stored: _Stored | None = None if is_old else unpack(_Stored, content, "server's state")
+    if stored is None or stored.version != VERSION:
         raise FrameError(
-            f"it holds a server's state of version {message.version}; this psfleet reads "
+            f"it holds a server's state of version {stored.version if stored else 1}; this psfleet reads "
             f"version {VERSION}"
         )
-    arrays = iter(body.read_arrays(message.arrays, payload))
-    coordinator = message.coordinator if message.HasField("coordinator") else None
-    return ServerState(_read_shard(message.shard, arrays), coordinator)
-
-
-check_shared(state_pb2.ShardState, (_WORKERS, _ROUNDS), _BY_HAND)
-
-
-def _write_shard(state: ShardState) -> tuple[state_pb2.ShardState, list[OutgoingSegment]]:
-    rounds, gate = state.consistency.rounds, state.consistency.gate
-    pushes = [write_push(push) for push in rounds.held.values()]
-    message = state_pb2.ShardState(
-        **_WORKERS.stored(state.workers),
-        **_ROUNDS.stored(rounds),
-        **mode_fields(state.consistency.declared),
-        switches=state.consistency.switches,
-        cut=state.cut,
-        held=[header for header, _ in pushes],
-        clocks=gate.at,
-        leading_steps=gate.leading_steps,
-        makers=state.makers,
-    )
-    return message, [segment for _, segments in pushes for segment in segments]
-
-
-def _read_shard(message: state_pb2.ShardState, arrays: Arrays) -> ShardState:
-    pushes = {header.worker: _read_held(header, arrays) for header in message.held}
-    clocks = dict(sorted(message.clocks.items()))
     consistency = ConsistencyState(
         server=0,
-        rounds=_ROUNDS.read(message, held=pushes),
-        declared=read_mode_fields(message) if message.mode else NO_MODE,
-        switches=message.switches,
-        gate=PullGate(at=clocks, leading_steps=message.leading_steps),
+        rounds=stored.rounds,
+        declared=read_agreed_numbers(stored.mode),
+        switches=stored.switches,
+        gate=PullGate(at=stored.clocks, leading_steps=stored.leading_steps),
     )
-    workers = _WORKERS.read(message, server=0, count=0)
-    return ShardState(workers, consistency, message.cut, dict(sorted(message.makers.items())))
-
-
-def _read_held(header: Header, arrays: Arrays) -> Push:
-    try:
-        return read_push(header, tuple(_read_gradient(each, arrays) for each in header.segments))
-    except (StopIteration, RuntimeError):
-        raise FrameError("a held push lacks its arrays") from None
-
-
-def _read_gradient(segment: Segment, arrays: Arrays) -> Gradient:
-    ids = None if segment.content == VALUES else next(arrays).astype(np.int64)
-    return Gradient(segment.table, next(arrays), ids, segment.learning_rate)
+    shard = ShardState(stored.workers, consistency, stored.cut, stored.makers)
+    return ServerState(shard, stored.coordinator)

@@ -22,20 +22,17 @@ from psfleet.core.engine.schema.table import (
 from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.net.body import parse
 from psfleet.core.net.frame import begun, reserve_behind
-from psfleet.core.net.message_converter import Converter
-from psfleet.core.net.v1 import follower_pb2, log_pb2, shard_pb2
+from psfleet.core.net.v1 import follower_pb2, shard_pb2
 from psfleet.core.net.v1.follower_pb2 import RowsReply
 
 MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
 
 
-CLOCK = Converter(TableClock, log_pb2.TableClock)
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 NO_IDS = np.zeros(0, np.int64)
 _NO_WEIGHTS = np.zeros(0, np.float32)
-# Fields of ChangesReply, TableChanges and RowsReply.
 # Fields of ChangesReply, TableChanges and RowsReply.
 _TABLES = 4
 

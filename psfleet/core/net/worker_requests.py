@@ -1,40 +1,60 @@
-"""Between what workers ask of a shard and its messages: in calls, and in records of a log."""
+"""Requests of workers: between the events of a shard and the messages of protos/psfleet/v1/shard.proto.
+
+Others may send these messages, so that each is declared there and as an event. A log holds the events.
+"""
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.shard.events import Join, Leave, Push, Shrink
 from psfleet.core.net.frame import encode, read_header, split
-from psfleet.core.net.membership_messages import MODE
-from psfleet.core.net.message_converter import Converter
-from psfleet.core.net.segments import OutgoingSegment, write_gradient
+from psfleet.core.net.membership_messages import mode_fields, read_mode_fields
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.core.net.v1.frame_pb2 import Header
 
-JOIN = Converter(Join, shard_pb2.JoinRequest, MODE)
-LEAVE = Converter(Leave, shard_pb2.LeaveRequest)
-SHRINK = Converter(Shrink, shard_pb2.ShrinkRequest)
 
-
-def write_push(push: Push) -> tuple[Header, list[OutgoingSegment]]:
-    """Return the header of a push as it was accepted, and the pieces with its gradients."""
-    segments = [write_gradient(gradient) for gradient in push.gradients]
-    leases, lease_samples = push.position or (0, 0)
-    header = Header(
-        worker=push.worker,
-        incarnation=push.incarnation,
-        sequence=push.sequence,
-        segments=[segment.segment for segment in segments],
-        samples=push.samples,
-        loss=push.loss,
-        clock=push.clock,
-        leases=leases,
-        lease_samples=lease_samples,
-        progress=push.progress,
-        skipped=push.skipped,
-        addressed=push.addressed,
-        withdrawn=push.withdrawn,
+def write_join(join: Join) -> shard_pb2.JoinRequest:
+    """Return the message of a worker's incarnation that begins."""
+    return shard_pb2.JoinRequest(
+        worker=join.worker,
+        incarnation=join.incarnation,
+        switch=join.switch,
+        last=join.last,
+        **mode_fields(join.mode),
     )
-    return header, segments
+
+
+def read_join(message: shard_pb2.JoinRequest) -> Join:
+    """Return the event that a message asks for.
+
+    Raises:
+        FrameError: Its mode is unknown, or has no such settings.
+    """
+    mode = read_mode_fields(message)
+    return Join(message.worker, message.incarnation, mode, message.switch, message.last)
+
+
+def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
+    """Return the message of a worker that leaves or rests."""
+    return shard_pb2.LeaveRequest(
+        worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
+    )
+
+
+def read_leave(message: shard_pb2.LeaveRequest) -> Leave:
+    """Return the event that a message asks for."""
+    return Leave(message.worker, message.incarnation, message.last, message.rest)
+
+
+def read_shrink(message: shard_pb2.ShrinkRequest) -> Shrink:
+    """Return the event that a message asks for."""
+    return Shrink(
+        message.table,
+        message.threshold if message.HasField("threshold") else None,
+        message.unseen if message.HasField("unseen") else None,
+        message.worker,
+        message.incarnation,
+        message.number,
+    )
 
 
 def write_withdrawal(request: bytes) -> bytes:

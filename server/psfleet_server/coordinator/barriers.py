@@ -16,7 +16,13 @@ from psfleet.core.engine.consistency import ConsistencyMode
 from psfleet.core.engine.gradient_checks import check_reduction
 from psfleet.core.engine.shard.events import Call, SendError
 from psfleet.core.engine.shard.membership_view import Position
-from psfleet.core.net.membership_messages import combined_changes, read_change
+from psfleet.core.net.membership_messages import (
+    agreed_numbers,
+    combined_changes,
+    read_agreed_numbers,
+    read_change,
+)
+from psfleet.core.net.message_codec import Message
 
 Array = NDArray[Any]
 
@@ -87,14 +93,22 @@ class ModeSwitch:
 
     Attributes:
         number: Ordinal of the switch.
-        mode: With the settings that servers know.
+        agreed: The mode: its number and the settings that servers know.
         rounds, positions: By seat its last push, and its position in its leases.
     """
 
     number: int
-    mode: ConsistencyMode
+    agreed: tuple[int, ...]
     rounds: dict[int, int]
     positions: dict[int, Position]
+
+    def __post_init__(self) -> None:
+        read_agreed_numbers(self.agreed)  # refuses a mode that this process does not know
+
+    @property
+    def mode(self) -> ConsistencyMode:
+        """The mode, with the settings that servers know."""
+        return read_agreed_numbers(self.agreed)
 
     @property
     def last(self) -> int:
@@ -102,8 +116,7 @@ class ModeSwitch:
         return max(self.rounds.values(), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCompleted:
+class CollectiveCompleted(Message, frozen=True):
     """A collective is complete, with its result; a barrier may announce a mode request."""
 
     number: int
@@ -195,7 +208,7 @@ class CollectiveState:
             return None
         return ModeSwitch(
             number,
-            mode,
+            agreed_numbers(mode),
             {arrival.worker: arrival.round for arrival in arrivals},
             {arrival.worker: arrival.position for arrival in arrivals},
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from psfleet.core.engine.shard.events import Call, SendError
 from psfleet.core.engine.shard.membership_view import InstallView, PrepareView
+from psfleet.core.net.message_codec import Message
 from psfleet_server.coordinator.barriers import (
     CollectiveCompleted,
     CollectiveReply,
@@ -71,23 +72,20 @@ class Registration:
     progress: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TermStarted:
+class TermStarted(Message, frozen=True):
     """A process has become the coordinator, the `term`-th one."""
 
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class ViewDecided:
+class ViewDecided(Message, frozen=True):
     """A view is decided, with its membership and data dispatch."""
 
     members: Membership
     dispatch: DataDispatch
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
+class WorkerLeft(Message, frozen=True):
     """A worker has left and takes part in no more collectives."""
 
     worker: int

@@ -22,6 +22,7 @@ from psfleet.core.engine.round_plan import (
     part,
 )
 from psfleet.core.engine.shard.membership_view import Position, ViewReport
+from psfleet.core.net.message_codec import Message
 
 _STEPS = 4  # batches of a lease
 
@@ -92,16 +93,14 @@ class DatasetRequest:
         return tuple(sorted(seat for seat in seats if seat % self.group == 0))
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetBegun:
+class DatasetBegun(Message, frozen=True):
     """Decision that a dataset is handed out from now on, in sync mode by `plan`."""
 
     request: DatasetRequest
     plan: RoundPlan | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
+class LeaseGranted(Message, frozen=True):
     """Decision that an incarnation gets one more lease of a dataset, and has used up the first `used`."""
 
     incarnation: int
@@ -110,8 +109,7 @@ class LeaseGranted:
     used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetEnded:
+class DatasetEnded(Message, frozen=True):
     """Decision that a dataset has ended, because all samples have been used."""
 
     dataset: int

@@ -1,8 +1,7 @@
 """The log file of a server: records in order, each with its checksums.
 
-protos/psfleet/v1/log.proto describes every byte. The checksum of a record's head goes on from that of
-the head before it (the header's for the first), so that a record that is missing, doubled or moved is
-noticed.
+A comment below describes every byte. The checksum of a record's head goes on from that of the head before it
+(the header's for the first), so that a record that is missing, doubled or moved is noticed.
 
 A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
 that loses power perhaps zeros. Such a torn tail is cut off: its record was never acknowledged. (A file that
@@ -27,19 +26,20 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.core.base import faults
+from psfleet.core.base import faults, files
 from psfleet.core.base.errors import FrameError, LogError, NoRoom
-from psfleet.core.base.files import reason, regular, replace
+from psfleet.core.base.files import reason, regular
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
-from psfleet.core.net.body import flat, parse
+from psfleet.core.net.body import flat
 from psfleet.core.net.frame import Part
-from psfleet.core.net.v1.log_pb2 import LogAfter, LogHeader
+from psfleet.core.net.message_codec import decode, encode
 from psfleet_server.durability.log_place import PACE, LogDisk, PageCacheEvictor
 from psfleet_server.durability.records import name_of
 
@@ -48,14 +48,16 @@ if TYPE_CHECKING:
 
 _log = log_of(__name__)
 
-VERSION = 1
-"""Version of log.proto: of a log's files, and of the records that a standby gets."""
+VERSION = 2
+"""Version of a log's files, and of the records that a standby gets."""
 
 # A file, little-endian:
 #
-#   header  | "PSFLOG\r\n" | version u32 | length u32 | crc u32 | LogHeader, `length` bytes |
+#   header  | "PSFLOG\r\n" | version u32 | length u32 | crc u32 | LogHeader as MessagePack, `length` bytes |
 #   record  | length u64 | crc of the body u32 | kind u8 | 3 zeros | chain u32 | body, `length` bytes |
 #   record  ...
+#
+# records.py says what the body of each kind is.
 #
 # chain = crc32(the 16 bytes before it, going on from the chain of the record before). A head can thus be
 # trusted before its body is read: a wrong `length` would otherwise be taken for a torn tail, and good records
@@ -67,6 +69,45 @@ _FIELDS = struct.Struct("<QIB3x")
 _CRC = struct.Struct("<I")
 _HEAD = _FIELDS.size + _CRC.size
 _MOST_PARTS = 512  # buffers for one writev call; IOV_MAX is 1024
+
+
+@dataclass(frozen=True)
+class LogAfter:
+    """Place in the file before at which a log goes on.
+
+    Attributes:
+        snapshot: Number of the snapshot with which the file begins.
+        chain: Checksum of the last head in the file before.
+        end: Bytes of the file before.
+    """
+
+    snapshot: int
+    chain: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LogHeader:
+    """Identity of the server whose log a file is. A server refuses a log with another header.
+
+    Attributes:
+        job: Name of the job.
+        server: Index of the server.
+        servers: Number of servers in the fleet.
+        workers: Number of workers that the fleet was started for.
+        block: Values in a block of a dense table; blocks are dealt out to servers.
+        after: Where the file goes on, or None if it is the first one.
+    """
+
+    job: str = ""
+    server: int = 0
+    servers: int = 0
+    workers: int = 0
+    block: int = 0
+    after: LogAfter | None = None
+
+
+_FIRST = LogAfter(0, 0, 0)
 
 
 class ServerLog:
@@ -114,8 +155,7 @@ class ServerLog:
             self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
             present = read_header(file)
-            present.ClearField("after")
-            if present != header:
+            if replace(present, after=None) != header:
                 raise LogError(
                     f"log {str(file)!r} is of {_words(present)}, this process is {_words(header)}; "
                     "use another folder"
@@ -186,8 +226,7 @@ class ServerLog:
             LogError: The file cannot be made; the log is unchanged.
         """
         path = _numbered(self.first, number)
-        header = LogHeader(after=LogAfter(snapshot=number, chain=self._chain, end=self._end))
-        header.MergeFrom(self._header)
+        header = replace(self._header, after=LogAfter(number, self._chain, self._end))
         with self._syncing:
             # The old file first: its descriptor is closed below, and `settle` could sync it no more. Were the
             # new file on the disk before the old one's end, a loss of power could leave a gap between them.
@@ -260,10 +299,10 @@ class ServerLog:
 
     def _create(self, path: Path, header: LogHeader) -> None:
         """Make a file that has only its header, and give it its name once it is whole."""
-        body = header.SerializeToString(deterministic=True)
+        body = encode(header)
         content = _MAGIC + _LENGTHS.pack(VERSION, len(body), _checksum(VERSION, body)) + body
         try:
-            replace(path, lambda to: _write_private(to, content))
+            files.replace(path, lambda to: _write_private(to, content))
         except OSError as error:
             what = f"log {str(path)!r} cannot be made"
             raise self._disk.failed(what, error, len(content)) from None
@@ -350,7 +389,7 @@ def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int,
     for number, path in files_of(first).items():
         if number < since:
             continue
-        after = read_header(path).after
+        after = read_header(path).after or _FIRST
         if after.snapshot != number or last not in (None, (after.end, after.chain)):
             raise LogError(
                 f"log {str(path)!r} does not go on where the file before it ends; restore the "
@@ -425,7 +464,7 @@ def _header(path: Path) -> tuple[LogHeader, int, int]:
     try:
         if version != VERSION:
             raise FrameError(f"it has version {version}, and this psfleet reads version {VERSION}")
-        return parse(LogHeader, body), len(start) + length, crc
+        return decode(LogHeader, body, "header of a log"), len(start) + length, crc
     except FrameError as error:
         raise LogError(
             f"log {str(path)!r} cannot be read: {error}; read it with the psfleet version that wrote it"

@@ -21,15 +21,14 @@ from psfleet.core.engine.shard.event_shortcuts import replay
 from psfleet.core.engine.shard.events import MakeCut, Record
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.shard_state import ShardState
-from psfleet.core.net.body import read_alone
 from psfleet.core.net.frame import Part
+from psfleet.core.net.membership_messages import agreed_numbers
 from psfleet.core.net.server_state import ServerState, read_state
-from psfleet.core.net.v1.log_pb2 import DecisionRecord, LogHeader
 from psfleet_server.coordinator.barriers import CollectiveState, ModeSwitch
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.coordinator.data_dispatch import DataDispatch
-from psfleet_server.durability.log import ServerLog, chained, files_of, records
+from psfleet_server.durability.log import LogHeader, ServerLog, chained, files_of, records
 from psfleet_server.durability.log_place import log_path
 from psfleet_server.durability.records import (
     RecordKind,
@@ -186,7 +185,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
         consistency = shard.consistency
         switch = None
         if consistency.mode is not None and consistency.switches:
-            switch = ModeSwitch(consistency.switches, consistency.declared, {}, {})
+            switch = ModeSwitch(consistency.switches, agreed_numbers(consistency.declared), {}, {})
         coordinator.collectives = CollectiveState(switch=switch)
         coordinator.dispatch.inherit()
 
@@ -228,12 +227,12 @@ def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | 
     elif kind == RecordKind.DECISION:
         if coordinator is None:
             raise LogError("it is of a coordinator, which this server is not")
-        coordinator.replay(read_decision(read_alone(DecisionRecord, body)))
+        coordinator.replay(read_decision(body))
     elif kind == RecordKind.READY:
         if body:
             raise LogError("its body is not empty")
     else:
-        replay(shard, decode(kind, body, lambda key: shard.tables[key].spec))
+        replay(shard, decode(kind, body))
 
 
 def open_log(

@@ -14,7 +14,6 @@ from typing import NoReturn
 from psfleet.core.base import faults
 from psfleet.core.base.errors import ProtocolError
 from psfleet.core.base.logs import log_of
-from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Record, RestorePart
 from psfleet.core.engine.shard.rescaled_rows import Dealt, DealtShard, dealt
 from psfleet.core.engine.shard.shard import Shard
@@ -173,7 +172,7 @@ class RowMoves:
         with self._lock:
             taken = self._of(number)
             for record in records:
-                instruction = decode(record.kind, memoryview(record.body), self._spec_of)
+                instruction = decode(record.kind, memoryview(record.body))
                 taken.apply_record(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
             self._settle()
         faults.reach("filled")
@@ -182,10 +181,6 @@ class RowMoves:
         if number != self._number or self._taken is None:
             raise ProtocolError(f"server {self._host.shard.index} takes part in no move {number}")
         return self._taken
-
-    def _spec_of(self, key: int) -> TableSpec:
-        assert self._taken is not None
-        return self._taken.shard.tables[key].spec
 
     def send(self, number: int, endpoints: Sequence[str], ahead: bool, hurry: bool) -> int:
         """Send all that this server holds to whom it is going to belong, or what has changed since it did so.

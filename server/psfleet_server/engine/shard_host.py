@@ -52,7 +52,7 @@ from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.data_dispatch import DataDispatch
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
 from psfleet_server.durability.log_shipping import LogShipping
-from psfleet_server.durability.records import TORN_STEP, server_state
+from psfleet_server.durability.records import server_state
 from psfleet_server.durability.recovery import Journal
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
 from psfleet_server.engine.coordinator_replies import release
@@ -466,7 +466,12 @@ class ShardHost:
                 staleness=shard.staleness.counts,
                 leading_steps=shard.consistency.gate.leading_steps,
                 mode=write_mode(shard.mode) if shard.mode else None,
-                torn=map(TORN_STEP.write, dispatch.torn),
+                torn=[
+                    shard_pb2.TornStep(
+                        worker=step.worker, incarnation=step.incarnation, sequences=step.sequences
+                    )
+                    for step in dispatch.torn
+                ],
                 samples_left=dispatch.samples_left(shard.rounds.closed),
                 memory_used=shard.tables.budget.used,
             )

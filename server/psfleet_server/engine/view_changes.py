@@ -18,11 +18,16 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.shard.membership_view import PrepareView
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.membership_messages import INSTALL, read_report
-from psfleet.core.net.v1 import membership_pb2
+from psfleet.core.net.message_codec import decode, encode
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome, PendingMessage
 from psfleet_server.coordinator.data_dispatch import TornStep, torn_words
+from psfleet_server.engine.server_messages import (
+    FreezeReply,
+    FreezeRequest,
+    InstallReply,
+    InstallRequest,
+)
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import Peer
 
@@ -190,27 +195,21 @@ class ViewInstaller:
             return self._freeze(due, due.message)
         view = due.message.view
         faults.reach("install")
-        request = INSTALL.write(due.message, boot=due.boot).SerializeToString()
-        reply = membership_pb2.InstallReply.FromString(
-            self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
-        )
+        request = encode(InstallRequest(due.boot, due.message))
+        answer = self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
+        reply: InstallReply = decode(InstallReply, answer)
         if not reply.installed:
             return self._rebooted(due.server, reply.boot)
         return lambda c: c.installed(due.server, reply.boot, view)
 
     def _freeze(self, due: PendingMessage, freeze: PrepareView) -> _Step:
         faults.reach("freeze")
-        request = membership_pb2.FreezeRequest(
-            boot=due.boot, view=freeze.view, ended=freeze.ended, coordinator=self._endpoints[0]
-        )
-        reply = membership_pb2.FreezeReply.FromString(
-            self._peers[due.server].call(
-                "Membership/Freeze", request.SerializeToString(), _INSTALL_TIMEOUT
-            )
-        )
-        if not reply.HasField("standing"):
+        request = encode(FreezeRequest(due.boot, freeze, self._endpoints[0]))
+        answer = self._peers[due.server].call("Membership/Freeze", request, _INSTALL_TIMEOUT)
+        reply: FreezeReply = decode(FreezeReply, answer)
+        report = reply.report
+        if report is None:
             return self._rebooted(due.server, reply.boot)
-        report = read_report(reply.standing)
         return lambda c: c.reported(due.server, reply.boot, freeze.view, report)
 
     def _rebooted(self, server: int, boot: int) -> _Step:

@@ -11,14 +11,19 @@ from psfleet.core.base.errors import FrameError, ShapeError
 from psfleet.core.base.logs import FIRST_NONFINITE
 from psfleet.core.engine.round_plan import RoundPlan
 from psfleet.core.engine.schema.table import MAX_AXES
-from psfleet.core.engine.shard.membership_view import PrepareView
-from psfleet.core.net.membership_messages import INSTALL, PLAN_ENTRY, write_report
-from psfleet.core.net.message_converter import write_pairs
+from psfleet.core.net.membership_messages import write_pairs, write_plan_entry
+from psfleet.core.net.message_codec import decode, encode
 from psfleet.core.net.v1 import coordinator_pb2, membership_pb2
 from psfleet_server.coordinator.barriers import DTYPES, Arrival, ModeRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
+from psfleet_server.engine.server_messages import (
+    FreezeReply,
+    FreezeRequest,
+    InstallReply,
+    InstallRequest,
+)
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import DeferredReply, encoded, explained, parsed
 
@@ -63,7 +68,7 @@ class CoordinatorService:
                 view=coordinator.view, ended=data == (), parts=parts
             )
         if isinstance(data, RoundPlan):
-            reply.plan.extend(map(PLAN_ENTRY.write, data.entries))
+            reply.plan.extend(map(write_plan_entry, data.entries))
         elif data is not None:
             reply.lease.extend(write_pairs(data))
         return encoded(reply)
@@ -189,17 +194,16 @@ class MembershipService:
         self._host = host
 
     def freeze(self, request: bytes) -> bytes:
-        message = parsed(membership_pb2.FreezeRequest, request)
-        reply = membership_pb2.FreezeReply(boot=self._host.boot)
+        message: FreezeRequest = decode(FreezeRequest, request)
+        report = None
         if message.boot == self._host.boot:
             self._host.aim(message.coordinator)
-            report = self._host.freeze(PrepareView(message.view, dict(message.ended)))
-            reply.standing.CopyFrom(write_report(report))
-        return encoded(reply)
+            report = self._host.freeze(message.view)
+        return encode(FreezeReply(self._host.boot, report))
 
     def install(self, request: bytes) -> bytes:
-        message = parsed(membership_pb2.InstallRequest, request)
+        message: InstallRequest = decode(InstallRequest, request)
         is_own = message.boot == self._host.boot
         if is_own:
-            self._host.install(INSTALL.read(message))
-        return encoded(membership_pb2.InstallReply(boot=self._host.boot, installed=is_own))
+            self._host.install(message.view)
+        return encode(InstallReply(self._host.boot, is_own))

@@ -47,7 +47,7 @@ from psfleet.core.net.shared_memory import MemoryHandle
 from psfleet.core.net.table_messages import read_spec, write_evictions, write_spec
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.core.net.v1.frame_pb2 import OUTCOME_APPLIED, OUTCOME_UNSPECIFIED, Header
-from psfleet.core.net.worker_requests import JOIN, LEAVE, SHRINK, read_push
+from psfleet.core.net.worker_requests import read_join, read_leave, read_push, read_shrink
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.call_layout import (
     CallLayout,
@@ -315,7 +315,7 @@ class ShardService:
 
     def join(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.JoinRequest, request)
-        join = JOIN.read(message)
+        join = read_join(message)
         reply = self._host.ask(join)
         # After the shard has accepted the join: a delayed request of an old incarnation must not take away
         # the memory of the present one.
@@ -334,7 +334,7 @@ class ShardService:
 
     def leave(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.LeaveRequest, request)
-        reply = self._host.ask(LEAVE.read(message))
+        reply = self._host.ask(read_leave(message))
         if not message.rest:
             fields = {"worker": message.worker, "incarnation": message.incarnation}
             _log.info(f"worker {message.worker} has left", extra=fields)
@@ -444,7 +444,7 @@ class ShardService:
         return encoded(shard_pb2.LoadReply(loaded=count))
 
     def shrink(self, request: bytes) -> bytes:
-        reply = self._host.ask(SHRINK.read(parsed(shard_pb2.ShrinkRequest, request)))
+        reply = self._host.ask(read_shrink(parsed(shard_pb2.ShrinkRequest, request)))
         return encoded(shard_pb2.ShrinkReply(removed=reply.number))
 
     def evictions(self, request: bytes) -> bytes:

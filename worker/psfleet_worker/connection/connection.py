@@ -33,7 +33,7 @@ from psfleet.core.net.shared_memory import MemoryHandle
 from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
 from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.core.net.v1.membership_pb2 import HeartbeatReply, HeartbeatRequest
-from psfleet.core.net.worker_requests import JOIN, LEAVE
+from psfleet.core.net.worker_requests import write_join, write_leave
 from psfleet_worker.connection.call import Call, wait_all
 from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.connection.tensor_memory import Lane, WorkerMemory
@@ -278,7 +278,7 @@ class FleetConnection:
             case Leave(rest=0):
                 return self._leave(instruction)
             case Leave():
-                return wait_all(self.to_all("Shard/Leave", LEAVE.write(instruction)))
+                return wait_all(self.to_all("Shard/Leave", write_leave(instruction)))
             case JoinCollective():
                 return self._arrive(instruction, timeout)
             case Pause(seconds):
@@ -319,7 +319,7 @@ class FleetConnection:
     def _join(self, join: Join) -> list[ServerJoined]:
         replies = [
             shard_pb2.JoinReply.FromString(response)
-            for response in self._first("Shard/Join", JOIN.write(join), self.clients)
+            for response in self._first("Shard/Join", write_join(join), self.clients)
         ]
         for index, reply in enumerate(replies):
             if (reply.server, reply.servers) != (index, len(self.clients)):
@@ -377,7 +377,7 @@ class FleetConnection:
 
     def _leave(self, leave: Leave) -> None:
         """End the incarnation. A server that is gone has ended because all workers had left."""
-        message = LEAVE.write(leave).SerializeToString()
+        message = write_leave(leave).SerializeToString()
         say = functools.partial(
             ServerClient.start, method="Shard/Leave", message=message, outage=self.patience.leave
         )

@@ -23,15 +23,15 @@ from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import TOKEN_KEY, Access
 from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
+from psfleet.core.net.message_codec import encode
 from psfleet_launch.engines.remote.agent_messages import (
     ATTEND,
-    FROM_AGENT,
-    FROM_LAUNCHER,
     AgentMessage,
     Hello,
     LauncherMessage,
     Ping,
     Probe,
+    read_agent_message,
 )
 from psfleet_launch.supervision.job_events import Said
 
@@ -237,9 +237,7 @@ class AgentHub:
             maximum_concurrent_rpcs=MOST_AGENTS,  # else one more would wait without a word
         )
         service, method = ATTEND[1:].split("/")
-        attend = grpc.stream_stream_rpc_method_handler(
-            self.attend, FROM_AGENT.decode, FROM_LAUNCHER.encode
-        )
+        attend = grpc.stream_stream_rpc_method_handler(self.attend, read_agent_message, encode)
         server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(service, {method: attend})]
         )

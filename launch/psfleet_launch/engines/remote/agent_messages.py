@@ -27,7 +27,7 @@ from psfleet.core.base.scaling_files import SCALE, SCALE_PROMISED, SCALE_READY, 
 from psfleet.core.base.settings.declaration import settings_of
 from psfleet.core.base.settings.declared_settings import UserSettings
 from psfleet.core.net.connections.credentials import FILES
-from psfleet.core.net.message_codec import Message, MessageCodec
+from psfleet.core.net.message_codec import Message, decode
 from psfleet_launch.job.job_plan import Job, Member, Told
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.supervision.job_events import (
@@ -267,8 +267,26 @@ LauncherMessage = (
 )
 ATTEND = "/psfleet.v1.Launcher/Attend"
 """The method of the launcher that agents call."""
-FROM_AGENT = MessageCodec[AgentMessage](AgentMessage, "message of an agent")
-FROM_LAUNCHER = MessageCodec[LauncherMessage](LauncherMessage, "message of a launcher")
+
+
+def read_agent_message(data: bytes) -> AgentMessage:
+    """Return the message of an agent in these bytes.
+
+    Raises:
+        FrameError: They hold none.
+    """
+    message: AgentMessage = decode(AgentMessage, data, "message of an agent")
+    return message
+
+
+def read_launcher_message(data: bytes) -> LauncherMessage:
+    """Return the message of a launcher in these bytes.
+
+    Raises:
+        FrameError: They hold none.
+    """
+    message: LauncherMessage = decode(LauncherMessage, data, "message of a launcher")
+    return message
 
 
 def invitation(folder: Path) -> bytes:

@@ -168,6 +168,7 @@ class DealtShard:
                 self.shard.create(spec, value)
             case WriteState(states):
                 for state in states:
+                    self.shard.tables.check_state(state)
                     self.shard.tables.restore(state)
             case RestorePart(table, clock, columns):
                 clock = furthest((self._clocks.get(table, clock), clock))

@@ -240,9 +240,24 @@ class ShardTables(dict[int, Table]):
             raise UsageError(
                 f"a state says that its table has had {state.step} updates; 2^62 is most"
             )
-        table = self[state.table]
+        table, count = self[state.table], 1 + len(self[state.table].spec.rule.slots)
+        name, ids, shape = table.spec.name, state.ids, state.values.shape
         if isinstance(table, DenseTable):
-            table.check_part(state.start, [state.values.shape[1]] * len(state.values))
+            if ids is not None or len(shape) != 2:
+                raise ShapeError(f"table {name!r} is dense; its state is [{count}, n] without ids")
+            table.check_part(state.start, [shape[1]] * shape[0])
+        elif ids is None:
+            raise ShapeError(f"table {name!r} is sparse; its state has ids")
+        else:
+            check_rows(name, ids, state.values, table.spec.dim * count)
+            for part, wanted in (
+                (state.touched, ids.shape),
+                (state.scores, (len(ids), table.spec.scores)),
+            ):
+                if part is not None and part.shape != wanted:
+                    raise ShapeError(
+                        f"table {name!r}: a state of {len(ids)} rows comes with an array {part.shape}"
+                    )
 
     def check_shrink(self, event: Shrink) -> None:
         """Refuse to shrink a dense table, or by no number."""
