@@ -365,8 +365,8 @@ def _open(where: Path, entry: ShardFile) -> _ServerFile:
         file = _ServerFile(
             where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}
         )
-    # A file that cannot be read whole is not read in part. With a server's state of version 1 the rows are read
-    # all the same, but no job can go on from it.
+    # A file that cannot be read whole is not read in part. With a server's state of version 1 the rows are
+    # read all the same, but no job can go on from it.
     if not is_of_version_1(flat(file.whole(SERVER))):
         file.server()
     return file

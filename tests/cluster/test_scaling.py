@@ -18,10 +18,11 @@ from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.entry import CountFilterEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.engine.tables import disk_arena, disk_rows
-from psfleet.core.net.v1.scaling_pb2 import OpenMoveRequest, SendRowsRequest
+from psfleet.core.net.message_codec import decode
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.coordinator.request_files import ScaleRequest, ScaleRequestFile
+from psfleet_server.engine.server_messages import OpenMoveRequest, SendRowsRequest
 from psfleet_server.rpc.endpoints import Peer
 from tests.pools import started_pool
 from tests.waiting import until
@@ -332,11 +333,11 @@ def test_a_server_that_misses_the_end_of_a_move(monkeypatch: pytest.MonkeyPatch)
     late: list[bytes] = []
 
     def lossy(peer: Peer, method: str, request: bytes, seconds: float) -> bytes:
-        is_ahead = method == "Scaling/Send" and SendRowsRequest.FromString(request).ahead
+        is_ahead = method == "Scaling/Send" and decode(SendRowsRequest, request).ahead
         if method in lost and not is_ahead and "server 1" in peer.name:
             lost.remove(method)
             raise ServerUnavailable("it is paused")
-        if method == "Scaling/Open" and not OpenMoveRequest.FromString(request).ahead:
+        if method == "Scaling/Open" and not decode(OpenMoveRequest, request).ahead:
             late.append(request)
         reply = call(peer, method, request, seconds)
         if method == "Scaling/Abandon" and "server 1" in peer.name:

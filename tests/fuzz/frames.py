@@ -15,25 +15,38 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
+from msgspec import Struct, msgpack
 
 from psfleet.core.base.settings.declared_settings import ServerLimits
+from psfleet.core.engine.shard.membership_view import (
+    Incarnation,
+    InstallView,
+    PrepareView,
+    SeatView,
+)
 from psfleet.core.engine.shard.rescaled_rows import dealt
 from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net import message_codec
 from psfleet.core.net.connections.access import Access
+from psfleet.core.net.server_state import write_state
 from psfleet.core.net.shared_memory import SharedMemory
-from psfleet.core.net.v1 import (
-    coordinator_pb2,
-    frame_pb2,
-    membership_pb2,
-    scaling_pb2,
-    shard_pb2,
-    snapshot_pb2,
-)
+from psfleet.core.net.v1 import coordinator_pb2, frame_pb2, membership_pb2, shard_pb2, snapshot_pb2
 from psfleet.core.net.v1.frame_pb2 import Frame, Header, Segment
 from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log_shipping import joined
-from psfleet_server.durability.records import encode
+from psfleet_server.durability.records import encode, server_state
+from psfleet_server.engine.server_messages import (
+    AbandonMoveRequest,
+    AdoptRowsRequest,
+    FillRowsRequest,
+    FreezeRequest,
+    InstallRequest,
+    MovedRecord,
+    OpenMoveRequest,
+    PrepareMoveRequest,
+    SendRowsRequest,
+)
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.server_metrics import MetricsService, ServerMetrics
@@ -42,7 +55,7 @@ from psfleet_server.services.row_services import feeds_standby, replica_handler,
 from psfleet_server.services.snapshot_services import snapshot_handlers
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.lasting import Staying, Undying
-from tests.fuzz.mutations import mutated_bytes, mutated_message
+from tests.fuzz.mutations import mutated_bytes, mutated_message, mutated_tree
 from tests.server.seating import register
 
 IDS = np.arange(1, 4, dtype="<i8")
@@ -129,7 +142,8 @@ class Ground:
         self._make_tables()
         feeds_standby(self.host)
         self._share()
-        self._requests = dict(self._valid())
+        self._requests: dict[str, Message | Struct] = dict(self._valid())
+        self._requests |= dict(self._valid_of_servers())
         for method in self.unknown():
             self._requests[method.removeprefix("/psfleet.v1.")] = self._plain(method)
 
@@ -291,13 +305,25 @@ class Ground:
         yield "Shard/Load", Pb.LoadRequest(path="checkpoint")  # within the present folder
         yield from self._valid_for_snapshots()
         yield "Replica/Follow", FollowRequest(attach=1, taken=1, version=1, servers=1)
-        move: Any = scaling_pb2
-        yield "Scaling/Open", move.OpenMoveRequest(number=1, servers=1, ahead=True)
+
+    def _valid_of_servers(self) -> Iterator[tuple[str, Struct]]:
+        """Requests of servers, which have no other definition than their classes."""
+        yield "Scaling/Open", OpenMoveRequest(1, 1, True)
         moved = [
-            move.MovedRecord(kind=kind, body=joined(parts))
+            MovedRecord(kind, joined(parts))
             for kind, parts in map(encode, (record for _, record in dealt(self.shard, {}, 1)))
         ]
-        yield "Scaling/Fill", move.FillRowsRequest(number=1, records=moved)
+        yield "Scaling/Fill", FillRowsRequest(1, moved)
+        yield "Scaling/Send", SendRowsRequest(1, ("localhost:0",))
+        state = joined(write_state(server_state(self.shard.state(), None)))
+        yield "Scaling/Prepare", PrepareMoveRequest(1, state)
+        yield "Scaling/Adopt", AdoptRowsRequest(1)
+        yield "Scaling/Abandon", AbandonMoveRequest(1)
+        boot = self.host.boot
+        view = self.coordinator.view + 1
+        yield "Membership/Freeze", FreezeRequest(boot, PrepareView(view, {0: 1}), "localhost:0")
+        seats = {0: SeatView((Incarnation(self.incarnation),)), 1: SeatView((Incarnation(0),))}
+        yield "Membership/Install", InstallRequest(boot, InstallView(view, seats, 0))
 
     def _valid_for_snapshots(self) -> Iterator[tuple[str, Message]]:
         cut: Any = snapshot_pb2
@@ -394,7 +420,7 @@ class Ground:
             )
         return Frame(header=header, payload=payload)
 
-    def _good(self, name: str) -> Message:
+    def _good(self, name: str) -> Message | Struct:
         """The request as it is good now: some have numbers that must rise."""
         if name.startswith(("Shard/Push", "Shard/Exchange")):
             return self._push(name)
@@ -418,16 +444,23 @@ class Ground:
         if name == "Shard/Load" and dice.randrange(50):
             name = "Shard/Push"  # that reads files
         good = self._good(name)
-        message = type(good)()
-        message.CopyFrom(good)
         kind = dice.randrange(10)
         method = name.split()[0]
-        for _ in range(dice.choice((1, 1, 2, 3)) if kind < 6 else 0):
-            mutated_message(dice, message)
-        with contextlib.suppress(DecodeError):
-            request = message.SerializeToString()
+        times = dice.choice((1, 1, 2, 3)) if kind < 6 else 0
+        if isinstance(good, Struct):
+            tree: Any = msgpack.decode(message_codec.encode(good), strict=False)
+            for _ in range(times):
+                tree = mutated_tree(dice, tree)
+            request = msgpack.encode(tree)
+        else:
+            message = type(good)()
+            message.CopyFrom(good)
+            for _ in range(times):
+                mutated_message(dice, message)
+            with contextlib.suppress(DecodeError):
+                request = message.SerializeToString()
         if kind >= 6:
-            others = [self._requests[dice.choice(names)].SerializeToString()]
+            others = [_bytes_of(self._requests[dice.choice(names)])]
             request = mutated_bytes(dice, request, others)
         if kind == 9:
             method = dice.choice(names).split()[0]
@@ -436,3 +469,10 @@ class Ground:
     def unknown(self) -> set[str]:
         """Methods without a request here."""
         return set(self.methods) - {f"/psfleet.v1.{name.split()[0]}" for name in self._requests}
+
+
+def _bytes_of(request: Message | Struct) -> bytes:
+    """The request on the wire."""
+    if isinstance(request, Struct):
+        return message_codec.encode(request)
+    return request.SerializeToString()

@@ -94,6 +94,28 @@ def mutated_bytes(dice: random.Random, whole: bytes, others: Sequence[bytes] = (
     return bytes(out)
 
 
+def mutated_tree(dice: random.Random, tree: Any) -> Any:
+    """A value of built-in types with one change: another value somewhere, or an element less or more."""
+    if isinstance(tree, dict | list) and tree and dice.randrange(8):
+        copied = tree.copy()
+        key = dice.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+        match dice.randrange(8):
+            case 0:
+                del copied[key]
+            case 1 if isinstance(copied, list):
+                copied.append(copied[key])
+            case 2 if isinstance(copied, dict):
+                copied[dice.choice(_TEXT)] = copied[key]
+            case _:
+                copied[key] = mutated_tree(dice, copied[key])
+        return copied
+    if isinstance(tree, bytes) and dice.randrange(4):
+        return mutated_bytes(dice, tree)
+    reals = [float(each) for each in _REAL]
+    others: Any = dice.choice((_WHOLE, reals, _TEXT, [None, True, [], {}, b"", -1, -(2**63)]))
+    return dice.choice(others)
+
+
 def mutated_message(dice: random.Random, message: Message) -> None:
     """One field of the message, or of one within it, is changed in place."""
     fields: list[Any] = list(message.DESCRIPTOR.fields)

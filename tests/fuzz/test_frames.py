@@ -28,13 +28,15 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def promised() -> set[str]:
-    """Every method of the protocol that servers of parameters answer, from its files."""
-    methods = set()
+    """Every method that servers of parameters answer: in the files of the protocol, and of servers alone."""
+    methods = {f"/psfleet.v1.Membership/{name}" for name in ("Freeze", "Install")}
+    moves = ("Open", "Send", "Fill", "Prepare", "Adopt", "Abandon")
+    methods |= {f"/psfleet.v1.Scaling/{name}" for name in moves}
     for path in Path(v1.__file__).parent.glob("*_pb2.py"):
         definition = importlib.import_module(f"psfleet.core.net.v1.{path.stem}").DESCRIPTOR
         for service in definition.services_by_name.values():
-            # They are of the launcher, for agents, and of who serves a model (tests/serving).
-            if service.name not in ("Launcher", "Prediction"):
+            # It is of a server of predictions (tests/serving).
+            if service.name != "Prediction":
                 methods |= {f"/{service.full_name}/{method.name}" for method in service.methods}
     return methods
 

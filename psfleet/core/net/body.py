@@ -65,7 +65,7 @@ def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
     arrays = _ArrayReader(body[end + -length % ALIGNMENT :])
     try:
         value = msgspec.msgpack.decode(head, type=kind, dec_hook=arrays.read)
-    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise FrameError(f"its {name} is damaged: {error}") from None
     arrays.finish()
     # msgspec passes over fields of a dataclass that it does not know, and fills in those that are missing.

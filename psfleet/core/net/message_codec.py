@@ -7,13 +7,11 @@ instead.
 """
 
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from psfleet.core.base.errors import FrameError
-
-M = TypeVar("M")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -34,7 +32,7 @@ encode = msgspec.msgpack.Encoder().encode
 """Returns the bytes of a message."""
 
 
-def decode(kind: type[M] | Any, data: bytes, name: str = "") -> M:
+def decode(kind: Any, data: bytes, name: str = "") -> Any:
     """Return the message in these bytes.
 
     Args:
@@ -46,10 +44,9 @@ def decode(kind: type[M] | Any, data: bytes, name: str = "") -> M:
         FrameError: They hold no such message.
     """
     try:
-        message: M = _decoder(kind).decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return _decoder(kind).decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"these bytes are no {name or kind.__name__}: {error}") from None
-    return message
 
 
 @cache

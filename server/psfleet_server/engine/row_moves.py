@@ -20,15 +20,16 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.shard_state import ShardState
 from psfleet.core.engine.shard.shard_tables import DeltaBases
 from psfleet.core.engine.tables.row_data import ROW_IDS
+from psfleet.core.net import message_codec
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.frame import Part
 from psfleet.core.net.server_state import read_state
-from psfleet.core.net.v1 import scaling_pb2
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_shipping import LogShipping, joined
 from psfleet_server.durability.records import RecordKind, decode, encode
 from psfleet_server.durability.recovery import copied
 from psfleet_server.durability.snapshot_writer import Throttle
+from psfleet_server.engine.server_messages import FillRowsRequest, MovedRecord
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import Peer
 
@@ -167,7 +168,7 @@ class RowMoves:
         if self._log is not None:
             self._log.settle(self._log.end)
 
-    def fill(self, number: int, records: Iterable[scaling_pb2.MovedRecord]) -> None:
+    def fill(self, number: int, records: Iterable[MovedRecord]) -> None:
         """Take records of another server."""
         with self._lock:
             taken = self._of(number)
@@ -299,14 +300,14 @@ class _Way:
 
     def __init__(self, peer: Peer, number: int) -> None:
         self._peer = peer
-        self._request = scaling_pb2.FillRowsRequest(number=number)
+        self._request = FillRowsRequest(number)
         self._bytes = 0
 
     def put(self, record: Dealt) -> None:
         """Send a record, now or with later ones."""
         kind, parts = encode(record)
         body = joined(parts)
-        self._request.records.add(kind=kind, body=body)
+        self._request.records.append(MovedRecord(kind, body))
         self._bytes += len(body)
         if self._bytes >= _CHUNK:
             self.flush()
@@ -314,6 +315,6 @@ class _Way:
     def flush(self) -> None:
         """Return when everything is taken."""
         if self._request.records:
-            self._peer.call("Scaling/Fill", self._request.SerializeToString(), _FILL_TIMEOUT)
-            del self._request.records[:]
+            self._peer.call("Scaling/Fill", message_codec.encode(self._request), _FILL_TIMEOUT)
+            self._request.records.clear()
             self._bytes = 0

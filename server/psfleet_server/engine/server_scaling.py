@@ -21,11 +21,20 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.scaling_files import Scaled, read_scaled, write_promise
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access
+from psfleet.core.net.message_codec import decode, encode
 from psfleet.core.net.server_state import write_state
-from psfleet.core.net.v1 import scaling_pb2
 from psfleet_server.coordinator.request_files import ScaleRequest, Scaling
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import server_state
+from psfleet_server.engine.server_messages import (
+    AbandonMoveRequest,
+    AdoptRowsRequest,
+    OpenMoveReply,
+    OpenMoveRequest,
+    PrepareMoveRequest,
+    SendRowsReply,
+    SendRowsRequest,
+)
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import Peer
 
@@ -242,32 +251,28 @@ class ServerScaling:
     ) -> dict[int, int]:
         """Have all rows taken by those to whom they are going to belong; the processes of these."""
         number, count, before = request.number, len(request.endpoints), len(self._present())
-        begin = scaling_pb2.OpenMoveRequest(number=number, servers=count, ahead=ahead)
-        message = begin.SerializeToString()
+        message = encode(OpenMoveRequest(number, count, ahead))
         self._alone = False
         for server, peer in enumerate(peers):
             opened = peer.call("Scaling/Open", message, _REPLY)
-            reply = scaling_pb2.OpenMoveReply.FromString(opened)
+            reply: OpenMoveReply = decode(OpenMoveReply, opened)
             if self._boots.setdefault(server, reply.boot) != reply.boot:
                 raise ServerUnavailable(f"{peer.name} has started again, without what it had taken")
             self._alone |= reply.alone
         self._unheard.clear()  # the move before has ended for whoever takes part in this one
-        send = scaling_pb2.SendRowsRequest(
-            number=number, servers=request.endpoints, ahead=ahead, hurry=hurry
-        )
-        message = send.SerializeToString()
+        message = encode(SendRowsRequest(number, tuple(request.endpoints), ahead, hurry))
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
             seconds = _COPIED if ahead and not hurry else _MOVED
             calls = senders.map(lambda p: p.call("Scaling/Send", message, seconds), peers[:before])
-            self._sent = sum(scaling_pb2.SendRowsReply.FromString(reply).rows for reply in calls)
+            replies: list[SendRowsReply] = [decode(SendRowsReply, each) for each in calls]
+            self._sent = sum(each.rows for each in replies)
         return {server: boot for server, boot in self._boots.items() if server < count}
 
     def _prepare(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
         """Have every server promise to hold its part, whatever becomes of its process."""
         with self._host.lock:
             state = joined(write_state(server_state(self._host.shard.state(), None)))
-        prepare = scaling_pb2.PrepareMoveRequest(number=request.number, state=state)
-        message = prepare.SerializeToString()
+        message = encode(PrepareMoveRequest(request.number, state))
         with ThreadPoolExecutor(len(peers), thread_name_prefix="scaling") as askers:
             for _ in askers.map(lambda p: p.call("Scaling/Prepare", message, _MOVED), peers):
                 pass
@@ -326,7 +331,7 @@ class ServerScaling:
 
     def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
         """Bring the decision to every server: one that has died starts again, or the job ends."""
-        adopt = scaling_pb2.AdoptRowsRequest(number=request.number).SerializeToString()
+        adopt = encode(AdoptRowsRequest(request.number))
         for peer in peers:
             self._insist(peer, "Scaling/Adopt", adopt)
 
@@ -345,4 +350,4 @@ class ServerScaling:
 
 
 def _abandon(number: int) -> bytes:
-    return scaling_pb2.AbandonMoveRequest(number=number).SerializeToString()
+    return encode(AbandonMoveRequest(number))

@@ -13,15 +13,25 @@ from psfleet.core.engine.shard.events import CreateTable, FrozenShard, Record, R
 from psfleet.core.engine.tables.row_snapshot import FrozenTable
 from psfleet.core.net.body import parse, write_record
 from psfleet.core.net.connections import channel
-from psfleet.core.net.v1 import scaling_pb2
+from psfleet.core.net.message_codec import decode, encode
 from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator_messages import Decision
+from psfleet_server.durability import records
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
-from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import copied
 from psfleet_server.engine.row_moves import RowMoves
+from psfleet_server.engine.server_messages import (
+    AbandonMoveRequest,
+    AdoptRowsRequest,
+    FillRowsRequest,
+    OpenMoveReply,
+    OpenMoveRequest,
+    PrepareMoveRequest,
+    SendRowsReply,
+    SendRowsRequest,
+)
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error, encoded, immediate, parsed
 
@@ -63,32 +73,34 @@ class _ScalingService:
         self._moves = moves
 
     def open(self, request: bytes) -> bytes:
-        message = parsed(scaling_pb2.OpenMoveRequest, request)
+        message: OpenMoveRequest = decode(OpenMoveRequest, request)
         self._moves.open(message.number, message.servers, message.ahead)
-        return encoded(scaling_pb2.OpenMoveReply(boot=self._host.boot, alone=self._moves.alone))
+        return encode(OpenMoveReply(self._host.boot, self._moves.alone))
 
     def send(self, request: bytes) -> bytes:
-        message = parsed(scaling_pb2.SendRowsRequest, request)
+        message: SendRowsRequest = decode(SendRowsRequest, request)
         rows = self._moves.send(message.number, message.servers, message.ahead, message.hurry)
-        return encoded(scaling_pb2.SendRowsReply(rows=rows))
+        return encode(SendRowsReply(rows))
 
     def fill(self, request: bytes) -> bytes:
-        message = parsed(scaling_pb2.FillRowsRequest, request)
+        message: FillRowsRequest = decode(FillRowsRequest, request)
         self._moves.fill(message.number, message.records)
-        return encoded(scaling_pb2.FillRowsReply())
+        return b""
 
     def prepare(self, request: bytes) -> bytes:
-        message = parsed(scaling_pb2.PrepareMoveRequest, request)
+        message: PrepareMoveRequest = decode(PrepareMoveRequest, request)
         self._moves.prepare(message.number, message.state)
-        return encoded(scaling_pb2.PrepareMoveReply())
+        return b""
 
     def adopt(self, request: bytes) -> bytes:
-        self._moves.adopt(parsed(scaling_pb2.AdoptRowsRequest, request).number)
-        return encoded(scaling_pb2.AdoptRowsReply())
+        message: AdoptRowsRequest = decode(AdoptRowsRequest, request)
+        self._moves.adopt(message.number)
+        return b""
 
     def abandon(self, request: bytes) -> bytes:
-        self._moves.abandon(parsed(scaling_pb2.AbandonMoveRequest, request).number)
-        return encoded(scaling_pb2.AbandonMoveReply())
+        message: AbandonMoveRequest = decode(AbandonMoveRequest, request)
+        self._moves.abandon(message.number)
+        return b""
 
 
 def feeds_standby(host: ShardHost) -> None:
@@ -101,7 +113,7 @@ def feeds_standby(host: ShardHost) -> None:
         if keep is not None:
             keep(record)
         if host.feed.attached:
-            host.feed.append(*encode(record))
+            host.feed.append(*records.encode(record))
 
     shard.journal = record
     if coordinator is None:
@@ -112,7 +124,7 @@ def feeds_standby(host: ShardHost) -> None:
         if keep_decision is not None:
             keep_decision(decision)
         if host.feed.attached:
-            host.feed.append(*encode_change(decision))
+            host.feed.append(*records.encode_change(decision))
 
     coordinator.journal = decide
 
@@ -204,7 +216,7 @@ def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
 
 
 def _encoded(record: Record) -> tuple[int, bytes]:
-    kind, parts = encode(record)
+    kind, parts = records.encode(record)
     return kind, joined(parts)
 
 

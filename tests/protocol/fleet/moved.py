@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psfleet.core.base.errors import PsfleetError
-from psfleet.core.net.v1 import scaling_pb2
+from psfleet.core.net.message_codec import decode
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.request_files import ScaleRequestFile, Scaling
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
+from psfleet_server.engine.server_messages import PrepareMoveRequest
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.services.row_services import _ScalingService
 from tests.protocol.fleet.calls import AskServers, MoveRows, Request, Response
@@ -130,7 +131,7 @@ class Moved:
         source, number = call
         kept = self._server.kept
         if method == "prepare" and kept is not None:
-            move = scaling_pb2.PrepareMoveRequest.FromString(body)
+            move: PrepareMoveRequest = decode(PrepareMoveRequest, body)
             kept.promise(move.number, self._server.history)
         try:
             reply = getattr(self._service, method)(body)

@@ -1,4 +1,4 @@
-# From protos/psfleet/v1/membership.proto, SHA-256 4505540c7bae45d5da0c4b3798ff96c40255979f6904e94e240c7c3c4430b1fe
+# From protos/psfleet/v1/membership.proto, SHA-256 1afa561f9092467de8012aaffbdf8cdb7742a2172e6f165e09b09da7cd4cd12c
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -55,109 +55,6 @@ class SnapshotRequest(_message.Message):
     number: int
     view: int
     def __init__(self, number: _Optional[int] = ..., view: _Optional[int] = ...) -> None: ...
-
-class FreezeRequest(_message.Message):
-    __slots__ = ("boot", "view", "ended", "coordinator")
-    class EndedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: int
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    VIEW_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
-    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
-    boot: int
-    view: int
-    ended: _containers.ScalarMap[int, int]
-    coordinator: str
-    def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., ended: _Optional[_Mapping[int, int]] = ..., coordinator: _Optional[str] = ...) -> None: ...
-
-class FreezeReply(_message.Message):
-    __slots__ = ("boot", "standing")
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
-    boot: int
-    standing: Standing
-    def __init__(self, boot: _Optional[int] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
-
-class Standing(_message.Message):
-    __slots__ = ("mode", "closed", "seats")
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
-    SEATS_FIELD_NUMBER: _ClassVar[int]
-    mode: str
-    closed: int
-    seats: _containers.RepeatedCompositeFieldContainer[SeatStanding]
-    def __init__(self, mode: _Optional[str] = ..., closed: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatStanding, _Mapping]]] = ...) -> None: ...
-
-class SeatStanding(_message.Message):
-    __slots__ = ("worker", "incarnation", "committed", "rests", "left", "sequence", "leases", "samples", "progress", "addressed")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    RESTS_FIELD_NUMBER: _ClassVar[int]
-    LEFT_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    LEASES_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
-    worker: int
-    incarnation: int
-    committed: int
-    rests: int
-    left: bool
-    sequence: int
-    leases: int
-    samples: int
-    progress: str
-    addressed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., committed: _Optional[int] = ..., rests: _Optional[int] = ..., left: bool = ..., sequence: _Optional[int] = ..., leases: _Optional[int] = ..., samples: _Optional[int] = ..., progress: _Optional[str] = ..., addressed: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class InstallRequest(_message.Message):
-    __slots__ = ("boot", "view", "seats", "closed")
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    VIEW_FIELD_NUMBER: _ClassVar[int]
-    SEATS_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
-    boot: int
-    view: int
-    seats: _containers.RepeatedCompositeFieldContainer[SeatView]
-    closed: int
-    def __init__(self, boot: _Optional[int] = ..., view: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[SeatView, _Mapping]]] = ..., closed: _Optional[int] = ...) -> None: ...
-
-class SeatView(_message.Message):
-    __slots__ = ("worker", "incarnations", "rests", "left")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
-    RESTS_FIELD_NUMBER: _ClassVar[int]
-    LEFT_FIELD_NUMBER: _ClassVar[int]
-    worker: int
-    incarnations: _containers.RepeatedCompositeFieldContainer[IncarnationView]
-    rests: int
-    left: bool
-    def __init__(self, worker: _Optional[int] = ..., incarnations: _Optional[_Iterable[_Union[IncarnationView, _Mapping]]] = ..., rests: _Optional[int] = ..., left: bool = ...) -> None: ...
-
-class IncarnationView(_message.Message):
-    __slots__ = ("incarnation", "first", "last")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    incarnation: int
-    first: int
-    last: int
-    def __init__(self, incarnation: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
-
-class InstallReply(_message.Message):
-    __slots__ = ("boot", "installed")
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    INSTALLED_FIELD_NUMBER: _ClassVar[int]
-    boot: int
-    installed: bool
-    def __init__(self, boot: _Optional[int] = ..., installed: bool = ...) -> None: ...
 
 class AssignDataRequest(_message.Message):
     __slots__ = ("worker", "incarnation", "dataset", "size", "batch", "epochs", "seed", "round", "lease", "used", "group", "parts")
