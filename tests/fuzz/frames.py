@@ -314,7 +314,7 @@ class Ground:
             for kind, parts in map(encode, (record for _, record in dealt(self.shard, {}, 1)))
         ]
         yield "Scaling/Fill", FillRowsRequest(1, moved)
-        yield "Scaling/Send", SendRowsRequest(1, ("localhost:0",))
+        yield "Scaling/Send", SendRowsRequest(1, ())
         state = joined(write_state(server_state(self.shard.state(), None)))
         yield "Scaling/Prepare", PrepareMoveRequest(1, state)
         yield "Scaling/Adopt", AdoptRowsRequest(1)

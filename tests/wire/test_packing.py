@@ -231,7 +231,7 @@ def test_changed_pushes_give_values_or_a_sentence(
     if count is not None:
         header.segments[0].count = count
     again, view = frame.decode(frame.encode(header, [bytes(broken)]))
-    actual: tuple[Gradient, ...] = ()
+    actual: list[Gradient] = []
     with contextlib.suppress(PsfleetError):
         actual = read(again, view)
     for gradient in actual:
