@@ -9,7 +9,6 @@ distributed again. Pure: requests come in, decisions come out, which take effect
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from psfleet.core.base.errors import Gap, UsageError
 from psfleet.core.engine.round_plan import (
@@ -215,10 +214,12 @@ class DataDispatch:
             snapshots.
     """
 
-    inherited: ClassVar[frozenset[int]] = frozenset()
     datasets: list[DispatchedDataset] = field(default_factory=list)
     leases: dict[int, Leases] = field(default_factory=dict)
     torn: list[TornStep] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inherited: frozenset[int] = frozenset()
 
     def samples_left(self, closed: int) -> int:
         """Return the number of samples that no worker has had yet.
@@ -283,10 +284,10 @@ class DataDispatch:
 
     def inherit(self) -> None:
         """Let the first request for each dataset ask for further epochs, after a job was resumed."""
-        vars(self)["inherited"] = frozenset(range(1, len(self.datasets) + 1))
+        self.inherited = frozenset(range(1, len(self.datasets) + 1))
 
     def _hand_out(self, number: int) -> None:
-        vars(self)["inherited"] = self.inherited - {number}
+        self.inherited -= {number}
 
     def lease(
         self, request: DatasetRequest, incarnation: int, live: Iterable[int]
