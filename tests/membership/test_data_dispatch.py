@@ -20,6 +20,7 @@ from psfleet.core.engine.round_plan import (
     part,
 )
 from psfleet.core.engine.shard.membership_view import ViewReport
+from psfleet.core.net.message_codec import encode
 from psfleet_server.coordinator.coordinator_messages import ViewDecided
 from psfleet_server.coordinator.data_dispatch import (
     DataDispatch,
@@ -28,7 +29,6 @@ from psfleet_server.coordinator.data_dispatch import (
     SeatPosition,
 )
 from psfleet_server.coordinator.membership import Membership
-from psfleet_server.durability.records import write_decision
 
 SIZE, BATCH, WORKERS = 60, 3, 3
 
@@ -90,7 +90,7 @@ class Trial:
 
     def bytes(self) -> int:
         """What it takes in a snapshot."""
-        return write_decision(ViewDecided(Membership({}), self.dispatch)).ByteSize()
+        return len(encode(ViewDecided(Membership({}), self.dispatch)))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -210,7 +210,7 @@ def test_what_is_kept_does_not_grow_with_the_epochs(round: int) -> None:
             assert isinstance(leased, LeaseGranted)
             assert len({low // 1000 for low, _ in leased.ranges}) == 1  # of one epoch
             dispatch.take(leased)
-    assert write_decision(ViewDecided(Membership({}), dispatch)).ByteSize() < 1500
+    assert len(encode(ViewDecided(Membership({}), dispatch))) < 1500
 
 
 def test_too_many_epochs_are_refused() -> None:

@@ -63,6 +63,7 @@ def test_a_message_of_several_kinds_comes_back() -> None:
         (msgpack.encode({"type": "Ping", "sent_at": 1.0, "more": 1}), "unknown field `more`"),
         (encode(Ping(1.0)) + b"x", "trailing characters"),
         (encode(Leaving("x")).replace(b"x", b"\xff"), "utf-8"),
+        (msgpack.encode({"type": "Leaving", "a\n" * 999: 1}), "unknown field `a a a a.{,180}$"),
     ],
 )
 def test_bytes_that_are_no_message_are_refused(data: bytes, why: str) -> None:

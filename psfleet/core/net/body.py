@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.net.frame import ALIGNMENT, BYTES, Part, extent, opened, tag
+from psfleet.core.net.message_codec import reason_of
 from psfleet.core.net.v1.replica_pb2 import FollowReply
 
 _LENGTH = struct.Struct("<Q")
@@ -66,7 +67,7 @@ def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
     try:
         value = msgspec.msgpack.decode(head, type=kind, dec_hook=arrays.read)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise FrameError(f"its {name} is damaged: {error}") from None
+        raise FrameError(f"its {name} is damaged: {reason_of(error)}") from None
     arrays.finish()
     # msgspec passes over fields of a dataclass that it does not know, and fills in those that are missing.
     # Both change the size of what is written again.

@@ -46,7 +46,14 @@ def decode(kind: Any, data: bytes, name: str = "") -> Any:
     try:
         return _decoder(kind).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"these bytes are no {name or kind.__name__}: {error}") from None
+        raise FrameError(
+            f"these bytes are no {name or kind.__name__}: {reason_of(error)}"
+        ) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return the text of an error of msgspec in one line. It may quote names that a stranger has chosen."""
+    return f"{' '.join(str(error).split()):.200}"
 
 
 @cache

@@ -64,11 +64,7 @@ class Kept:
             raise
         self.history: list[object] = [
             *disk.files.get(("history", start.generation), ()),
-            *(
-                decode(kind, body, lambda key: shard.tables[key].spec)
-                for kind, body, *_ in chained(log.first)
-                if kind in _OF_TRAINING
-            ),
+            *(decode(kind, body) for kind, body, *_ in chained(log.first) if kind in _OF_TRAINING),
         ]
 
     def open(self, generation: int, servers: int) -> ServerLog | None:
