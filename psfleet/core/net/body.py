@@ -51,7 +51,7 @@ def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
     Args:
         kind: Type of the value: a dataclass, a Struct, or a union of subclasses of `Message`.
         body: The body.
-        name: What errors call the value, or empty for the name of its type.
+        name: Name of the value in errors, or empty for the name of its type.
 
     Raises:
         FrameError: The body holds no such value, or not as this version writes it.

@@ -38,7 +38,7 @@ def decode(kind: Any, data: bytes, name: str = "") -> Any:
     Args:
         kind: Type of the message: a dataclass, a Struct, or a union of subclasses of `Message`.
         data: The bytes.
-        name: What errors call such a message, or empty for the name of its type.
+        name: Name of such a message in errors, or empty for the name of its type.
 
     Raises:
         FrameError: They hold no such message.

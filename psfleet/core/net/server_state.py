@@ -42,7 +42,7 @@ class _Stored(Struct, frozen=True):
 
     Attributes:
         mode: Mode of the fleet: its number and the settings that servers know.
-        clocks, leading_steps: Of the mode's gate.
+        clocks, leading_steps: State of the mode's gate.
     """
 
     version: int

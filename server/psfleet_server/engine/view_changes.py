@@ -196,8 +196,8 @@ class ViewInstaller:
         view = due.message.view
         faults.reach("install")
         request = encode(InstallRequest(due.boot, due.message))
-        answer = self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
-        reply: InstallReply = decode(InstallReply, answer)
+        content = self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
+        reply: InstallReply = decode(InstallReply, content)
         if not reply.installed:
             return self._rebooted(due.server, reply.boot)
         return lambda c: c.installed(due.server, reply.boot, view)
@@ -205,8 +205,8 @@ class ViewInstaller:
     def _freeze(self, due: PendingMessage, freeze: PrepareView) -> _Step:
         faults.reach("freeze")
         request = encode(FreezeRequest(due.boot, freeze, self._endpoints[0]))
-        answer = self._peers[due.server].call("Membership/Freeze", request, _INSTALL_TIMEOUT)
-        reply: FreezeReply = decode(FreezeReply, answer)
+        content = self._peers[due.server].call("Membership/Freeze", request, _INSTALL_TIMEOUT)
+        reply: FreezeReply = decode(FreezeReply, content)
         report = reply.report
         if report is None:
             return self._rebooted(due.server, reply.boot)
