@@ -75,8 +75,7 @@ ZERO = np.float32(0)
 def scalars_of(
     rule: Rule, decay: DecaySpec, learning_rate: float, step: int, resting: bool = False
 ) -> NDArray[np.float32]:
-    """Compute the numbers h of one batch as kernels read them, float32 [numbers]: the rule's, then the
-    decay's.
+    """Compute the numbers h of one batch, float32 [numbers]: those of the rule, then l2 and l1.
 
     Args:
         rule: Rule of the table.
@@ -316,8 +315,7 @@ def _power(count: int) -> int:
 
 
 def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
-    """Allocate the scratch memory of a kernel: LANES float32 for each of the rule's sums, then `width`
-    values.
+    """Allocate scratch memory of a kernel, float32: LANES for each of the rule's sums, then `width`.
 
     Args:
         rule: Rule of the kernel.
