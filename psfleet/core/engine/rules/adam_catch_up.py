@@ -2,7 +2,7 @@
 
 Dense Adam moves a weight also in steps without a gradient: its moments decay and it drifts on. To do that
 for every row of a large table in every step ("full") costs far more than the push itself. This rule updates
-only the rows of a push, and first repeats for each of them the steps since its last update:
+only the rows of a push, and first repeats the steps that each row has missed since its last update:
 
     step               10          11          12          13
     row 7, full        gradient    drift       drift       gradient

@@ -118,7 +118,7 @@ class LRU(EvictionPolicy):
     name = "lru"
 
     def score(self) -> None:
-        """Return None: rows are removed in the order of their last pushes (eviction_ranking.AgeRanking)."""
+        """Return None, because age alone ranks the rows (eviction_ranking.AgeRanking)."""
 
 
 @dataclass(frozen=True)

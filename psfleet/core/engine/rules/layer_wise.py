@@ -15,8 +15,8 @@ from psfleet.core.base.validation.annotations import NonNegative
 from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, UnitInterval
 
 
-# The functions of LARS. h: learning rate, momentum, lars_coeff, weight decay, epsilon, and the squared norm up
-# to which the plain rate is used (0, or infinity without weight decay); then the local rate.
+# The functions of LARS. h: learning rate, momentum, lars_coeff, weight decay, epsilon, the largest squared
+# norm for which the plain rate is used (0, or infinity without weight decay); then the local rate.
 def lars_measure(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return w * w, g * g
 
@@ -89,7 +89,7 @@ class LarsMomentum(Rule):
 
 
 # The functions of Lamb. h: learning rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon * s, s / (1 - beta1^t)
-# with s = sqrt(1 - beta2^t), weight decay, 1, and the squared norm up to which the trust ratio is 1 (0, or
+# with s = sqrt(1 - beta2^t), weight decay, 1, the largest squared norm for which the trust ratio is 1 (0, or
 # infinity without weight decay); then the learning rate times the trust ratio, from `lamb_combine`.
 def lamb_advance(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return h[1] * m + h[2] * g, h[3] * v + h[4] * (g * g)

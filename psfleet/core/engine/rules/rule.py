@@ -138,7 +138,7 @@ class Slot:
         per_unit: True for one value for the whole unit (see Rule.unit) instead of one for each weight.
         smallest: Smallest format in which rows of a sparse table may store the slot, if the table asks for
             a small one. Values are then rounded at random, so that they are right on average, and values near
-            0 may become 0: in int8 those below 1/127 of the row's largest value or so, in bfloat16 only those
+            0 may become 0, in int8 those below 1/127 of the row's largest value or so, in bfloat16 only those
             below 2^-133. So a slot that the rule divides by must not be int8, and a count must be float32.
     """
 

@@ -67,7 +67,7 @@ class DeviceOperations:
         return cuda.event() if SIMULATED else cuda.event(timing=False)
 
     def pinned(self, size: int) -> NDArray[np.uint8]:
-        """Allocate `size` bytes of page-locked host memory, from which the device copies without the CPU."""
+        """Allocate `size` bytes of page-locked host memory, which the device reads and writes by itself."""
         memory: NDArray[np.uint8] = cuda.pinned_array(size, np.uint8)
         return memory
 
@@ -214,7 +214,7 @@ def shared_staging() -> Staging:
 
 
 class DeviceQueue:
-    """Queue of a device's work for one table. Calls take effect in order, whatever overlaps on the device.
+    """Queue of a device's work for one table. Calls take effect in order, even if they overlap on it.
 
     Not thread-safe: the table's lock guards it. Arrays that are copied to or from the host are flat.
 

@@ -171,9 +171,11 @@ class CudaSource:
         statement = f"numbers = h[:{self._numbers}]"
         if self.extras:
             statement += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
+        # Shared slots come from `extra`: the thread of weight 0 overwrites them while other threads still
+        # need them.
         load, names = self._load(saved=True), self._slot_names()
         stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
-        if self._advances:
+        if self._advances:  # `lanes` has already stored the updated slots
             load += f"\n{self._directed()}"
             names, stores = "", stores[:1]
         return f"""
@@ -191,8 +193,11 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
     def _lanes(self) -> str:
         measure, advance = self._rule.measure(), self._rule.advance()
         assert measure is not None
+        # A thread sums up a lane of a chunk: values lane, lane + LANES, ... of the chunk, in this order.
         slots, load = self._slot_names(), self._load(saved=False)
         if advance is not None:
+            # Each weight belongs to one lane, so its slots are updated exactly once. `update` finds them
+            # updated.
             load += f"\n{slots}= {advance.__name__}(w, g, {slots}h)\n"
             load += "\n".join([*self._store_slots(), self._directed()])
             slots = ""
@@ -218,6 +223,8 @@ def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
 """
 
     def _fold(self) -> str:
+        # Folding in halves, as the CPU: lane j += lane j + half. One thread folds all lanes of a chunk, and
+        # only then widens to float64, in which `combine` adds up the chunks.
         return f"""
 @cuda.jit
 def fold(count, sums, totals):
