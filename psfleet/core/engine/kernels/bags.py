@@ -1,8 +1,15 @@
-"""Pooling: sum or mean of the rows of each bag, the backward pass of both, and selection of bags of values.
+"""Pooling of embedding bags: sum or mean of the rows of each bag, the backward pass, and selection of bags.
 
-A bag is the list of ids that one example has for a feature. Rows of a batch's bags are one array, those of
-the first bag first, and `lengths` says where each bag ends. Compiled kernels do the arithmetic, in float32
-and in order, so the bits are the same everywhere.
+A bag is the list of ids that one example has for a feature. The rows of all bags of a batch are one array,
+bag after bag, and `lengths` says how many rows each bag has:
+
+    lengths    2        0    3
+    rows       r0  r1        r2  r3  r4        float32 [5, dim]
+    pooled     r0 + r1  0    r2 + r3 + r4      float32 [3, dim]
+
+`RowBags` pools rows of tables; `bags_at` and `chosen_bags` select the bags of a batch from the values of a
+dataset. Compiled kernels do the arithmetic (sources/row_sums.py, chosen_bags.py), in float32 and in the
+order of the rows, so the bits are the same on every machine.
 """
 
 import functools
@@ -26,9 +33,8 @@ class RowBags:
     Args:
         lengths: Number of rows of each bag, int64 [bags].
         weights: Factor on each row, float32 [n], or None for factors of 1.
-        mean: True to divide each sum by the number of its rows, or by the sum of their weights. A divisor of
-        0
-            gives zeros.
+        mean: True to divide each sum by the number of its rows, or by the sum of their weights. A divisor
+            of 0 gives zeros.
 
     Attributes:
         rows: Number of rows of all bags, n.
@@ -57,7 +63,7 @@ class RowBags:
         return alike and np.count_nonzero(self.lengths) == self.rows
 
     def matches(self, other: "RowBags") -> bool:
-        """Return whether both pool rows in the same way."""
+        """Return whether both have the same lengths and weights and both sum or both average."""
         if self._mean != other._mean or not np.array_equal(self.lengths, other.lengths):
             return False
         if self.weights is None or other.weights is None:
@@ -65,12 +71,12 @@ class RowBags:
         return np.array_equal(self.weights, other.weights)
 
     def copy(self) -> "RowBags":
-        """Return equal bags with arrays of their own."""
+        """Return equal bags whose arrays are copies, so that later changes of the originals do not matter."""
         weights = None if self.weights is None else self.weights.copy()
         return RowBags(self.lengths.copy(), weights, self._mean)
 
     def pool(self, rows: Floats) -> Floats:
-        """Pool rows: one row for each bag, the sum of its rows in order. An empty bag gives zeros.
+        """Return one row for each bag: the sum or mean of its rows, added in order. An empty bag gives zeros.
 
         Args:
             rows: Rows of all bags, float32 [n, dim].
@@ -96,9 +102,8 @@ class RowBags:
 
         Args:
             gradient: Gradients of the bags, float32 [bags, dim].
-            out: Array to write to, or None for a new one. Then the result is `gradient` itself if `are_rows`
-            is
-                true.
+            out: Contiguous array to write to, float32 [n, dim], or None for a new array. With None, the
+                result is `gradient` itself if `are_rows` is true.
         """
         if self.are_rows and out is None:
             return gradient
@@ -114,34 +119,42 @@ class RowBags:
 
     @functools.cached_property
     def arguments(self) -> tuple[int, int, int, int]:
-        """Arguments of kernels: ends, number of bags, weights, scales. Valid as long as this object."""
+        """Arguments of kernels: addresses of ends, weights and scales (0 if there are none), number of bags.
+
+        In the order ends, number, weights, scales. The addresses are valid as long as this object lives.
+        """
         weights = None if self.weights is None else np.ascontiguousarray(self.weights, np.float32)
         scales = _scales(self.lengths, weights) if self._mean else None
-        self._factors = weights, scales
+        self._factors = weights, scales  # keeps the arrays alive: kernels only have their addresses
         first, second = (0 if array is None else address_of(array) for array in self._factors)
         return address_of(self._ends), len(self), first, second
 
 
 def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
-    """Pool the rows of one table for several features; return float32 [all bags, dim]."""
+    """Pool the rows of one table for several features; return float32 [all bags, dim].
+
+    Args:
+        rows: Rows of all bags of the first feature, then of the second, and so on: float32 [n, dim].
+        parts: Bags of each feature.
+    """
     ends = np.cumsum([part.rows for part in parts])[:-1]
     pairs = zip(parts, np.split(rows, ends), strict=True)
-    return np.concatenate([part.pool(own) for part, own in pairs])
+    return np.concatenate([part.pool(part_rows) for part, part_rows in pairs])
 
 
 def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
     """Compute the rows' gradients, float32 [n, dim], from those of all bags (backward of `pool_parts`)."""
     ends = np.cumsum([len(part) for part in parts])[:-1]
     pairs = zip(parts, np.split(gradient, ends), strict=True)
-    return np.concatenate([part.spread(own) for part, own in pairs])
+    return np.concatenate([part.spread(part_gradient) for part, part_gradient in pairs])
 
 
 def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
-    """Return the starts and lengths of selected bags, for `chosen_bags`.
+    """Look up the starts and lengths of selected bags, int64 [bags] each, as `chosen_bags` takes them.
 
     Args:
-        offsets: Position of the first value of each bag, and the end: int64 [all bags + 1].
-        rows: Numbers of the selected bags, int64 [bags]. They are not checked.
+        offsets: Position of the first value of each bag, and the end: int64 [all bags + 1], contiguous.
+        rows: Numbers of the selected bags, int64 [bags]. A number out of range reads other memory.
     """
     rows = np.ascontiguousarray(rows)
     starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
@@ -152,7 +165,11 @@ def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
 
 
 def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
-    """Copy int64 to int32 of the same length; return False if a value does not fit and `out` is undefined."""
+    """Copy int64 to int32 of the same length, and report whether all values fit.
+
+    Returns:
+        False if a value does not fit into 32 bits; `out` is then undefined.
+    """
     values = np.ascontiguousarray(values)
     kernels = static_kernels("chosen_bags")
     return bool(kernels.narrow(address_of(values), len(values), address_of(out)) == 0)
@@ -161,18 +178,20 @@ def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
 def chosen_bags(
     values: NDArray[Any], starts: Lengths, lengths: Lengths, dtype: Any = None
 ) -> NDArray[Any]:
-    """Copy the values of selected bags, one bag after the other.
+    """Copy the values of selected bags into one new array, one bag after the other.
 
     Args:
         values: Values of all bags, [n].
         starts: Position of the first value of each selected bag, int64 [bags].
         lengths: Number of values of each selected bag, int64 [bags].
-        dtype: Dtype of the copy: int64 to widen int32, or None for that of the values.
+        dtype: Dtype of the copy: int64 to widen int32, or None for the dtype of the values.
     """
     out = np.empty(int(lengths.sum()), dtype or values.dtype)
     if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        return np.take(values, places + np.arange(len(out)), out=out)
+        # Kernels copy words of 4 bytes. For other dtypes, NumPy: position i of the copy is at
+        # (start of its bag - first position of the bag in the copy) + i of the values.
+        shifts = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        return np.take(values, shifts + np.arange(len(out)), out=out)
     values, kernels = np.ascontiguousarray(values), static_kernels("chosen_bags")
     starts, lengths = np.ascontiguousarray(starts), np.ascontiguousarray(lengths)
     bags = address_of(values), address_of(starts), address_of(lengths), len(lengths)
@@ -184,7 +203,10 @@ def chosen_bags(
 
 
 def _scales(lengths: Lengths, weights: Floats | None) -> Floats:
-    """Return 1 / number of rows of each bag, or 1 / sum of their weights; 0 if the divisor is 0."""
+    """Return the factor that makes a mean of each bag's sum, float32 [bags].
+
+    It is 1 / number of rows, or 1 / sum of their weights, computed in float64; 0 where the divisor is 0.
+    """
     totals: NDArray[np.float64] = lengths.astype(np.float64)
     if weights is not None:
         bags = np.repeat(np.arange(len(lengths)), lengths)

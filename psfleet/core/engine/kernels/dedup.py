@@ -1,9 +1,17 @@
 """Deduplication of a batch's ids, and the sums of gradients by distinct id.
 
-A batch of sparse ids repeats many of them. `dedup` finds the distinct ids and sorts them by server;
-`UniqueIds` then expands the servers' rows to the batch and merges the batch's gradients, also for bags of
-rows. The work is done by compiled kernels (sources/dedup.py, row_sums.py, bag_rows.py) that release the GIL.
-Any thread may call; each has its own scratch memory, which grows to the largest batch and stays.
+A batch of sparse ids repeats many ids, and a worker sends each id once, to the server that has its row:
+
+    ids         7  3  7  9         batch of a worker; say server 1 has id 3, and server 0 has ids 7 and 9
+    unique      [7, 9], [3]        distinct ids of server 0, of server 1, in first-seen order
+    inverse     0.0 1.0 0.0 0.1    code of each id of the batch: server.position in its `unique`
+
+`dedup` computes these. `UniqueIds.expand` then turns the servers' rows into the rows of the batch (pull), and
+`UniqueIds.merge` adds up the gradients of each distinct id (push). `pool` and `merge` also take bags, so that
+the rows of a batch need not be written in between.
+
+Compiled kernels do the work (sources/dedup.py, row_sums.py, bag_rows.py) and release the GIL. Any thread may
+call: each thread has scratch memory, which grows to the thread's largest batch and is kept until it ends.
 """
 
 import itertools
@@ -21,12 +29,15 @@ from psfleet.core.engine.kernels.generate import static_kernels, width_kernels
 from psfleet.core.engine.kernels.id_routing import routes
 from psfleet.core.engine.kernels.initial_values import address_of
 
-_FILTER = 4  # filter bits for each entry of the index: one of 40 distinct ids has to be looked up
-_BLOCK = 256  # as in sources/dedup.py
-_REPEATS = 2  # average occurrences of an id that make summing row by row faster
-_FEW = 64  # a set of this many ids or fewer is faster than the call of a kernel
+# Bits of the filter of `first_repeat` for each entry of the index. With 4, one of 40 distinct ids hits a bit
+# that another id has set, and has to be looked up.
+_FILTER = 4
+_BLOCK = 256  # BLOCK of sources/dedup.py: ids that its kernels hash and prefetch at a time
+# From this many occurrences of an id on average, `merge_by_row` is faster than `merge`.
+_REPEATS = 2
+_FEW = 64  # a Python set of up to this many ids is faster than the call of a kernel
 _ZERO = np.zeros((), np.float32)
-_PLACES = np.arange(_FEW, dtype=np.uint32)
+_PLACES = np.arange(_FEW, dtype=np.uint32)  # codes of a short batch that repeats no id
 _PLACES.flags.writeable = False
 _scratch = threading.local()
 
@@ -35,13 +46,22 @@ Floats = NDArray[np.float32]
 
 
 class UniqueIds:
-    """The distinct ids of one batch.
+    """Distinct ids of one batch of n ids, by group. A group is a server.
+
+    Example:
+        >>> batch = dedup(np.array([7, 3, 7]), 1)
+        >>> batch.unique, batch.inverse
+        ([array([7, 3])], array([0, 1, 0], dtype=uint32))
+        >>> batch.merge(np.array([[1.0], [2.0], [4.0]], np.float32))
+        [array([[5.],
+               [2.]], dtype=float32)]
 
     Attributes:
-        unique: One int64 array per group (server): its distinct ids in first-seen order.
-        inverse: uint32 [n]: for each id of the batch, group << shift | position in `unique[group]`.
+        unique: Distinct ids of each group in first-seen order, a list of int64 arrays.
+        inverse: Code of each id of the batch, uint32 [n]: group << shift | position in `unique[group]`.
         shift: Number of bits of a position in `inverse`.
-        is_plain: True if there is one group and the batch repeats no id.
+        is_plain: True if there is one group and the batch repeats no id, so that rows of the distinct ids are
+            the rows of the batch. May be False for such a batch if it is long.
     """
 
     __slots__ = ("inverse", "is_plain", "shift", "unique")
@@ -55,7 +75,7 @@ class UniqueIds:
         self.is_plain = is_plain
 
     def expand(self, rows: Sequence[Floats]) -> Floats:
-        """Return one row for each id of the batch, float32 [n, dim].
+        """Copy the rows of the distinct ids to one row for each id of the batch, float32 [n, dim].
 
         Args:
             rows: Rows of each group's distinct ids, float32 [distinct ids, dim].
@@ -71,21 +91,24 @@ class UniqueIds:
         return out
 
     def _checked(self, rows: Sequence[Floats]) -> list[Floats]:
-        """Return the groups' rows as contiguous arrays; refuse any number of rows but one per distinct id."""
+        """Return contiguous arrays of the rows; raise ShapeError unless each distinct id has one row."""
         dim = rows[0].shape[1]
-        for mine, theirs in zip(self.unique, rows, strict=True):
-            if theirs.shape != (len(mine), dim):
-                raise ShapeError(f"rows have shape {theirs.shape}, they must be {(len(mine), dim)}")
+        for distinct_ids, group_rows in zip(self.unique, rows, strict=True):
+            if group_rows.shape != (len(distinct_ids), dim):
+                raise ShapeError(
+                    f"rows have shape {group_rows.shape}, they must be {(len(distinct_ids), dim)}"
+                )
         return [_plain(array) for array in rows]
 
     def pool(self, rows: Sequence[Floats], bags: Sequence[RowBags]) -> Floats:
         """Expand the rows and pool them by bag in one pass: float32 [all bags, dim].
 
-        The bits are those of `expand` and then `RowBags.pool`.
+        The result has the same bits as `expand` followed by `RowBags.pool`, without the array in between.
 
         Args:
             rows: Rows as for `expand`.
-            bags: Bags of the batch's ids in parts; the ids of the first part come first in the batch.
+            bags: Bags of the batch's ids in parts, one for each feature of the table; the ids of the first
+                part come first in the batch.
         """
         if _are_rows(bags):
             return self.expand(rows)
@@ -94,9 +117,9 @@ class UniqueIds:
         starts, kernels = _addresses(rows), width_kernels("bag_rows", dim)
         for codes, part, target in self._parts(bags, out):
             if part.are_rows:
-                place = self.shift, starts, address_of(target)
+                destination = self.shift, starts, address_of(target)
                 width_kernels("row_sums", dim, "expand", "merge").expand(
-                    address_of(codes), len(codes), *place
+                    address_of(codes), len(codes), *destination
                 )
             else:
                 kernels.pool(
@@ -118,9 +141,9 @@ class UniqueIds:
             row, bag = row + part.rows, bag + len(part)
 
     def merge(self, gradients: Floats, bags: Sequence[RowBags] | None = None) -> list[Floats]:
-        """Sum the gradients of each distinct id; return one float32 [distinct ids, dim] for each group.
+        """Sum the gradients of each distinct id; return float32 [distinct ids, dim] for each group.
 
-        Gradients are added in the order of the batch, so the bits are the same for any number of groups.
+        Gradients are added in the order of the batch, so the bits do not depend on the number of servers.
 
         Args:
             gradients: Gradients of the rows, float32 [n, dim], or those of the bags, float32 [all bags, dim].
@@ -129,16 +152,25 @@ class UniqueIds:
         count = len(self.inverse) if bags is None else sum(map(len, bags))
         if gradients.ndim != 2 or len(gradients) != count:
             raise ShapeError(f"gradients have shape {gradients.shape}, they must be ({count}, dim)")
-        sums = [np.empty((len(mine), gradients.shape[1]), np.float32) for mine in self.unique]
+        sums = [
+            np.empty((len(distinct_ids), gradients.shape[1]), np.float32)
+            for distinct_ids in self.unique
+        ]
         self.merge_into(gradients, sums, bags)
         return sums
 
     def merge_into(
         self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
     ) -> None:
-        """Merge as `merge` does, and write the sums to arrays of the caller."""
+        """Merge as `merge` does, and write the sums to arrays of the caller.
+
+        Args:
+            gradients, bags: As for `merge`.
+            sums: Contiguous float32 [distinct ids, dim] for each group, overwritten.
+        """
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
-            np.add(gradients, _ZERO, sums[0])  # the bits of a sum: -0 becomes 0
+            # Not a copy: kernels begin each sum at 0, and 0 + -0 is 0. A copy would keep -0 here alone.
+            np.add(gradients, _ZERO, sums[0])
             return
         gradients, target = _plain(gradients), _not_begun(sums)
         if bags is None or _are_rows(bags):
@@ -161,6 +193,7 @@ class UniqueIds:
         if weights or len(codes) < _REPEATS * ids:
             kernels.merge(*batch, weights, scales, target)
             return
+        # Ids repeat a lot: sort the batch by distinct id first, so that each sum is written once.
         counts = map(len, self.unique)
         offsets = np.array([*itertools.accumulate(counts, initial=0), 0], np.int64)
         work = np.empty(ids + 2 + len(codes), np.uint32)
@@ -173,13 +206,13 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     """Find the distinct ids of a batch and sort them by server.
 
     Args:
-        ids: int64 [n], contiguous, at any alignment.
-        groups: Number of servers; `routes` decides which server has an id.
+        ids: Ids of the batch, int64 [n], in any order and with any repeats.
+        groups: Number of servers; `id_routing.routes` decides which server has an id.
 
     Raises:
-        ShapeError: The batch has so many ids that a code of 32 bits cannot name server and position.
+        ShapeError: The batch is too long for codes of 32 bits: they name a server and a position. The limit
+            is 2**31 - 1 ids for one or two servers, and half as many each time the servers double.
     """
-    # The index has at least two entries for each id, so that chains stay short.
     n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
     if n >= 1 << shift:
         raise ShapeError(
@@ -188,6 +221,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     if groups == 1 and n <= _FEW and len(set(ids.tolist())) == n:
         return UniqueIds([ids.copy()], _PLACES[:n], shift, is_plain=True)
     ids = _plain(ids)
+    # At least two entries of the index for each id, so that chains stay short.
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     index, unique, codes, hashes = _scratch_for(n, mask)
     counts = np.zeros(groups, np.int64)
@@ -208,32 +242,36 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     )
     if groups == 1:
         return UniqueIds([_scratch.buffers[1][:count].copy()], inverse, shift)
+    # `unique` has the ids of all groups mixed, in first-seen order: bring those of a group together.
     ends = [0, *itertools.accumulate(counts.tolist())]
     out, offsets = np.empty(count, np.int64), np.array(ends, np.int64)
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
-    # np.split takes 10 us, and a step of many features has as many tables.
+    # Slices instead of np.split, which takes 10 us for each table of a step.
     return UniqueIds([out[a:b] for a, b in itertools.pairwise(ends)], inverse, shift)
 
 
 def first_repeat(ids: Ids) -> int | None:
-    """Return the position of the first id that occurs earlier in the batch, or None."""
+    """Return the position of the first id that occurs earlier in the batch, or None if no id repeats.
+
+    Much cheaper than `dedup`: nearly all ids need one bit of a filter only (sources/dedup.py, `repeated`).
+    """
     n = len(ids)
     if n <= _FEW and len(set(ids.tolist())) == n:
         return None
     ids = _plain(ids)
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
-    index, bits, places, hashes = _scratch_for(n, mask)
-    low = _FILTER * (mask + 1) - 1
-    place = static_kernels("dedup").repeated(
-        address_of(ids), n, hashes, bits, low, places, index, mask
+    index, bits, positions, hashes = _scratch_for(n, mask)
+    filter_mask = _FILTER * (mask + 1) - 1
+    position = static_kernels("dedup").repeated(
+        address_of(ids), n, hashes, bits, filter_mask, positions, index, mask
     )
-    return None if place < 0 else int(place)
+    return None if position < 0 else int(position)
 
 
 def ascending(parts: Sequence[Ids]) -> Ids:
-    """Return the distinct ids of these arrays in ascending order.
+    """Return the distinct ids of these arrays in ascending order, int64.
 
-    np.unique hashes them and takes ten times as long.
+    Sorts the ids; np.unique hashes them and takes ten times as long.
     """
     ids = np.sort(np.concatenate([*parts, np.zeros(0, np.int64)]))
     distinct: Ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]
@@ -259,12 +297,12 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
 
 
 def _are_rows(bags: Sequence[RowBags]) -> bool:
-    """Return whether each bag is exactly one row, so that gradients of bags are gradients of rows."""
+    """Return whether there is one part, whose bags are one row each: gradients of bags are those of rows."""
     return len(bags) == 1 and bags[0].are_rows
 
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> None:
-    """Add rows to sums, whose address is a result of `_not_begun`."""
+    """Add rows to the sums that their codes name; `target` is a result of `_not_begun`."""
     width_kernels("row_sums", rows.shape[1], "expand", "merge").merge(
         address_of(inverse), len(inverse), shift, address_of(rows), target
     )
@@ -272,7 +310,10 @@ def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> 
 
 @cache
 def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
-    """Return the group of each virtual shard, then the upper bits of each group's codes."""
+    """Return the group of each virtual shard, then the same as the upper bits of a code.
+
+    uint32 [2 * virtual shards], in the order that the kernel `dedup` takes.
+    """
     table = routes(groups)
     return np.concatenate([table, table << np.uint32(shift)])
 
@@ -289,9 +330,11 @@ def _addresses(arrays: Sequence[Floats]) -> int:
 
 
 def _not_begun(sums: Sequence[Floats]) -> int:
-    """Return the address of a list of (address, 0) for each array: sums of which no row has been begun.
+    """Return the address of a list of (address, 0) for each array, in which a kernel merges gradients.
 
-    The kernels count begun rows there. The list is valid as long as that of `_addresses`.
+    The second number counts the rows of the array that have a sum. Codes are in first-seen order, so the
+    first gradient of a row finds its code equal to the count: the kernel writes it instead of adding it,
+    and the arrays need not be cleared. The list is valid as long as that of `_addresses`.
     """
     words, address = _words(2 * len(sums))
     for i, array in enumerate(sums):
@@ -316,7 +359,9 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 def _scratch_for(n: int, mask: int) -> list[int]:
     """Return the addresses of this thread's scratch: index, unique ids, codes, hashes of a block.
 
-    n: ids of the batch. mask: entries of the index less one. The buffers grow and are kept.
+    Args:
+        n: Number of ids of the batch.
+        mask: Number of entries of the index less one.
     """
     buffers = getattr(_scratch, "buffers", None)
     if buffers is None or len(buffers[0]) <= mask or len(buffers[1]) < n:

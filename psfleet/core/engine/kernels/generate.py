@@ -1,9 +1,23 @@
-"""Kernels by name: loads the fixed ones, and generates those of a rule or an eviction policy.
+"""Loads kernels by name, and generates the kernels of an optimizer's rule or of an eviction policy.
 
-`static_kernels` and `width_kernels` take a file of sources/ as it is or for one width of rows. For a rule its
-source text is put into a template of sources/ (rule_source.py, row_format.py write the parts), so that numba
-compiles one loop for the rule with all sizes as constants. The result is a module, compiled once per machine
-(cache.py). The first call for new arguments takes seconds if the cache is empty; later ones return at once.
+Every kernel module is a text that numba compiles. Each function here makes such a text and returns the
+module with its kernels:
+
+    function            file in sources/                           compiled once for each
+    static_kernels      <name>.py, as it is                        name
+    width_kernels       <name>.py, with DIM replaced               name, width
+    pull_kernels        pull.txt                                   width, precision
+    dense_kernels       dense.txt                                  rule
+    sparse_kernels      rows_head.txt + push.txt or rest*.txt      rule, width, precision, scores
+    eviction_kernels    eviction.txt                               policy
+
+A .txt file is a `string.Template`. The source text of the rule's functions is put into it (rule_source.py and
+row_format.py write the parts), so that numba compiles one loop in which the rule is inlined and all sizes
+are constants.
+
+The first call with new arguments takes seconds if the cache (cache.py) is empty; later calls return the same
+module at once. All functions are thread-safe. Most kernels take addresses of arrays as int64, so the caller
+keeps the arrays alive until the kernel returns. Kernels release the GIL unless their text says otherwise.
 """
 
 import ast
@@ -28,10 +42,11 @@ from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import RowPrecision
 
 _SOURCES = Path(__file__).parent / "sources"
-_ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"
+_ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"  # frequency of a new row
 
 
-# How a policy's arguments are computed in eviction.txt.
+# Expression for each argument that a policy's score function may have. It becomes a part of `key_of` in
+# eviction.txt; `row` is the address of a row and `place` the position of its scores.
 _ARGUMENTS = {
     "age": "float64(age)",
     "shows": "float64(load_f32(row, place))",
@@ -46,7 +61,7 @@ def static_kernels(name: str, *only: str) -> ModuleType:
 
     Args:
         name: Name of the file without suffix.
-        only: Kernels to compile, or none for all of them. Each takes a while.
+        only: Names of the kernels to compile, which saves time, or none to compile every kernel of the file.
     """
     return load_text(name, _chosen(name, only))
 
@@ -57,18 +72,18 @@ def width_kernels(name: str, dim: int, *only: str) -> ModuleType:
 
     Args:
         name: Name of the file without suffix.
-        dim: Value of DIM there.
-        only: Kernels to compile, or none for all of them.
+        dim: Number of values of a row, which replaces DIM in the file.
+        only: Names of the kernels to compile, or none to compile every kernel of the file.
     """
     return load_text(f"{name}_{dim}", _set(_chosen(name, only), "DIM", dim))
 
 
 @cache
 def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
-    """Return the module with `push` for dense arrays under this rule.
+    """Return the module with the kernel `push` that updates dense arrays by this rule.
 
     Args:
-        rule: Rule whose functions and slots the kernel has. Its hyperparameters are arguments of each push.
+        rule: Rule whose functions are compiled in. Its hyperparameters are not: they come with each push.
         l1, l2: True if these regularizations are added to the gradient.
         width: Number of weights of a unit as a constant for the compiler, or 0 for an argument of each call.
     """
@@ -89,14 +104,15 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
 
 @cache
 def pull_kernels(dim: int, is_plain: bool, stride: int) -> ModuleType:
-    """Return the module with `pull` for rows of `dim` weights. It is the same for all rules.
+    """Return the module with the kernel `pull` that reads rows of `dim` weights, for tables of any rule.
 
     Args:
         dim: Number of weights of a row.
         is_plain: True if rows are float32, False if their weights are bfloat16.
         stride: Bytes of a row.
     """
-    # A row that does not begin where a cache line does may touch one line more, to be prefetched too.
+    # Rows of such a stride do not all begin at a cache line, so a row may extend over one more line than its
+    # length says. The kernel has to prefetch that line too.
     is_split = stride % 64 != 0 and 64 % stride != 0
     parts = weight_parts(is_plain)
     return load_text(f"pull_{dim}", filled("pull.txt", dim=dim, split=int(is_split), **parts))
@@ -113,19 +129,18 @@ def sparse_kernels(
     has_frequency: bool = False,
     precision: RowPrecision = "float32",
 ) -> ModuleType:
-    """Return the module with `push` for rows of `dim` weights under this rule, or with `rest`.
+    """Return the module with the kernel `push`, or `rest`, that updates rows of a sparse table by this rule.
 
     Args:
         rule: Rule of the table.
         l1, l2: True if these regularizations are added to the gradient.
         dim: Number of weights of a row.
-        rests: True for `rest`, which updates the rows that a push does not name. Only tables that update
-        every
-            row need it.
-        scores: Number of score values behind a row's state. A push has as many behind each gradient; they are
-            added.
-        has_frequency: True if the row's frequency follows the scores. It is 1 in a new row.
-        precision: Storage of rows.
+        rests: True for the kernel `rest`, which updates the rows that a push does not name. Only tables that
+            update every row in each step need it.
+        scores: Number of score values behind a row's state. A push has that many behind each gradient, which
+            are added to those of the row.
+        has_frequency: True if one more float32 behind the scores is the row's frequency: 1 in a new row.
+        precision: Precision of the weights and the state of stored rows.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
     kernel = "push.txt" if not rests else "rest.txt" if form.plain else "rest_packed.txt"
@@ -156,15 +171,21 @@ def address_of_kernel(kernel: Any) -> int:
 
 
 def filled(template: str, more: str = "", **parts: object) -> str:
-    """Return the text of a template, and of `more` behind it, with these parts filled in."""
+    """Return the text of a template of sources/ with these parts filled in.
+
+    Args:
+        template: Name of the file.
+        more: Text to append to the file's before the parts are filled in.
+        parts: Text for each `$name`.
+    """
     return Template(_source(template) + more).substitute(parts)
 
 
 def compiled(rule: NamedDefinition, stem: str, text: str) -> ModuleType:
-    """Return the module with this text, made for a rule or policy.
+    """Compile a text that was generated for a rule or policy, and name the rule if the compiler refuses it.
 
     Raises:
-        RuleError: The compiler refuses the text, because of what the rule's functions do.
+        RuleError: The text does not compile, because of what the rule's functions do.
     """
     try:
         return load_text(stem, text)
@@ -180,7 +201,8 @@ def _source(name: str) -> str:
 
 def _chosen(name: str, only: tuple[str, ...]) -> str:
     """Return the text of `sources/<name>.py` with only these kernels, or with all if `only` is empty."""
-    # Two blank lines separate the functions of these files. Helpers always stay; they cost nothing uncalled.
+    # Two blank lines separate the functions of these files. Only functions marked @kernel are left out;
+    # helpers are always kept, because one that no kernel calls costs nothing.
     parts = _source(f"{name}.py").split("\n\n\n")
     return "\n\n\n".join(
         part
@@ -200,11 +222,11 @@ def _set(text: str, constant: str, value: int) -> str:
 
 @cache
 def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
-    """Return the module with `rank` and `use` for a policy that has a score function.
+    """Return the module with the kernels `rank` and `use` for a policy that has a score function.
 
     Args:
         policy: Policy of the table.
-        pushed_scores: Number of scores of a row before its frequency.
+        pushed_scores: Number of score values of a row that pushes add to; the frequency follows them.
 
     Raises:
         RuleError: The compiler refuses the score function.
@@ -221,7 +243,10 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
 
 
 def _function(policy: EvictionPolicy) -> ast.FunctionDef:
-    """Return the syntax of the score function, renamed to `score`, without annotations."""
+    """Parse the source of the score function, rename it to `score`, and drop its annotations.
+
+    The annotations may name types that the generated module does not import.
+    """
     function = policy.score()
     assert function is not None
     [tree] = ast.parse(dedent(inspect.getsource(function))).body
@@ -233,9 +258,13 @@ def _function(policy: EvictionPolicy) -> ast.FunctionDef:
 
 
 def _factor(half_life: float) -> float:
-    """Return the factor on a frequency for each update, given its half-life in updates, or 1 for 0.
+    """Return the factor on a frequency for each update of the table: 2 ** (-1 / half_life).
 
-    Computed in decimal, because the C library's pow is not the same on all machines.
+    Computed in decimal arithmetic, because the C library's pow may differ in the last bit from machine to
+    machine.
+
+    Args:
+        half_life: Half-life in updates, or 0 for frequencies that never fall; the factor is then 1.
     """
     if not half_life:
         return 1.0

@@ -1,10 +1,14 @@
-"""First values of rows and arrays, addresses of arrays for kernels, and copies of large arrays past the
-caches.
+"""Initial weights of rows and arrays, and two helpers of all kernels: addresses of arrays, and large copies.
 
-An ordinary store reads the line that it is about to overwrite, and pushes others out of the caches for
-one that will not be used here again. A large array goes straight to memory instead: 0.044 CPU seconds
-per GB against 0.07 of np.copyto for arrays of 2 MB in memory, 0.024 against 0.05 from a cache (AMD
-Zen 5).
+`initial_rows` and `initial_array` compute the first values of parameters from the job's seed, the table's
+name and the id. They are the same in every process, so no process has to send them.
+
+`address_of` gives the address that a kernel takes for an array, in 0.1 us.
+
+`copy_over` copies large arrays past the caches. An ordinary store first reads the cache line that it is
+about to overwrite, and pushes other lines out of the caches for a line that is not used here again. A
+streamed store goes straight to memory: 0.044 CPU seconds per GB against 0.07 of np.copyto for arrays of 2
+MB in memory, and 0.024 against 0.05 if the source is in a cache (AMD Zen 5).
 """
 
 import ctypes
@@ -22,22 +26,33 @@ from psfleet.core.engine.schema.table import InitializerSpec, key_of
 _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated": TRUNCATED}
 
 
-# An array's first field is the address of its data: NumPy's binary interface (PyArrayObject_fields). To
-# read it takes 0.1 us, to ask for `__array_interface__` 2 us, and a push asks a dozen times.
+# The first field of an array object, behind the head that every Python object has, is the address of its data
+# (PyArrayObject_fields of NumPy's binary interface). Reading that field takes 0.1 us and
+# `array.__array_interface__` 2 us; a push needs a dozen addresses.
 _HEAD = object.__basicsize__
 _word_at = ctypes.c_size_t.from_address
 STREAM_FROM = 1 << 20
-"""Bytes from which an array is streamed. A shorter one may well be read from a cache soon."""
-_LINE = 64
-_KNOWN = platform.machine() in ("x86_64", "AMD64")  # elsewhere streamed stores need other fences
+"""Bytes from which `copy_over` streams an array. A shorter one may well be read soon, from a cache."""
+_LINE = 64  # bytes of a cache line
+_KNOWN = platform.machine() in (
+    "x86_64",
+    "AMD64",
+)  # on other processors streamed stores need other fences
 
 
 def initial_rows(
     ids: NDArray[np.int64], dim: int, initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """Compute the first values of rows: float32 [*ids.shape, dim].
+    """Compute the first weights of rows, float32 [*ids.shape, dim].
 
     A sparse table that inserts one of these ids gives its row the same bits.
+
+    Args:
+        ids: Ids of the rows, int64 in any shape.
+        dim: Number of weights of a row.
+        initializer: Distribution of the values.
+        seed: Seed of the job.
+        name: Name of the table.
     """
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     out = np.empty((*ids.shape, dim), np.float32)
@@ -54,7 +69,7 @@ def initial_rows(
 def initial_array(
     shape: tuple[int, ...], initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """Compute the first values of a dense array: one long row of id 0, float32 in `shape`."""
+    """Compute the first values of a dense array, float32 in `shape`: those of one long row with id 0."""
     rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
     return rows.reshape(shape)
 
@@ -64,7 +79,8 @@ def initializer_arguments(
 ) -> tuple[int, float, float, np.uint64]:
     """Return (kind, low, span, stream), the arguments of `hashing.fill_row` for an initializer.
 
-    The stream makes the values of tables differ: it comes from the job's seed and the table's name.
+    `stream` seeds the table's random numbers. It is made of the job's seed and the table's name, so that
+    tables of a job start with different values.
     """
     uniform = initializer.kind == "uniform"
     span = initializer.high - initializer.low if uniform else initializer.high
@@ -82,32 +98,37 @@ def _asked_for(array: NDArray[Any]) -> int:
     return address
 
 
-if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):  # another NumPy
+# If a future NumPy arranges its array objects differently, use the slower way.
+if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):
     address_of = _asked_for
 
 
 def int64s_at(address: int, count: int) -> NDArray[np.int64]:
-    """Return int64 [count] at an address as an array, valid as long as that memory."""
+    """View int64 [count] at an address as an array. It is valid only as long as that memory."""
     numbers: Any = (ctypes.c_int64 * count).from_address(address)
     return np.frombuffer(numbers, np.int64)
 
 
 def floats_at(address: int, count: int) -> NDArray[np.float32]:
-    """Return float32 [count] at an address as an array, valid as long as that memory."""
+    """View float32 [count] at an address as an array. It is valid only as long as that memory."""
     numbers: Any = (ctypes.c_float * count).from_address(address)
     return np.frombuffer(numbers, np.float32)
 
 
 def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
-    """Write `values` to `out`, arrays of one shape and dtype that do not overlap.
+    """Copy `values` to `out`, past the caches if both are large and contiguous.
+
+    The arrays have the same shape and dtype and do not overlap.
 
     Args:
-        out: Contiguous array. From STREAM_FROM bytes on it is written past the caches.
-        values: Array to copy. If it is not contiguous, it goes through the caches.
+        out: Contiguous array. From STREAM_FROM bytes on, it is written past the caches.
+        values: Array to copy. If it is not contiguous, the copy goes through the caches.
     """
     if not _KNOWN or out.nbytes < STREAM_FROM or not values.flags.c_contiguous:
         out[...] = values  # np.copyto takes 0.3 us more
         return
+    # Streamed stores write whole cache lines. The bytes before the first line and behind the last one are
+    # copied in the ordinary way.
     flat, source = out.reshape(-1).view(np.uint8), values.reshape(-1).view(np.uint8)
     head = -address_of(flat) % _LINE
     lines = (len(flat) - head) // _LINE

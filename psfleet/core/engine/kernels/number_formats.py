@@ -1,11 +1,24 @@
-"""Conversion of arrays of float32 to bfloat16, float16 and int8 and back, and of the packed rows of a table.
+"""Conversion of float32 arrays to bfloat16, float16 and int8 and back, and of the packed rows of a table.
 
-Messages, snapshots and served tables use it; inside push and pull the kernels of rows convert by themselves.
+Compressed messages, snapshots and served tables use this module. Inside push and pull, the kernels of rows
+convert values themselves (row_format.py).
 
-In 8 bits blocks of values share a scale, and a value is a whole number of steps. The step of a block is its
-largest magnitude / 127, so a value comes back with an error of half a step where it is rounded to the
-nearest, and of less than one where it is drawn. Blocks follow each other in the flattened array; the last one
-may be shorter. A block whose largest magnitude is below 2^-100 becomes zero.
+    16 bits    encode, decode                each value for itself
+    8 bits     encode_int8*, decode_int8     each block of values has a scale
+    rows       pack_rows, unpack_rows        columns of a stored row, each in its own format
+
+In 8 bits a value is a whole number of steps, and the values of a block share the size of a step, the block's
+scale:
+
+    scale = largest magnitude of the block / 127
+    code  = value / scale, rounded
+    value = code * scale
+
+A value comes back with an error of at most half a step if it is rounded to the nearest, and of less than a
+step if it is rounded at random (`encode_int8_drawn`). Blocks follow each other in the flattened array, and
+the last block may be shorter. A block whose largest magnitude is below 2^-100 becomes zero. Packed rows in
+int8 use a power of two as the scale instead, so that a stored value survives packing and unpacking
+unchanged.
 """
 
 from functools import cache
@@ -22,7 +35,7 @@ Floats = NDArray[np.float32]
 Halves = NDArray[np.uint16]
 Half = Literal["bfloat16", "float16"]
 
-_FLOAT16_END = 65520.0  # from here on float16 rounds to infinity
+_FLOAT16_END = 65520.0  # from this magnitude on, float16 rounds to infinity
 
 
 Words = NDArray[np.uint32]
@@ -31,7 +44,16 @@ Codes = NDArray[np.int8]
 
 
 def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
-    """Convert values * scale to uint16 [same shape], rounded to the nearest, ties to even."""
+    """Convert values * scale to 16 bits, rounded to the nearest, ties to even.
+
+    Args:
+        values: float32 in any shape.
+        half: Format of the result.
+        scale: Factor in float32, such as a loss scale. `decode` divides by it again.
+
+    Returns:
+        Bits of the values, uint16 in the shape of `values`.
+    """
     flat = np.ascontiguousarray(values if scale == 1 else values * np.float32(scale)).reshape(-1)
     out = np.empty(flat.size, np.uint16)
     if half == "bfloat16":
@@ -42,17 +64,17 @@ def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
 
 
 def shorten(values: Floats, out: Halves) -> None:
-    """Convert float32 [n] to bfloat16 [n], rounded to the nearest, ties to even."""
+    """Convert float32 [n] to bfloat16 [n] in `out`, rounded to the nearest, ties to even."""
     static_kernels("halves").encode_bfloat16(values.view(np.uint32), out)
 
 
 def widen(halves: Halves, out: Floats) -> None:
-    """Convert bfloat16 [n] to float32 [n]."""
+    """Convert bfloat16 [n] to float32 [n] in `out`."""
     static_kernels("halves").decode_bfloat16(halves, out.view(np.uint32))
 
 
 def decode(halves: Halves, half: Half, scale: float = 1.0) -> Floats:
-    """Convert 16 bits back to the values that `encode` was given, multiplied by float32(1 / scale)."""
+    """Convert 16 bits back to float32 and multiply by float32(1 / scale), which undoes `encode`."""
     flat = np.ascontiguousarray(halves).reshape(-1)
     out = np.empty(flat.size, np.float32)
     if half == "bfloat16" and scale == 1:
@@ -63,20 +85,20 @@ def decode(halves: Halves, half: Half, scale: float = 1.0) -> Floats:
 
 
 def rounded(values: Floats, half: Half, scale: float = 1.0) -> Floats:
-    """Return the values that a receiver gets if these are sent in 16 bits."""
+    """Return the values that a receiver gets if these are sent in 16 bits: `encode`, then `decode`."""
     return decode(encode(values, half, scale), half, scale)
 
 
 def overflows(values: Floats, scale: float) -> bool:
-    """Return whether values * scale has an infinity or NaN once it is float16."""
-    peak = np.max(np.abs(values), initial=0).astype(np.float32)  # NaN if one is
+    """Return whether values * scale contains an infinity or NaN after conversion to float16."""
+    peak = np.max(np.abs(values), initial=0).astype(np.float32)  # NaN if any value is NaN
     with np.errstate(over="ignore"):
-        return not float(peak * np.float32(scale)) < _FLOAT16_END
+        return not float(peak * np.float32(scale)) < _FLOAT16_END  # `not <`: True for NaN too
 
 
 @cache
 def _patterns(half: Half) -> Floats:
-    """Return the float32 of each of the 65,536 patterns of 16 bits."""
+    """Return a table for `decode`: the value of each of the 65,536 patterns of 16 bits, as float32."""
     every = np.arange(1 << 16, dtype=np.uint16)
     if half == "float16":
         return every.view(np.float16).astype(np.float32)
@@ -84,16 +106,24 @@ def _patterns(half: Half) -> Floats:
 
 
 def unpack_rows(form: RowFormat, words: Floats) -> Floats:
-    """Convert stored rows [n, form.words or more] to float32 [n, form.width]."""
+    """Convert stored rows to float32 [n, form.width].
+
+    Args:
+        form: Format of the rows.
+        words: Stored rows, [n, form.words], as words of 4 bytes. Further words of a row are ignored.
+
+    Returns:
+        Weights and state of each row. A view of `words` if rows are plain.
+    """
     if form.plain:
         return words[:, : form.width]
     return np.concatenate([_unpacked(column, words) for column in form.columns], axis=1)
 
 
 def pack_rows(form: RowFormat, rows: Floats) -> Floats:
-    """Convert rows [n, form.width] to stored rows [n, form.words], each value rounded to the nearest.
+    """Convert float32 rows [n, form.width] to stored rows [n, form.words], each value rounded to the nearest.
 
-    Rows that `unpack_rows` gave come back with the same values.
+    A row from `unpack_rows` is packed to the same values, so snapshots restore rows exactly.
     """
     if form.plain:
         return rows
@@ -111,10 +141,11 @@ def draw_weights(
 
     Args:
         form: Format of the rows.
-        ids: int64 [n].
-        weights: float32 [n, dim].
-        stream: Stream of psfleet.core.engine.kernels.initial_values.initializer_arguments.
-        step: Step of the table.
+        ids: Ids of the rows, int64 [n].
+        weights: Weights of the rows, float32 [n, dim].
+        stream: The table's stream of random numbers, from `initializer_arguments` of initial_values.py.
+        step: Step of the table. Id, stream and step decide how a value is rounded, so the result is
+            repeatable.
     """
     if form.columns[0].format == "float32":
         return weights
@@ -148,23 +179,32 @@ def _packed(column: RowColumn, values: Floats) -> Words:
         return np.pad(encode(values, "bfloat16"), padding).view(np.uint32)
     scales = _scales(np.abs(values).max(axis=1, keepdims=True))
     codes = np.zeros((len(values), 4 * column.words - 4), np.int8)
-    counts = scales > 0
+    counts = scales > 0  # a column of zeros has the scale 0
     steps = np.divide(values, scales, out=np.zeros_like(values), where=counts)
     codes[:, : column.count] = np.rint(steps)
     return np.concatenate([scales.view(np.uint32), codes.view(np.uint32)], axis=1)
 
 
-def _scales(most: Floats) -> Floats:
-    exponents = (most.view(np.uint32) + np.uint32(0x1FFFF)) >> np.uint32(23)
+def _scales(largest: Floats) -> Floats:
+    """Return the smallest power of two that is at least largest / 127, as `scale_of` of row_rounding.py does.
+
+    A power of two makes code * scale exact, so that packing it again gives the same code.
+
+    Args:
+        largest: Largest magnitude of each row's column, float32 [n, 1].
+    """
+    # A float32 has 8 bits of exponent above 23 bits of fraction, so the sum carries into the exponent exactly
+    # if the magnitude exceeds 127/64 of its power of two. Six less then divides by 64: 127 steps suffice.
+    exponents = (largest.view(np.uint32) + np.uint32(0x1FFFF)) >> np.uint32(23)
     bits = np.where(exponents > 6, (exponents - np.uint32(6)) << np.uint32(23), np.uint32(0))
-    return np.where(np.isfinite(most), bits.view(np.float32), np.float32(np.nan))
+    return np.where(np.isfinite(largest), bits.view(np.float32), np.float32(np.nan))
 
 
 def encode_int8(values: Floats, block: int, scales: Floats, codes: Codes) -> None:
-    """Encode values as the nearest whole numbers of steps; ties to even.
+    """Encode values in int8, each rounded to the nearest whole number of steps, ties to even.
 
     Args:
-        values: float32 [n]. A block with an infinity or NaN comes back as NaN.
+        values: float32 [n]. A block with an infinity or NaN decodes to NaN.
         block: Number of values that share a scale.
         scales: float32 [ceil(n / block)], written.
         codes: int8 [n], written.
@@ -176,13 +216,14 @@ def encode_int8(values: Floats, block: int, scales: Floats, codes: Codes) -> Non
 def encode_int8_fed(
     values: Floats, rests: Floats, block: int, scales: Floats, codes: Codes
 ) -> None:
-    """Encode values + rests as `encode_int8` does; the remainder that is not sent becomes `rests`.
+    """Encode values + rests as `encode_int8` does, and store in `rests` what rounding has left out.
 
-    This is error feedback (Seide et al., 2014): a later step sends what this one leaves out.
+    This is error feedback (Seide et al., 2014): the next step adds what this step did not send.
 
     Args:
         values: float32 [n], finite.
-        rests: float32 [n], read and written.
+        rests: Remainders of the step before, float32 [n], 0 at first. Overwritten with those of this step.
+        block, scales, codes: As for `encode_int8`.
     """
     kernels = width_kernels("int8", block, "encode_fed")
     kernels.encode_fed(values, rests, rests.view(np.uint32), scales, codes)
@@ -191,19 +232,22 @@ def encode_int8_fed(
 def encode_int8_drawn(
     rows: Floats, ids: Ids, salt: np.uint64, scales: Floats, codes: Codes
 ) -> int | None:
-    """Encode rows in whole steps, each value rounded up or down so that it is right on average.
+    """Encode rows in int8, each value rounded up or down at random so that it is right on average.
 
-    Salt, id and position in the row decide whether a value is rounded up.
+    Rows have no error feedback, because every worker would need a remainder for each row of the table
+    (decision 17). A hash of salt, id and position in the row decides whether a value is rounded up, so a
+    repeated push has the same bytes.
 
     Args:
         rows: float32 [n, dim]; a row is a block.
-        ids: int64 [n], of the rows.
-        salt: Salt of this push.
+        ids: Ids of the rows, int64 [n].
+        salt: Seed that is different for each push, so that two pushes of a row are not rounded alike.
         scales: float32 [n], written.
         codes: int8 [n * dim], written.
 
     Returns:
-        The first row that has an infinity or NaN; then only the rows before it are written.
+        Number of the first row that has an infinity or NaN, or None if all rows are finite. Only the rows
+        before it are written.
     """
     flat = rows.reshape(-1)
     kernels = width_kernels("int8", rows.shape[1], "encode_drawn")

@@ -1,8 +1,8 @@
-"""Cache of the last batches of each table with their distinct ids, so that a push need not compute them
-again.
+"""Cache of the last batches of each table with their distinct ids, for the push that follows a pull.
 
 A training step pulls a batch and then pushes gradients for the same ids. Deduplication costs about as much as
-the look-up of the rows, so the result of the pull is kept for the push.
+the look-up of the rows, so the push uses the result of the pull. A batch is recognised by its ids, not by its
+array: a script may build the array again for the push, or change it after the pull.
 """
 
 from collections import deque
@@ -10,63 +10,66 @@ from collections.abc import Collection
 
 from psfleet.core.engine.kernels.dedup import Ids, UniqueIds, dedup
 
-_KEPT = 2  # batches of a table: the batch in training and the one that is read ahead
-_SAMPLE = 997  # distance of the ids that are compared first; these few tell most batches apart
-_SHORT = 512  # a batch of this many ids or fewer is compared faster as bytes
+_KEPT = 2  # batches of a table: the batch in training and the batch that is read ahead
+# Of a long batch every 997th id is compared first; these few ids tell most batches apart.
+_SAMPLE = 997
+_SHORT = 512  # up to this many ids, comparing the bytes of all ids is faster than comparing arrays
 
 _Batch = tuple[Ids, bytes, UniqueIds]
 """Ids of a batch, the bytes of all or some ids (`RecentBatches.of`), and the distinct ids."""
 
 
 class RecentBatches:
-    """Cache of the last batches of each table. Not thread-safe, except `newest`."""
+    """Cache of the last batches of each table. One thread uses it; `newest` may be called by any thread."""
 
     def __init__(self) -> None:
-        self._made: dict[int, deque[_Batch]] = {}
-        self._recent: dict[int, deque[_Batch]] = {}  # of any table, by groups
+        self._made: dict[int, deque[_Batch]] = {}  # by table, the newest batch first
+        self._recent: dict[int, deque[_Batch]] = {}  # by number of servers, batches of any table
 
     def unique_ids(self, table: int, ids: Ids, groups: int) -> UniqueIds:
         """Return the distinct ids of a batch, sorted by server, from the cache if it is known.
 
         Args:
             table: Number of the table.
-            ids: int64 [n]. An array that may be written to is copied for the cache.
+            ids: Ids of the batch, int64 [n]. The cache copies an array that its owner could still change.
             groups: Number of servers.
         """
-        own = self._made.get(table)  # the last one first
-        if own is None:
-            own = self._made[table] = deque(maxlen=_KEPT)
-        if own and own[0][0] is ids:
-            return own[0][2]
-        # A short batch is identified by all its bytes; of a long one a sample is compared before all ids are.
-        looked_at = ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
-        batch = _among(own, ids, looked_at)
+        table_batches = self._made.get(table)
+        if table_batches is None:
+            table_batches = self._made[table] = deque(maxlen=_KEPT)
+        # Identity suffices: the cache has the caller's own array only if that cannot change (`_kept`).
+        if table_batches and table_batches[0][0] is ids:
+            return table_batches[0][2]
+        # A short batch is identified by the bytes of all ids. Of a long batch these are a sample: if it
+        # matches, all ids are compared.
+        compared_bytes = ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
+        batch = _among(table_batches, ids, compared_bytes)
         if batch is None:
             # Tables of one model are often looked up with the same ids, one after the other.
             recent = self._recent.setdefault(groups, deque(maxlen=_KEPT))
-            batch = _among(recent, ids, looked_at)
+            batch = _among(recent, ids, compared_bytes)
             if batch is None:
-                batch = _kept(ids), looked_at, dedup(ids, groups)
+                batch = _kept(ids), compared_bytes, dedup(ids, groups)
                 recent.appendleft(batch)
-            own.appendleft(batch)
+            table_batches.appendleft(batch)
         return batch[2]
 
     def newest(self) -> dict[int, Ids]:
-        """Return the ids of the newest batch of each table, for displays."""
+        """Return the ids of each table's newest batch, by number of the table, for displays."""
         return {table: batches[0][0] for table, batches in [*self._made.items()] if batches}
 
 
 def _kept(ids: Ids) -> Ids:
-    """Return the array itself if it cannot change, else a copy."""
+    """Return the array itself if it is read-only and no view of another array, else a copy."""
     return ids if ids.base is None and not ids.flags.writeable else ids.copy()
 
 
 def _among(batches: Collection[_Batch], ids: Ids, looked_at: bytes) -> _Batch | None:
-    """Return the cached batch with equal ids, or None."""
+    """Return the first of these batches with equal ids, or None."""
     count = len(ids)
-    for one in batches:
-        others = one[0]
-        alike = one[1] == looked_at and len(others) == count
-        if alike and (others is ids or count <= _SHORT or (others == ids).all()):
-            return one
+    for batch in batches:
+        batch_ids = batch[0]
+        alike = batch[1] == looked_at and len(batch_ids) == count
+        if alike and (batch_ids is ids or count <= _SHORT or (batch_ids == ids).all()):
+            return batch
     return None

@@ -1,14 +1,20 @@
 """Row layouts: where weights and optimizer slots lie in a stored row, and at which precision.
 
-A row is columns side by side: weights, then each slot, each from a new word of 4 bytes. Rows are all float32
-("plain") or packed, with weights in bfloat16:
+A row consists of columns: the weights, then each slot. Each column begins at a word of 4 bytes. A row is
+either plain, with every value in float32, or packed, with its weights in bfloat16. Rows of 5 weights with two
+slots, in words:
 
-    plain    | weights: dim words     | slot: dim words            | ...
-    packed   | weights: dim uint16    | scale | slot: dim int8     | ...       (a slot in int8)
+    plain     | w w w w w | m m m m m | v v v v v |                  15 words
+    packed    | ww ww w.  | scale mmmm m... | vv vv v. |              9 words: m in int8, v in bfloat16
 
-A rule always computes in float32. For packed rows the generated kernel widens a row into scratch memory,
-applies the rule, and narrows it again. The texts below are these steps for one column of each format;
-`row_parts` puts them into the templates of sources/. row_rounding.py has the arithmetic.
+A rule always computes in float32. For a packed row the generated kernel widens the row into scratch memory,
+applies the rule there, and narrows the result into the stored row (decision 4):
+
+    stored row  -- widen -->  float32 [width]  -- the rule -->  float32 [width]  -- narrow -->  stored row
+
+The texts in this module are the steps for one column in each format; `row_parts` puts them into the templates
+of sources/. row_rounding.py has the arithmetic of rounding, and number_formats.py packs and unpacks rows
+outside push and pull.
 """
 
 from collections.abc import Iterator
@@ -19,11 +25,14 @@ from psfleet.core.engine.kernels.rule_source import LANES, RuleSource, sum_count
 from psfleet.core.engine.rules.rule import Rule, SlotFormat
 from psfleet.core.engine.schema.table import RowPrecision
 
-_FORMATS: tuple[SlotFormat, ...] = ("float32", "bfloat16", "int8")  # the larger ones first
+_FORMATS: tuple[SlotFormat, ...] = ("float32", "bfloat16", "int8")  # the larger formats first
 
-
-# A rule's functions stand in the same module: the names here are those that psfleet.core.engine.rules.rule
-# refuses.
+# The texts below share a module with the functions of a user's rule. They may only use names that no rule
+# function can have: those that `_KERNELS_OWN` of psfleet.core.engine.rules.rule refuses.
+#
+# In braces are the number of the column's values (`count`), its position in the row as float32 (`place`), the
+# position of its values in the stored row in units of 4, 2 and 1 bytes (`word`, `half`, `byte`), and the
+# initial value (`first`). `row` is the address of the stored row, `wide` that of the same row in float32.
 _HEAD = """
 from numba import uint32
 
@@ -31,12 +40,13 @@ from psfleet.core.engine.kernels import row_rounding as row_bits
 from psfleet.core.engine.kernels.intrinsics import (load_packed_i8, load_packed_u16,
     load_packed_u32, load_wide, store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
 """
-# First values of the weights of a packed row, which are bfloat16.
+# Weights of a new packed row. `fill` computes them in float32 as for a plain row; bfloat16 takes the nearest.
 _FIRST_ROW = """\
 fill(d, wide, hash_, DIM, kind, low, span, stream)
 for k in range(DIM):
     store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
 """
+# State of a new packed row, by format of the column. All values are equal, so the scale comes from one.
 _FIRST_STATE = {
     "float32": """\
 for k in range({count}):
@@ -50,6 +60,7 @@ store_packed_u32(row, {word}, row_bits.bits_of(scale))
 for k in range({count}):
     store_packed_i8(row, {byte} + k, row_bits.code_of(row_bits.bits_of({first}), scale, uint32(1 << 31)))""",
 }
+# From a column of the stored row to float32. A bfloat16 is the upper half of a float32's bits.
 _WIDEN = {
     "float32": """\
 for k in range({count}):
@@ -62,6 +73,8 @@ scale = row_bits.float_of(load_packed_u32(row, {word}))
 for k in range({count}):
     store_wide(wide, {place} + k, row_bits.bits_of(float32(load_packed_i8(row, {byte} + k)) * scale))""",
 }
+# From float32 back to a column of the stored row, rounded at random (row_rounding.py). `most` is the largest
+# magnitude of the column, as bits: the bits of positive float32 are in the order of the numbers.
 _NARROW = {
     "float32": """\
 for k in range({count}):
@@ -80,6 +93,8 @@ for k in range({count}):
     code = row_bits.code_of(load_wide(wide, {place} + k), scale, row_bits.noise(base, {place} + k))
     store_packed_i8(row, {byte} + k, code)""",
 }
+# Parts of pull.txt: to = the first values of a row that the table lacks, or the weights of a stored row. The
+# indentation is that of the template.
 _PLAIN_WEIGHTS = {
     "weight_bytes": "DIM * 4",
     "first_weights": "fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
@@ -105,9 +120,9 @@ class RowColumn:
 
     Attributes:
         format: Format of the values. A column in int8 begins with a word for the scale, a float32.
-        count: Number of values.
-        place: Position of its first value in the row as float32.
-        word: Position of its first word in the stored row.
+        count: Number of values: `dim`, or 1 for a slot that the row shares.
+        place: Position of the column's first value in the row as float32.
+        word: Position of the column's first word in the stored row, in units of 4 bytes.
     """
 
     format: SlotFormat
@@ -117,29 +132,35 @@ class RowColumn:
 
     @property
     def words(self) -> int:
-        """Number of words of 4 bytes that the column takes."""
+        """Size of the column in words of 4 bytes."""
         return _words(self.format, self.count)
 
 
 class RowFormat:
-    """Format of the rows of one table, without their scores.
+    """Format of the rows of one table, without the scores that follow the state of each row.
 
-    A smaller format is used only if it makes the column smaller: a single weight in bfloat16 takes a word, as
-    one in float32 does. So either all columns are float32, or the weights are bfloat16.
+    A column has a smaller format only if it takes fewer words in it. A single weight takes one word in
+    float32 and in bfloat16, so a table of width 1 stays in float32. So either all columns are float32, or
+    the weights are bfloat16.
+
+    Args:
+        rule: Rule of the table. Its slots say how small a format they tolerate (`Slot.smallest`).
+        dim: Number of weights of a row.
+        precision: Precision that the table asks for: that of the weights, or "weights/state".
 
     Attributes:
-        columns: Column of the weights, then those of the slots.
-        words: Number of words of a stored row.
-        width: Number of values of a row, which is its width in float32.
+        columns: Column of the weights, then the columns of the slots.
+        words: Size of a stored row in words of 4 bytes.
+        width: Number of values of a row, weights and state, and its size in words if it were plain.
     """
 
     def __init__(self, rule: Rule, dim: int, precision: RowPrecision) -> None:
         weights, _, state = precision.partition("/")
-        largest = [(dim, weights)]
+        limits = [(dim, weights)]
         for slot in rule.slots:
             level = min(map(_FORMATS.index, (slot.smallest, state or "float32")))
-            largest.append((1, "float32") if slot.per_unit else (dim, _FORMATS[level]))
-        self.columns = tuple(_columns(largest))
+            limits.append((1, "float32") if slot.per_unit else (dim, _FORMATS[level]))
+        self.columns = tuple(_columns(limits))
         last = self.columns[-1]
         self.words, self.width = last.word + last.words, last.place + last.count
 
@@ -155,30 +176,34 @@ class RowFormat:
 
 
 def _columns(limits: list[tuple[int, str]]) -> Iterator[RowColumn]:
-    place = word = 0
-    for count, largest in limits:
-        smaller = _FORMATS[: _FORMATS.index(largest) + 1]
-        column = RowColumn(min(smaller, key=lambda form: _words(form, count)), count, place, word)
+    """Lay out columns one after the other, given the number of values and the smallest format of each."""
+    position = word = 0
+    for count, smallest_allowed in limits:
+        allowed = _FORMATS[: _FORMATS.index(smallest_allowed) + 1]
+        column = RowColumn(
+            min(allowed, key=lambda form: _words(form, count)), count, position, word
+        )
         yield column
-        place, word = place + count, word + column.words
+        position, word = position + count, word + column.words
 
 
 def _words(form: SlotFormat, count: int) -> int:
+    """Return the size in words of a column of `count` values; an int8 column has a word for its scale."""
     return {"float32": count, "bfloat16": (count + 1) // 2, "int8": 1 + (count + 3) // 4}[form]
 
 
 def weight_parts(is_plain: bool) -> dict[str, str]:
-    """Return the parts to fill into `pull.txt`, for rows in float32 or packed ones."""
+    """Return the parts to fill into `pull.txt`, for plain or for packed rows."""
     return _PLAIN_WEIGHTS if is_plain else _PACKED_WEIGHTS
 
 
 def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
-    """Return the parts to fill into `rows_head.txt` and the texts behind it.
+    """Return the parts to fill into `rows_head.txt`, `push.txt` and `rest*.txt`.
 
     Args:
-        text: Text of the rule.
+        text: Generator of the rule's text.
         rule: Rule of the rows.
-        form: Format of the rows.
+        form: Format of the rows, which decides whether the rule works on a row in place or on its copy.
     """
     return _plain_parts(text) if form.plain else _packed_parts(rule, form)
 

@@ -1,7 +1,8 @@
-"""Generates the parts of a kernel module's text that come from the rule: its update, its state and its sums.
+"""Code generator for the optimizer's part of a kernel: `apply`, which updates the weights of one unit.
 
-`generate.py` puts them into the templates of `sources/`. `rule_twin.py` is the same rule in NumPy, which
-tests compare with the compiled kernels. For SGD on rows of 4 weights with l2, the text of `apply` is::
+`RuleSource` turns a rule's scalar functions into Python text, which generate.py puts into the templates of
+`sources/`. Open this file to see what numba compiles for a rule. For SGD on rows of 4 weights with l2, the
+text of `apply` is::
 
     @helper
     def apply(n, gradient, lanes, p, turn, h):
@@ -13,8 +14,22 @@ tests compare with the compiled kernels. For SGD on rows of 4 weights with l2, t
             w, = sgd(w, g, h)
             store_f32(p, i, w)
 
-Names in the text: p is the address of the weights, p0, p1, ... those of dense slots; w and g the weight and
-its gradient; u0, t0, ... a slot before and after the update; a0, s0, ... a term of a sum and the sum.
+A rule with sums over the unit (Lamb's norms, say) also has `combined`, which `apply` calls first. It runs
+`measure` on each weight, adds up the results in one fixed order, and returns what `combine` makes of the
+sums; `apply` appends that to h.
+
+Names in the generated text::
+
+    p, p0, p1, ...      address of the weights (in a row: of the row), and of each slot of a dense array
+    w, g                a weight and its gradient
+    u0, t0, ...         slot 0 before and after the update; u0 only of a slot that the unit shares
+    a0, s0, ...         one weight's term of sum 0, and the sum
+    h                   the numbers of the batch, float32: the rule's `scalars`, then l2, then l1
+    lanes               address of scratch memory for the sums (`scratch_for`)
+    turn                number of the slot whose turn it is (`Rule.turns`)
+
+rule_twin.py computes the same in NumPy, and cuda_text.py generates the same for a GPU. All three give the
+same bits (except math.pow on a GPU), so the order of operations can only change in all three together.
 """
 
 import inspect
@@ -28,9 +43,16 @@ from numpy.typing import NDArray
 from psfleet.core.engine.rules.rule import Rule, functions_of
 from psfleet.core.engine.schema.table import DecaySpec
 
-# Sums over a unit have one fixed order, whatever the vector width of the machine: within a chunk of
-# CHUNK values, value i goes to lane i % LANES (float32) and the lanes are folded in halves to one;
-# the chunks are added in order in float64. The lanes of two sums fit the registers of AVX-512.
+# Sums over a unit have one fixed order, so that their bits do not depend on the machine's vector width:
+#
+#   chunk 0: value i is added to lane i % LANES, in float32        lane   0  1  2  3 ... 63
+#                                                                  value  0  1  2  3 ... 63
+#                                                                        64 65 66 67 ... 127, and so on
+#            lanes are folded in halves: 0 += 32, 1 += 33, ...; then 0 += 16, ...; down to lane 0
+#   total:   lane 0 of chunk 0, of chunk 1, ... added in order, in float64
+#
+# 64 lanes of two sums fit the registers of AVX-512. With 256 lanes, which had to lie in memory, row-wise
+# Adagrad took 3.5 times as long for rows of 64 (decision 1).
 CHUNK = 4096
 LANES = 64
 
@@ -53,18 +75,21 @@ ZERO = np.float32(0)
 def scalars_of(
     rule: Rule, decay: DecaySpec, learning_rate: float, step: int, resting: bool = False
 ) -> NDArray[np.float32]:
-    """Compute the numbers h of one batch as the generated kernels read them: the rule's, then the decay's.
+    """Compute the numbers h of one batch, float32 [numbers]: those of the rule, then l2 and l1.
 
     Args:
-        rule, decay, learning_rate, step: As for the tables.
-        resting: True for the numbers of rows that the batch does not name.
+        rule: Rule of the table.
+        decay: Regularization of the table. An l2 or l1 of 0 has no number.
+        learning_rate: Rate of this push, already scaled for the parameter.
+        step: Number of updates that the table has had, this one included; the first is 1.
+        resting: True for the rows that the batch does not name, in a table that updates every row.
     """
     make = rule.resting_scalars if resting else rule.scalars
     return np.array(with_decay(make(learning_rate, step), decay), np.float32)
 
 
 def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...]:
-    """Return a rule's numbers of a batch, then the decay's."""
+    """Append l2 and then l1 to a rule's numbers of a batch, each unless it is 0."""
     if decay.l2:
         numbers = *numbers, decay.l2
     if decay.l1:
@@ -73,28 +98,30 @@ def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...
 
 
 class RuleSource:
-    """Generator of the text of one rule, with or without regularization.
+    """Generator of the text of one rule, for a dense array or for rows, with or without regularization.
 
     Attributes:
-        pointers: Names of the arguments that say where weights and state are. In dense kernels these are the
-            address of the weights and of each slot, in sparse kernels the address of the row, and the number
-            of the slot whose turn it is.
+        pointers: Names of the arguments of `apply` for the weights and the state: "p", "p0", ... in dense
+            kernels, the addresses of the weights and of each slot; "p", "turn" in sparse kernels, the address
+            of the row and the number of the slot whose turn it is.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
         """Prepare the text of these kernels.
 
         Args:
-            rule: The rule.
+            rule: Rule whose functions are inlined.
             l1, l2: True if these regularizations are added to the gradient.
-            dim: Width of the sparse table's rows, or 0 for dense arrays.
-            width: Number of weights of a unit of a dense array, if the compiler may know it, or 0.
+            dim: Number of weights of a row of the sparse table, or 0 for dense arrays.
+            width: Number of weights of a unit of a dense array as a constant for the compiler, or 0 if it is
+                the argument n of each call.
         """
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._constant = dim or width
         self._count = str(self._constant or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
+        # A push sees only one of the slots that take turns, so `apply` has a single slot for the group.
         slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in slots]
         self._advances = rule.advance() is not None
@@ -106,9 +133,10 @@ class RuleSource:
         return "(" + "".join(f"load_f32(scalars, {i}), " for i in range(count)) + ")"
 
     def unit_pointers(self) -> list[str]:
-        """Return expressions for the addresses of a unit of a dense array.
+        """Return expressions for the addresses of a unit's weights and slots in dense arrays.
 
-        The text around them sets `unit`, the unit's number, and `at`, the offset of its weights in bytes.
+        dense.txt sets the names in them: `unit`, the unit's number, and `at`, the offset of its weights in
+        bytes. A slot with one value for the unit lies 4 bytes behind that of the unit before.
         """
         steps = ["unit * 4" if single else "at" for single in self._per_unit]
         return [
@@ -116,9 +144,14 @@ class RuleSource:
         ]
 
     def _place(self, slot: int, index: str) -> str:
-        """Return the arguments of a load or store: address and position of the slot of weight `index`.
+        """Return the arguments of a load or store of a slot: its address, and the position in float32.
 
-        In a row all positions are offsets from one address, so the compiler sees that they do not overlap.
+        A row is one address, p, with the weights first and then each slot in turn. All positions are offsets
+        from p, so the compiler sees that they do not overlap.
+
+        Args:
+            slot: Number of the slot.
+            index: Expression for the weight's number in the unit; "0" for a slot that the unit shares.
         """
         if not self._dim:
             return f"p{slot}, {index}"
@@ -128,7 +161,7 @@ class RuleSource:
         return f"p, {offset} + {index}"
 
     def fill_slots(self) -> str:
-        """Return statements that write the first values of a new row's state."""
+        """Return statements that write the initial state of a new row."""
         lines, offset = [], self._dim
         for initial, run in groupby(self._rule.slots, lambda slot: slot.initial):
             width = sum(1 if slot.per_unit else self._dim for slot in run)
@@ -140,7 +173,7 @@ class RuleSource:
         return indent("\n".join(lines), " " * 8)
 
     def core(self) -> str:
-        """Return the imports, the rule's functions, and `apply`, which updates the weights of one unit."""
+        """Return the first part of the module: imports, the rule's functions as written, and `apply`."""
         rule, parts = self._rule, [_HEAD]
         parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions_of(rule)]
         if rule.measure() is not None:
@@ -153,7 +186,7 @@ class RuleSource:
         return "".join(f"    {name} = h[{self._numbers + i}]\n" for i, name in enumerate(names))
 
     def _load(self, index: str) -> str:
-        """Return statements that load w and g, and add the regularization to g."""
+        """Return statements that load w and g, and add l2 * w and l1 * sign(w) to g."""
         text = f"w = load_f32(p, {index})\ng = read_f32(gradient, {index})"
         if self._l2:
             text += "\ng = g + l2 * w"
@@ -171,7 +204,11 @@ class RuleSource:
         return ", ".join(["w", "g", *self._slots(index), "h"])
 
     def _load_single(self) -> str:
-        """Return statements that load the slots with one value for the whole unit."""
+        """Return statements that load the slots that the unit shares, before the loop over its weights.
+
+        Each weight gets the value u of before the update. t is stored behind the loop, with what the last
+        weight made of it; rules compute the same for each weight. A unit without weights stores u again.
+        """
         return "".join(
             f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
             for i, single in enumerate(self._per_unit)
@@ -195,6 +232,7 @@ class RuleSource:
         return f"g, = {direction.__name__}({', '.join(['w', *slots, 'h'])})\n"
 
     def _apply(self) -> str:
+        """Return the text of `apply`; the head of this module shows one."""
         count, pointers = self._count, ", ".join(self.pointers)
         text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
         text += self._load_single() + self._decay_factors()
@@ -202,6 +240,8 @@ class RuleSource:
             text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
         text += f"    for i in range({count}):\n"
         if self._advances:
+            # `combined` has already updated the slots. It needed u for its sums but did not keep it for each
+            # weight, so u is computed again from the updated slots.
             body = "w = load_f32(p, i)\n" + self._directed(self._slots("i"))
             body += f"w, = {self._function}(w, g, h)\nstore_f32(p, i, w)\n"
             return text + indent(body, " " * 8)
@@ -224,7 +264,11 @@ class RuleSource:
         return (call + self._directed(names.rstrip(", ").split(", "))).rstrip()
 
     def _combined(self) -> str:
-        """Return the text of `combined`, which sums over the unit in the fixed order and calls `combine`."""
+        """Return the text of `combined`, which sums over the unit and calls the rule's `combine`.
+
+        The order is that of CHUNK and LANES. The inner loop over LANES has a constant length, so that lanes
+        stay in vector registers; the values behind the last whole group of LANES have a loop of their own.
+        """
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
         assert combine is not None
@@ -266,12 +310,17 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
 
 
 def _power(count: int) -> int:
-    """Return the smallest power of two that is at least `count`. More lanes would only add zeros."""
+    """Return the smallest power of two that is at least `count`: lanes of a unit with that many weights."""
     return 1 << (count - 1).bit_length()
 
 
 def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
-    """Allocate scratch memory of a kernel: the lanes of the rule's sums, then a row of `width` values."""
+    """Allocate scratch memory of a kernel, float32: LANES for each of the rule's sums, then `width`.
+
+    Args:
+        rule: Rule of the kernel.
+        width: Number of values of a packed row as float32, or 0 for plain rows and dense arrays.
+    """
     return np.empty(LANES * sum_count(rule) + width, np.float32)
 
 
@@ -285,5 +334,10 @@ def sum_count(rule: Rule) -> int:
 
 
 def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:
-    """Return the number of a rule function's results, given its number of arguments, h included."""
+    """Count the results of a rule's function by calling it with ones.
+
+    Args:
+        function: Function of the rule.
+        arguments: Number of its arguments, h included.
+    """
     return len(function(*[1.0] * (arguments - 1), [1.0] * 64))

@@ -1,6 +1,8 @@
-"""A rule's update in NumPy, in float32: the reference that each kernel must equal bit for bit.
+"""Reference implementation of a rule's update in NumPy, which each compiled kernel must equal bit for bit.
 
-It is slow and simple on purpose. Tests compare kernels with it, and nothing that trains uses it.
+Slow and simple on purpose: it calls the rule's own functions on one weight after the other, with NumPy's
+float32. Tests compare the kernels of the CPU with it, and nothing that trains uses it. On a GPU simulator,
+kernels borrow its FLOAT32_MATH (device/cuda_arithmetic.py).
 """
 
 import ctypes
@@ -17,18 +19,18 @@ from psfleet.core.engine.schema.table import DecaySpec
 
 Floats = NDArray[np.float32]
 
-# The compiled kernels call the C library's power function; NumPy's own differs in the last bit.
+# The compiled kernels call the C library's power function; that of NumPy differs in the last bit.
 _powf = ctypes.CDLL(None).powf
 _powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
 
 FLOAT32_MATH = SimpleNamespace(
     sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
 )
-"""Functions of `math` for rules, in float32: Python's own would answer in float64."""
+"""Functions that rules call as `math`, computed in float32. Python's module computes in float64."""
 
 _NAMES: dict[str, Any] = {
     "math": FLOAT32_MATH,
-    "max": max,  # Python's own, as compiled: of a number and NaN the first one
+    "max": max,  # of Python, as the compiled code: of a number and NaN it returns the first argument
     "min": min,
     "abs": np.abs,
 }
@@ -44,27 +46,31 @@ def twin_push(
     width: int,
     resting: bool = False,
 ) -> None:
-    """Update `values` in place: weights [n], then each state slot [n].
+    """Update weights and state by a rule, in place.
 
     Args:
-        rule, decay, learning_rate: As for the tables.
+        rule: Rule to apply.
+        decay: Regularization that is added to the gradient.
+        learning_rate: Rate of this push, already scaled for the parameter.
         step: Number of this update, from 1.
-        values: Slots that a unit shares are repeated for each of its weights.
-        gradient: float32 [n].
-        width: Number of weights of a unit; used by rules with a unit.
-        resting: The weights are of rows that the step does not name.
+        values: Weights, then each slot of the state, float32 [n] each. A slot that a unit shares has its
+            value once for each weight of the unit.
+        gradient: Gradient of each weight, float32 [n].
+        width: Number of weights of a unit. Sums go over that many weights in rules that have sums.
+        resting: True if the weights are of rows that the step does not name.
     """
     scalars = scalars_of(rule, decay, learning_rate, step, resting)
     count = len(rule.scalars(learning_rate, step))
-    places = _in_turn(rule, step, values)
+    visible_values = _in_turn(rule, step, values)
     with np.errstate(all="ignore"):
         gradient = _decayed(values[0], gradient, decay)
         for start in range(0, len(gradient), max(width, 1)):
             unit = slice(start, start + width)
-            _update(rule, [v[unit] for v in places], gradient[unit], tuple(scalars[:count]))
+            _update(rule, [v[unit] for v in visible_values], gradient[unit], tuple(scalars[:count]))
 
 
 def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
+    """Return the values that the step's update sees: all, or one of the slots that take turns."""
     if not rule.turns:
         return values
     fixed = len(values) - rule.turns
@@ -81,6 +87,7 @@ def _decayed(weights: Floats, gradient: Floats, decay: DecaySpec) -> Floats:
 
 
 def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ...]) -> None:
+    """Apply the rule's functions to one unit, in the order that `Rule` describes."""
     advance, direction = rule.advance(), rule.direction()
     measure, combine = rule.measure(), rule.combine()
     if advance is not None and direction is not None:
@@ -101,14 +108,18 @@ def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ..
 def _columns(
     function: Callable[..., Any], columns: list[Floats], h: tuple[Any, ...]
 ) -> list[Floats]:
-    """The function of (*columns, h) for each weight: one array per result."""
+    """Call the function with the weight's value of each column and h, for each weight.
+
+    Returns:
+        An array for each of the function's results, float32 [weights].
+    """
     in_numpy = _in_numpy(function)
     results = [in_numpy(*at, h) for at in zip(*columns, strict=True)]
     return [np.array(column, np.float32) for column in zip(*results, strict=True)]
 
 
 def _sum(terms: Floats) -> np.float32:
-    """The sum in the one order that all kernels use, see RuleSource."""
+    """Return the sum in the order that all kernels use (CHUNK and LANES of rule_source.py)."""
     total = np.float64(0)
     for start in range(0, len(terms), CHUNK):
         chunk = terms[start : start + CHUNK]
@@ -123,6 +134,6 @@ def _sum(terms: Floats) -> np.float32:
 
 
 def _in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with NumPy's float32 arithmetic behind the names it uses."""
+    """Return the function with float32 versions of `math`, `max`, `min` and `abs` as its only globals."""
     assert isinstance(function, FunctionType)
     return FunctionType(function.__code__, {**_NAMES, "__builtins__": {}}, function.__name__)

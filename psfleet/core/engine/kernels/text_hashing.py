@@ -1,7 +1,8 @@
 """Hashes texts to numbers of 64 bits, many in one call of a kernel. Ids of hashed features are made of them.
 
-Rows of trained models are found by these numbers, so they can never change. The reference is hashlib's
-BLAKE2b (tests/kernels/test_text_hashing.py).
+Trained models find their rows by these numbers, so the numbers can never change. The reference is hashlib's
+BLAKE2b (tests/kernels/test_text_hashing.py), which takes five times as long for short texts. The kernel is
+sources/text_numbers.py.
 """
 
 from collections.abc import Sequence
@@ -12,16 +13,19 @@ from numpy.typing import NDArray
 from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.initial_values import address_of
 
-_SLOTS = 1 << 13  # of the table of texts seen before: 128 kB, which fits into a second-level cache
-_BLOCK = 16  # words
-_SPARE = bytes(8)  # behind the last text, of whose end the kernel reads a whole word
+# Entries of the kernel's table of texts seen before: 128 kB, which fits into a second-level cache.
+_SLOTS = 1 << 13
+_BLOCK = 16  # words of 64 bits of a block of BLAKE2b
+# Behind the last text: the kernel reads the end of a text as a whole word.
+_SPARE = bytes(8)
 
 
 def text_numbers(texts: Sequence[str]) -> NDArray[np.uint64]:
     """Return a number for each text, uint64 [n].
 
-    A text that is a whole number of 64 bits as computers write it, such as "15" or "-3", has that number,
-    modulo 2**64. Another text has the BLAKE2b of its UTF-8 with a digest of 8 bytes, the lowest byte first.
+    A text that is a whole number of 64 bits in its usual form, such as "15" or "-3", gives that number modulo
+    2**64. Other texts, "015" and "+3" among them, give the BLAKE2b of their UTF-8 with a digest of 8 bytes,
+    the lowest byte first.
 
     Raises:
         TypeError: A value is not a str.
@@ -29,7 +33,8 @@ def text_numbers(texts: Sequence[str]) -> NDArray[np.uint64]:
     """
     joined = "".join(texts)
     utf8 = joined.encode()
-    # A character is one byte if all are ASCII, as they mostly are. Then nothing needs to be encoded alone.
+    # The kernel needs the length of each text in bytes. If all characters are ASCII, as is usual, that is the
+    # length of the text. Only otherwise each text has to be encoded by itself.
     parts = texts if len(utf8) == len(joined) else [text.encode() for text in texts]
     return _numbers(utf8, parts)
 
@@ -40,7 +45,12 @@ def utf8_numbers(texts: Sequence[bytes]) -> NDArray[np.uint64]:
 
 
 def _numbers(utf8: bytes, parts: Sequence[str | bytes]) -> NDArray[np.uint64]:
-    """Return the number of each of the texts that `utf8` consists of, whose lengths in bytes `parts` have."""
+    """Return the number of each text.
+
+    Args:
+        utf8: All texts, one after the other.
+        parts: Sequence whose items are as long as the texts are in bytes; only their lengths are used.
+    """
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     data = np.frombuffer(utf8 + _SPARE, np.uint8)
     slots = min(1 << len(parts).bit_length(), _SLOTS)

@@ -1,6 +1,16 @@
-"""The update rules and eviction policies: small files with hyperparameters and scalar functions.
+"""Update rules of optimizers and eviction policies: small files with hyperparameters and scalar functions.
 
-A new rule is a new file, which is found; the names below are those that others import.
+Read rule.py first, then momentum.py, which has the shortest rules.
+
+    rule.py                                              base class of rules; what a rule declares
+    momentum.py, adagrad.py, adam.py, adam_catch_up.py,
+    rmsprop.py, layer_wise.py                            the rules
+    eviction_policy.py                                   which rows of a full table are removed
+    named_definition.py, finding_rules.py                registry of rules and policies, look-up by name
+    rule_digest.py                                       notices that a user's rule has changed
+
+To add a rule, add a file to this folder: all modules here are imported, and a rule is known as soon as its
+class is defined. The names below are those that other packages import.
 """
 
 import importlib

@@ -1,11 +1,11 @@
-"""Adagrad (Duchi, Hazan and Singer, 2011), rules that forget or share its accumulator, and proximal rules.
+"""Adagrad and its relatives, which sum up squared gradients, and proximal rules, for sparse weights.
 
 - Adagrad (Duchi, Hazan and Singer, 2011), epsilon outside the root as in the reference.
-- Adagrad whose accumulator forgets.
-- Adagrad with one accumulator per row: the memory of the rows alone, nearly.
+- DecayedAdagrad: Adagrad with a running mean in place of the sum, so that it forgets old gradients.
+- RowWiseAdagrad: Adagrad with one sum for each row, which needs hardly more memory than the weights alone.
 - Adadelta (Zeiler, 2012); the learning rate scales the update, as in the reference.
 
-The proximal ones make weights exactly 0:
+Proximal rules make small weights exactly 0:
 
 - Follow the regularized leader, proximal (McMahan et al., 2013), as the reference computes it.
 - Proximal gradient descent: soft thresholding after each step (Duchi and Singer, 2009).
@@ -21,9 +21,11 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, Range
 from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, TorchSpec
 
-_TINY = 1e-10  # the reference adds it to l1 and l2: no 0 / 0 for a weight without gradients
+# The reference adds this to l1 and l2. Without it a weight that has had no gradient would be 0 / 0.
+_TINY = 1e-10
 
 
+# h: learning rate, epsilon.
 def adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     moment = moment + g * g
     return w - h[0] * g / (math.sqrt(moment) + h[1]), moment
@@ -31,7 +33,10 @@ def adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into ke
 
 @dataclass(frozen=True)
 class Adagrad(Rule):
-    """s += g^2; w -= lr * g / (sqrt(s) + epsilon)."""
+    """Adagrad: each weight's rate falls with the sum s of its squared gradients.
+
+    s += g^2; w -= lr * g / (sqrt(s) + epsilon).
+    """
 
     epsilon: NonNegative = 1e-6
     initial_accumulator_value: NonNegative = 0.0
@@ -63,6 +68,7 @@ class Adagrad(Rule):
         return (learning_rate, self.epsilon)
 
 
+# h: learning rate, decay, 1 - decay, epsilon.
 def decayed_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
     moment = h[1] * moment + h[2] * (g * g)
     return w - h[0] * g / (math.sqrt(moment) + h[3]), moment
@@ -70,7 +76,10 @@ def decayed_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class DecayedAdagrad(Rule):
-    """s = decay * s + (1 - decay) * g^2; w -= lr * g / (sqrt(s) + epsilon)."""
+    """Adagrad with a running mean of the squared gradients in place of their sum.
+
+    s = decay * s + (1 - decay) * g^2; w -= lr * g / (sqrt(s) + epsilon).
+    """
 
     decay: DecayRate = 0.95
     epsilon: NonNegative = 1e-6
@@ -103,10 +112,11 @@ def rowwise_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(Rule):
-    """Adagrad with one s for each row: s += mean of g^2 over the row; w -= lr * g / (sqrt(s) + epsilon).
+    """Adagrad with one sum s for each row, which halves the memory of large tables.
 
-    It halves the memory of large tables. A dense array's rows are the slices that its first axis names;
-    a vector's are its elements.
+    s += mean of g^2 over the row; w -= lr * g / (sqrt(s) + epsilon).
+
+    The rows of a dense array are its slices along the first axis; those of a vector are its elements.
     """
 
     epsilon: NonNegative = 1e-6
@@ -136,6 +146,7 @@ class RowWiseAdagrad(Rule):
         return (learning_rate, self.epsilon)
 
 
+# h: learning rate, rho, 1 - rho, epsilon.
 def adadelta(w, g, squared_grad, squared_update, h):  # type: ignore[no-untyped-def]
     squared_grad = h[1] * squared_grad + h[2] * (g * g)
     update = math.sqrt((squared_update + h[3]) / (squared_grad + h[3])) * g
@@ -145,7 +156,10 @@ def adadelta(w, g, squared_grad, squared_update, h):  # type: ignore[no-untyped-
 
 @dataclass(frozen=True)
 class Adadelta(Rule):
-    """u = g * sqrt((U + epsilon) / (G + epsilon)); w -= lr * u; G, U: means of g^2, u^2."""
+    """Adadelta: scales each update by the ratio of past updates to past gradients.
+
+    u = g * sqrt((U + epsilon) / (G + epsilon)); w -= lr * u, with the running means G of g^2 and U of u^2.
+    """
 
     rho: DecayRate = 0.95
     epsilon: NonNegative = 1e-6
@@ -167,6 +181,8 @@ class Adadelta(Rule):
         return (learning_rate, self.rho, 1 - self.rho, self.epsilon)
 
 
+# h: learning rate, l1, 2 * l2 * lr, 0, -lr_power, 1 / lr. `total` is m of `Ftrl`. `size` and copysign compute
+# the soft thresholding of z: lr * sign(-z) * max(|z| - l1, 0).
 def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     total = squared + g * g
     root = math.sqrt(total)
@@ -175,6 +191,7 @@ def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined i
     return math.copysign(size, -linear) / (root + h[2]), total, linear
 
 
+# The same for any lr_power. `ftrl` is the case of -0.5, whose power is a square root.
 def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined as text
     total = squared + g * g
     root = math.pow(total, h[4])
@@ -185,13 +202,15 @@ def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inl
 
 @dataclass(frozen=True)
 class Ftrl(Rule):
-    """z += g - (m^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (m^-p / lr + 2 * l2); m = n + g^2.
+    """FTRL-Proximal: Adagrad's rates with l1 and l2, where l1 makes weights exactly 0.
 
-    m is the next n, p is `lr_power`; n is the slot `squared`, z the slot `linear`. w is 0 where
-    |z| <= l1. Computed as lr * (l1 * sign(z) - z) / (m^-p + 2 * l2 * lr): one division, not three.
+    m = n + g^2; z += g - (m^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (m^-p / lr + 2 * l2); n = m.
 
-    Rows of a sparse parameter without a gradient rest. (The dense rule sets a weight that has never
-    had a gradient to zero.)
+    p is `lr_power`, n the slot `squared` and z the slot `linear`. w is 0 where |z| <= l1. The kernel computes
+    lr * (l1 * sign(z) - z) / (m^-p + 2 * l2 * lr), which takes one division in place of three.
+
+    Rows of a sparse parameter that have no gradient stay as they are. In a dense parameter, an update sets a
+    weight that has never had a gradient to 0.
     """
 
     l1: NonNegative = 0.0
@@ -216,6 +235,8 @@ class Ftrl(Rule):
         return (learning_rate, self.l1 + _TINY, pull, 0.0, -self.lr_power, 1 / learning_rate)
 
 
+# h: learning rate, lr * l1, 1 + lr * l2, 0. copysign and max compute soft thresholding,
+# sign(target) * max(|target| - lr * l1, 0).
 def proximal_gd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     target = w - h[0] * g
     return (math.copysign(max(abs(target) - h[1], h[3]), target) / h[2],)
@@ -223,7 +244,10 @@ def proximal_gd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 
 @dataclass(frozen=True)
 class ProximalGD(Rule):
-    """q = w - lr * g; w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2)."""
+    """Gradient descent, then soft thresholding, which makes weights exactly 0.
+
+    q = w - lr * g; w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2).
+    """
 
     l1: NonNegative = 0.0
     l2: NonNegative = 0.0
@@ -237,6 +261,7 @@ class ProximalGD(Rule):
         return (learning_rate, learning_rate * self.l1, 1 + learning_rate * self.l2, 0.0)
 
 
+# h: learning rate, lr * l1, 1 + lr * l2, 0, the smallest normal float32.
 def proximal_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     moment = moment + g * g
     target = w - h[0] * g / math.sqrt(max(moment, h[4]))
@@ -245,10 +270,12 @@ def proximal_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inline
 
 @dataclass(frozen=True)
 class ProximalAdagrad(Rule):
-    """s += g^2; q = w - lr * g / sqrt(s); w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2).
+    """Adagrad without epsilon, then soft thresholding, which makes weights exactly 0.
 
-    There is no epsilon to raise, so 0 / 0 is taken for 0: the reference's operator makes NaN of a weight
-    that has had no gradient but 0.
+    s += g^2; q = w - lr * g / sqrt(s); w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2).
+
+    A weight whose gradients were all 0 has the quotient 0 / 0, which counts as 0 here. The reference's
+    operator makes such a weight NaN.
     """
 
     l1: NonNegative = 0.0
@@ -264,5 +291,11 @@ class ProximalAdagrad(Rule):
         return proximal_adagrad
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        least = 2.0**-126  # the smallest normal float32
-        return (learning_rate, learning_rate * self.l1, 1 + learning_rate * self.l2, 0.0, least)
+        smallest_normal = 2.0**-126  # of float32
+        return (
+            learning_rate,
+            learning_rate * self.l1,
+            1 + learning_rate * self.l2,
+            0.0,
+            smallest_normal,
+        )

@@ -1,12 +1,18 @@
-"""Adam (Kingma and Ba, 2015, algorithm 1), and the rules that change one part of it.
+"""Adam (Kingma and Ba, 2015), and the rules that change one part of it.
 
 - Adam (Kingma and Ba, 2015, algorithm 1).
-- Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+- AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 - AMSGrad (Reddi, Kale and Kumar, 2018): Adam whose second moment never shrinks.
 - Adamax (Kingma and Ba, 2015, algorithm 2), epsilon inside the maximum as in the reference.
-- Adam as torch.optim.SparseAdam computes it: epsilon is not scaled by the bias correction.
+- TorchSparseAdam: torch.optim.SparseAdam, where epsilon is not scaled by the bias correction.
 - NAdam (Dozat, 2016): Adam with Nesterov's momentum.
-- RAdam (Liu et al., 2020): Adam whose rate is rectified while the second moment is young.
+- RAdam (Liu et al., 2020): Adam whose rate is reduced while the second moment is a mean of few steps.
+
+All have a running mean m of the gradients and v of their squares, which begin at 0. m^ and v^ are the means
+without the bias of that beginning: m^ = m / (1 - beta1^t), v^ = v / (1 - beta2^t), where t is the step.
+
+In a step without a gradient for a row, the dense rule still lets the row's moments decay and moves its
+weights. Whether a sparse parameter does so too is the choice of `sparse_mode`; adam_catch_up.py is one way.
 """
 
 import dataclasses
@@ -27,26 +33,30 @@ from psfleet.core.engine.rules.rule import (
     TorchSpec,
 )
 
-_ADAM = """w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corrected moments.
+_ADAM = """Adam: w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corrected moments.
 
     Args:
-        lazy_mode: Rows of a sparse parameter that have no gradient in a step rest: their moments do
-            not decay and they do not drift. Parameters with rows for any id are always lazy.
-        amsgrad: Variant, as AMSGrad.
-        sparse_mode: Rule that sparse parameters follow.
-            None: the reference's operator for sparse gradients, whose bias corrections are a step ahead of
-            the dense rule's; rows without a gradient rest if lazy_mode or if the parameter has rows for any
-            id, else they are updated with sqrt(v) + epsilon in place of
-            sqrt(v) + epsilon * sqrt(1 - beta2^t). "reference": that operator, and every row is updated.
-            The others have the dense rule's corrections. "lazy": rows without a gradient rest. "full": what
-            the dense rule does, to the bit. "catch-up": what rows have missed of "full" is made up for when
-            they next have a gradient, see psfleet.core.engine.rules.adam_catch_up for the error; until then
-            lookups give them without it.
-        min_row_size_to_use_multithread: Accepted for the reference's sake: servers have threads for
-            every table.
+        lazy_mode: True to leave rows of a sparse parameter unchanged in a step without a gradient for them:
+            their moments do not decay, and their weights do not move. Parameters with rows for any id are
+            lazy unless sparse_mode updates every row.
+        amsgrad: True for the variant AMSGrad.
+        sparse_mode: Rule of sparse parameters, or None for the reference's operator for sparse gradients,
+            which is lazy if lazy_mode is True or if the parameter has rows for any id. Its bias corrections
+            are a step ahead of those of the dense rule, and in rows without a gradient it divides by
+            sqrt(v) + epsilon in place of sqrt(v) + epsilon * sqrt(1 - beta2^t).
+
+            - "reference" is that operator, and always updates every row.
+            - "lazy" is the dense rule, and leaves rows without a gradient unchanged.
+            - "full" is the dense rule for every row, with the same bits.
+            - "catch-up" updates a row only in steps with a gradient for it, but first makes up for the steps
+              of "full" that the row has missed (psfleet.core.engine.rules.adam_catch_up bounds the error).
+              Until then, lookups return the row without them.
+        min_row_size_to_use_multithread: No effect. Accepted for scripts written for the reference.
     """
 
 
+# h: rate * s / (1 - beta1^t), beta1, 1 - beta1, beta2, 1 - beta2, epsilon * s, with s = sqrt(1 - beta2^t).
+# `Adam` explains why the bias corrections are in the rate and in epsilon.
 def adam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
@@ -72,25 +82,27 @@ def _adam_rules(
     if sparse_mode in (None, "reference"):
         by_rows = dataclasses.replace(dense, bias_correction_step=1, unscaled_rest=True)
     elif sparse_mode == "catch-up":
-        by_rows = rule_class("adam_catch_up")(**fields)  # by name, for its file is made of this one
+        by_rows = rule_class("adam_catch_up")(**fields)  # by name: its module imports this one
     lazy = lazy if sparse_mode is None else sparse_mode in ("lazy", "catch-up")
     return OptimizerRules(dense, by_rows, lazy, sparse_mode in ("full", "reference"))
 
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """w -= lr * m^ / (sqrt(v^) + epsilon), with m^ and v^ the bias-corrected moments.
+    """Adam: w -= lr * m^ / (sqrt(v^) + epsilon), with the bias-corrected moments m^ and v^.
+
+    m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2.
 
     The two corrections are folded into the rate and into epsilon, as in the paper's section 2:
     m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + e) = s / (1 - b1^t) * m / (sqrt(v) + e * s) with
     s = sqrt(1 - b2^t).
 
-    `bias_correction_step` is added to t in the corrections. The reference's operator for sparse
-    gradients behaves as if it were 1.
-
-    `unscaled_rest`: in rows without a gradient, of a table that updates every row, the denominator is
-    sqrt(v) + e in place of sqrt(v) + e * s, as in the reference's operator for sparse gradients. It
-    reaches the same moments, and another update where e is not small beside sqrt(v).
+    Attributes:
+        bias_correction_step: Number that is added to t in the corrections. The reference's operator for
+            sparse gradients behaves as if it were 1.
+        unscaled_rest: True to divide by sqrt(v) + e in place of sqrt(v) + e * s in rows without a gradient,
+            in a table that updates every row. The reference's operator for sparse gradients does so. The
+            moments are the same; the update differs if e is not small beside sqrt(v).
     """
 
     beta1: DecayRate = 0.9
@@ -128,6 +140,7 @@ class Adam(Rule):
         return (*scalars[:-1], self.epsilon) if self.unscaled_rest else scalars
 
 
+# h: as for `adam`, then 1 - lr * weight_decay.
 def adamw(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
@@ -136,7 +149,7 @@ def adamw(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 
 @dataclass(frozen=True)
 class AdamW(Rule):
-    """w *= 1 - lr * weight_decay, then Adam's update."""
+    """Adam with decoupled weight decay: w *= 1 - lr * weight_decay, then Adam's update."""
 
     beta1: DecayRate = 0.9
     beta2: DecayRate = 0.999
@@ -148,13 +161,14 @@ class AdamW(Rule):
         "lazy_mode name",
         older="",
         decay="weight_decay",
-        doc="""w *= 1 - learning_rate * weight_decay, then Adam's update.
+        doc="""Adam with decoupled weight decay: w *= 1 - learning_rate * weight_decay, then Adam's update.
 
         Args:
-            weight_decay: Decay of the weights themselves, not of the gradient.
-            lr_ratio: Parameter -> a factor on its learning rate.
-            apply_decay_param_fun: Parameter name -> whether its weights decay; None: all do.
-            lazy_mode: Lazy updates, as in Adam.
+            weight_decay: Decay of the weights themselves, which is not added to the gradient.
+            lr_ratio: Function from a parameter to a factor on its learning rate.
+            apply_decay_param_fun: Function from the name of a parameter to True if its weights decay, or None
+                if all weights decay.
+            lazy_mode: True for lazy updates of rows, as in Adam.
         """,
     )
     torch = (
@@ -185,6 +199,7 @@ class AdamW(Rule):
         return (*adam, 1 - learning_rate * self.weight_decay)
 
 
+# h: as for `adam`.
 def amsgrad(w, g, m, v, highest, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
@@ -222,6 +237,7 @@ class AMSGrad(Adam):
         return amsgrad
 
 
+# h: rate / (1 - beta1^t), beta1, 1 - beta1, beta2, epsilon.
 def adamax(w, g, m, norm, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     norm = max(abs(g), h[3] * norm + h[4])
@@ -230,7 +246,10 @@ def adamax(w, g, m, norm, h):  # type: ignore[no-untyped-def]  # inlined into ke
 
 @dataclass(frozen=True)
 class Adamax(Rule):
-    """u = max(|g|, beta2 * u + epsilon); w -= lr / (1 - beta1^t) * m / u."""
+    """Adam with a decaying maximum u of |g| in place of the root of v.
+
+    u = max(|g|, beta2 * u + epsilon); w -= lr / (1 - beta1^t) * m / u.
+    """
 
     beta1: DecayRate = 0.9
     beta2: DecayRate = 0.999
@@ -252,7 +271,10 @@ class Adamax(Rule):
 
 @dataclass(frozen=True)
 class TorchSparseAdam(Rule):
-    """w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon)."""
+    """Adam as torch.optim.SparseAdam computes it, with epsilon unscaled by the bias correction.
+
+    w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon).
+    """
 
     beta1: DecayRate = 0.9
     beta2: DecayRate = 0.999
@@ -276,6 +298,8 @@ class TorchSparseAdam(Rule):
         return (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon)
 
 
+# h: rate * s * mu_(t+1) / (1 - mu_1 ... mu_(t+1)), rate * s * (1 - mu_t) / (1 - mu_1 ... mu_t), beta1, 1 -
+# beta1, beta2, 1 - beta2, epsilon * s, with s = sqrt(1 - beta2^t).
 def nadam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[2] * m + h[3] * g
     v = h[4] * v + h[5] * (g * g)
@@ -284,8 +308,9 @@ def nadam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 
 @dataclass(frozen=True)
 class NAdam(Rule):
-    """w -= lr * m' / (sqrt(v^) + epsilon), m' looking one step ahead in the schedule mu_t.
+    """Adam with Nesterov's momentum, which looks one step ahead in a schedule mu_t of momentums.
 
+    w -= lr * m' / (sqrt(v^) + epsilon);
     mu_t = beta1 * (1 - 0.96^(t * momentum_decay) / 2);
     m' = mu_(t+1) * m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) * g / (1 - mu_1 ... mu_t).
     """
@@ -328,11 +353,11 @@ class NAdam(Rule):
         )
 
     def momentum(self, step: int) -> float:
-        """mu of a step."""
+        """Return mu of a step."""
         return self.beta1 * (1 - 0.5 * math.pow(0.96, step * self.momentum_decay))
 
     def product(self, step: int) -> float:
-        """mu_1 * ... * mu_step; 0 once it is nothing beside 1, which takes few steps."""
+        """Return mu_1 * ... * mu_step, or 0 once 1 minus it is 1, which takes few steps."""
         product = 1.0
         for earlier in range(1, step + 1):
             product *= self.momentum(earlier)
@@ -341,6 +366,8 @@ class NAdam(Rule):
         return product
 
 
+# h: factor on m / (sqrt(v) + epsilon), factor on m, beta1, 1 - beta1, beta2, 1 - beta2, epsilon. One of the
+# two factors is 0: the first one while the second moment is young, then the other.
 def radam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[2] * m + h[3] * g
     v = h[4] * v + h[5] * (g * g)
@@ -349,8 +376,9 @@ def radam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 
 @dataclass(frozen=True)
 class RAdam(Rule):
-    """w -= lr * r_t * m^ / (sqrt(v) + epsilon) * sqrt(1 - beta2^t) once rho_t > 5, before: lr * m^.
+    """Adam whose rate is rectified: while v is a mean of few steps, the update is momentum without v.
 
+    w -= lr * m^ while rho_t <= 5, and then w -= lr * r_t * m^ / (sqrt(v) + epsilon) * sqrt(1 - beta2^t);
     rho_t = rho - 2 t beta2^t / (1 - beta2^t), rho = 2 / (1 - beta2) - 1;
     r_t^2 = (rho_t - 4)(rho_t - 2) rho / ((rho - 4)(rho - 2) rho_t).
     """

@@ -1,4 +1,13 @@
-"""Adam for sparse rows that makes up for the steps a row has missed."""
+"""Adam for sparse rows that makes up for the steps that a row has missed (sparse_mode="catch-up").
+
+Dense Adam moves a weight also in steps without a gradient: its moments decay and it drifts on. To do that
+for every row of a large table in every step ("full") costs far more than the push itself. This rule updates
+only the rows of a push, and first repeats the steps that each row has missed since its last update:
+
+    step               10          11          12          13
+    row 7, full        gradient    drift       drift       gradient
+    row 7, catch-up    gradient                            drift, drift, gradient
+"""
 
 import math
 from collections.abc import Callable
@@ -9,10 +18,23 @@ from psfleet.core.base.validation.annotations import NonNegative
 from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.rule import DecayRate, Rule, Slot
 
-_BASE = 2**24  # float32 holds whole numbers up to here: a step is kept as three digits of this base
-_ERROR = 1e-6  # of the learning rate: what the missed steps beyond `limit` may move a weight
+# A step has up to 64 bits, and a slot is a float32, which holds whole numbers up to 2**24 exactly. So the
+# step of a row's last update is kept as three digits of this base: top, high, low.
+_BASE = 2**24
+_ERROR = 1e-6  # the missed steps beyond `limit` may move a weight by this many learning rates
 
 
+# h: the six numbers of `adam`, epsilon, the digits of this step (7 to 9), _BASE, 1, limit, 0, then
+# 1 - beta1^t, 1 - beta2^t and the learning rate of this step. The slots behind v have one value for the row,
+# from its last update: the digits of the step, q1 = 1 - beta1^t, q2 = 1 - beta2^t, and the learning rate.
+#
+# `gap` is the number of missed steps. Each turn of the loop is a step of dense Adam with g = 0:
+#
+#     m = beta1 * m             v = beta2 * v             the moments decay
+#     1 - beta1^(t+1) = beta1 * (1 - beta1^t) + 1 - beta1          q1 and q2 go on by a step, without a power
+#     w = w - rate * sqrt(q2) / q1 * m / (sqrt(v) + epsilon * sqrt(q2))
+#
+# Steps beyond `limit` move w by next to nothing, so only the moments decay, by a power.
 def adam_catch_up(w, g, m, v, top, high, low, q1, q2, rate, h):  # type: ignore[no-untyped-def]
     gap = ((h[7] - top) * h[10] + (h[8] - high)) * h[10] + (h[9] - low) - h[11]
     if gap > h[13]:  # the same for a whole row: without it no row would be vectorised
@@ -37,24 +59,25 @@ def adam_catch_up(w, g, m, v, top, high, low, q1, q2, rate, h):  # type: ignore[
 
 @dataclass(frozen=True)
 class AdamCatchUp(Rule):
-    """Adam after which a touched row is where a dense Adam would have it, but for rounding and a bound.
+    """Adam that updates only the rows of a push, and moves them to where dense Adam would have them.
 
-    A row keeps the step of its last update. When it is updated again, the steps that it has missed
-    are made one by one with a zero gradient, as the dense rule makes them: moments decay, the weight
-    drifts. Pulls, saving and `state_dict` only read: they give the row as its last update left it,
-    which differs from the dense rule's by at most `drift` learning rates.
+    A row keeps the step of its last update. When it is updated again, the steps that it has missed are made
+    one by one with a gradient of 0, as the dense rule makes them: moments decay, and the weight drifts.
+    After the update the row is where dense Adam would have it, except for rounding and for the bound below.
+    Pulls, snapshots and `state_dict` only read: they return the row as its last update left it, which
+    differs from the dense rule's row by at most `drift` learning rates.
 
-    The drift of missed step j is at most rate * A * r^j / (1 - beta1), with r = beta1 / sqrt(beta2)
-    and A = (1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2)), which bounds |m| / sqrt(v) by
-    Cauchy's inequality; the last factor is 1 once beta1^t is nothing beside 1. So after `limit`
-    steps, chosen from the betas (195 for the defaults), what is left of the drift is below 1e-6 of
-    the learning rate; the moments then decay in one go.
+    The drift of missed step j is at most rate * A * r^j / (1 - beta1), with r = beta1 / sqrt(beta2) and
+    A = (1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2)), which bounds |m| / sqrt(v) by Cauchy's
+    inequality; 1 / (1 - beta1) bounds the correction 1 / (1 - beta1^t), which is soon 1. So after `limit`
+    steps, which follow from the betas (195 for the defaults), the remaining drift is below 1e-6 of the
+    learning rate. The moments then decay by the remaining steps at once.
 
-    The dense rule is what the mode "full" gives. The reference's operator, and the mode "reference", leave
-    epsilon unscaled in rows without a gradient; nothing here makes up for that.
+    The dense rule is that of the mode "full". The mode "reference" differs from it, because it leaves epsilon
+    unscaled in rows without a gradient; catching up does not imitate that.
 
-    The missed steps are made at the learning rate of the row's last update, and without
-    regularization. Step counters have 64 bits.
+    The missed steps are made at the learning rate of the row's last update, and without regularization. Step
+    counters have 64 bits.
     """
 
     beta1: DecayRate = 0.9
@@ -91,24 +114,26 @@ class AdamCatchUp(Rule):
 
     @property
     def limit(self) -> int:
-        """Number of missed steps that are made one by one."""
+        """Largest number of missed steps that are made one by one."""
         if self.beta1 == 0:
             return 1
-        r, most = self._decline()
-        return max(1, math.ceil(math.log(_ERROR * (1 - r) * (1 - self.beta1) / most) / math.log(r)))
+        r, amplitude = self._decline()
+        return max(
+            1, math.ceil(math.log(_ERROR * (1 - r) * (1 - self.beta1) / amplitude) / math.log(r))
+        )
 
     @property
     def drift(self) -> float:
-        """Largest drift of a row that rests for ever, in learning rates, long after step 1.
+        """Largest drift of a row that never has a gradient again, in learning rates, long after step 1.
 
-        66 for the default betas; the worst gradients, growing by beta2 / beta1 in each step, reach it,
-        and a row whose gradients come to rest after random ones stays below 10 or so.
+        66 for the default betas. The worst gradients, which grow by beta2 / beta1 in each step, reach it;
+        after random gradients the drift is below 10 or so.
         """
-        r, most = self._decline()
-        return most * r / (1 - r)
+        r, amplitude = self._decline()
+        return amplitude * r / (1 - r)
 
     def _decline(self) -> tuple[float, float]:
-        """(r, A) of the bound above."""
+        """Return r and A of the bound in the docstring of the class."""
         r = self.beta1 / math.sqrt(self.beta2)
         return r, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - r * r))
 

@@ -1,8 +1,20 @@
 """Eviction policies: which rows a table with a CapacityEntry removes when it is full.
 
-A policy is one score function; the rows with the lowest scores go first. LRU, LFU and DecayedFrequency are
-built in. A user's policy is a subclass of `EvictionPolicy`, whose function is compiled into the kernels of
-kernels/sources/eviction.txt.
+A policy is one score function; the rows with the lowest scores are removed first. LRU, LFU and
+DecayedFrequency are built in. A user's policy is a subclass of `EvictionPolicy`::
+
+    def clicked(clicks, shows, age):
+        return (clicks + 1) / (shows + 10) - 1e-6 * age
+
+    @dataclass(frozen=True)
+    class ClickRate(EvictionPolicy):
+        name = "click_rate"
+
+        def score(self):
+            return clicked
+
+The function is compiled into the kernels of kernels/sources/eviction.txt, which rank all rows of a full table
+in one pass (decision 5).
 """
 
 import inspect
@@ -20,6 +32,7 @@ from psfleet.core.engine.rules.rule import fault_of
 
 POLICIES: dict[str, type["EvictionPolicy"]] = {}
 """All eviction policies that this process knows, by name."""
+# Arguments that a score function may have, beside h.
 _COUNTERS = ("age", "clicks", "frequency", "shows")
 
 
@@ -28,24 +41,24 @@ class EvictionPolicy(NamedDefinition):
     """Base class of eviction policies: rows with the lowest scores are removed first.
 
     A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. Scores are
-    compared as float32, and NaN is below all other scores. Among rows with equal scores the one that was
-    pushed the longest time ago goes first, and among equally old ones that whose id has the smallest hash.
+    compared as float32, and NaN is below every number. Among rows with equal scores, the row whose last push
+    is the longest ago is removed first; among equally old rows, the row whose id has the smallest hash.
     """
 
     word: ClassVar[str] = "eviction policy"
     known: ClassVar[dict[str, Any]] = POLICIES
 
     def score(self) -> Callable[..., float] | None:
-        """Return the score function, or None if age alone decides, so that the oldest row goes first.
+        """Return the score function, or None to remove the rows with the oldest push first.
 
-        It is a module-level function that returns a number and takes those of these arguments that it needs,
-        by name. They are float64:
+        The function is defined at the top of its module and returns a number. It takes as many of these
+        arguments as it needs, by name, in float64:
 
-            age: Updates of the table since the row was last pushed.
-            frequency: Number of updates that have named the row, decayed by `frequency_half_life`. It takes
-                4 bytes a row.
+            age: Number of updates of the table since the row's last push.
+            frequency: Number of updates that have named the row, decayed by `frequency_half_life`. A policy
+                that takes it adds 4 bytes to each row.
             shows, clicks: Scores of the row, in a table with a ShowClickEntry.
-            h: The tuple made by `scalars`.
+            h: Tuple made by `scalars`.
 
         Its source text goes into a kernel: it may use its arguments, numbers, `abs`, `max`, `min`,
         `math.sqrt`, `math.pow` and `math.copysign`.
@@ -53,17 +66,17 @@ class EvictionPolicy(NamedDefinition):
         raise NotImplementedError
 
     def scalars(self) -> tuple[float, ...]:
-        """Numbers for the score function, made of the hyperparameters."""
+        """Compute h, the numbers for the score function, from the hyperparameters."""
         return ()
 
     @property
     def frequency_half_life(self) -> float:
-        """Number of the table's updates in which a frequency falls to its half, or 0 if it never falls."""
+        """Number of the table's updates in which a frequency falls to a half, or 0 if it never falls."""
         return 0.0
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Names of the score function's arguments, in its order."""
+        """Names of the score function's arguments, in their order."""
         function = self.score()
         return () if function is None else tuple(inspect.signature(function).parameters)
 
@@ -100,17 +113,17 @@ def frequency(frequency: float) -> float:
 
 @dataclass(frozen=True)
 class LRU(EvictionPolicy):
-    """Least recently used: rows go first that were pushed the longest time ago."""
+    """Least recently used: the rows whose last push is the longest ago are removed first."""
 
     name = "lru"
 
     def score(self) -> None:
-        """Return None, because rows go in the order of their last pushes (eviction_ranking.AgeRanking)."""
+        """Return None, because age alone ranks the rows (eviction_ranking.AgeRanking)."""
 
 
 @dataclass(frozen=True)
 class LFU(EvictionPolicy):
-    """Least frequently used: the rows that the fewest updates have named go first."""
+    """Least frequently used: the rows that the fewest updates have named are removed first."""
 
     name = "lfu"
 

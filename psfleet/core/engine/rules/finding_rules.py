@@ -1,8 +1,13 @@
-"""Rules and eviction policies by name, and how they travel in messages and files.
+"""Looks up rules and eviction policies by name, and makes them from what messages and files contain.
 
-Servers, workers and snapshots refer to a definition by a reference, `name` or `name@digest`, and its
-hyperparameters as numbers. `make_rule` turns these into a rule, and refuses a rule whose definition here
-has another digest (rule_digest.py). A user's rules are known after `import_rules`.
+Servers, workers and snapshots refer to a rule by a reference and its hyperparameters as numbers:
+
+    "adam", {"beta1": 0.9, ...}                   a rule of psfleet
+    "my_sgd@1f0c9a77be52", {"momentum": 0.9}      a user's rule: with a digest of its source, or its version
+
+`reference_of` makes the reference, and `make_rule` makes the rule from it. It refuses a rule whose source
+here has another digest (rule_digest.py), because processes with different arithmetic would silently train
+different models. A user's rules are known after `import_rules`.
 """
 
 import importlib
@@ -19,7 +24,7 @@ T = TypeVar("T", bound=NamedDefinition)
 
 
 def rule_class(name: str) -> type[Rule]:
-    """Return the rule with this name.
+    """Return the class of the rule with this name.
 
     Raises:
         RuleError: No rule has this name.
@@ -33,7 +38,7 @@ def own_rules() -> list[type[Rule]]:
 
 
 def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
-    """Return the definition with this name.
+    """Return the class of the definition with this name.
 
     Args:
         definitions: RULES, or POLICIES of eviction_policy.py.
@@ -52,7 +57,7 @@ def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
 
 
 def reference_of(rule: NamedDefinition) -> str:
-    """Return the reference to a rule in messages and files: its name, with @ and a digest for a user's."""
+    """Return the reference to a rule in messages and files: its name, then @ and a user's digest."""
     definition = definition_of(type(rule))
     return f"{rule.name}@{definition}" if definition else rule.name
 
@@ -73,7 +78,15 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> Rule:
 def make(
     definitions: dict[str, type[T]], word: str, reference: str, hyperparameters: dict[str, float]
 ) -> T:
-    """Make one of these definitions as `make_rule` does; `definitions` and `word` as for `find`."""
+    """Make a definition of any kind as `make_rule` makes a rule.
+
+    Args:
+        definitions, word: As for `find`.
+        reference, hyperparameters: As for `make_rule`.
+
+    Raises:
+        RuleError: As for `make_rule`.
+    """
     name, _, definition = reference.partition("@")
     rule = find(definitions, word, name)
     own = definition_of(rule)
@@ -97,7 +110,9 @@ def import_rules(modules: Sequence[str], folder: str = "") -> None:
         RuleError: A module does not exist or cannot be imported.
     """
     if modules and folder and folder not in sys.path:
-        sys.path.append(folder)  # the end: a file of the user must not stand for a library
+        sys.path.append(
+            folder
+        )  # at the end: a user's file must not replace a library of the same name
     for module in modules:
         try:
             importlib.import_module(module)

@@ -1,7 +1,10 @@
-"""Rules whose rate follows the norms of a whole parameter: LARS and Lamb.
+"""Rules whose rate follows the norms of a whole parameter, for training with large batches: LARS and Lamb.
 
-- LARS (You, Gitman and Ginsburg, 2017): momentum with a rate per parameter.
+- LarsMomentum (LARS; You, Gitman and Ginsburg, 2017): momentum with a rate for each parameter.
 - Lamb (You et al., 2020): Adam's direction, scaled by the norms of weights and direction.
+
+Both need the norms before they can update the first weight, so they show how a rule uses `measure` and
+`combine`, and Lamb also `advance` and `direction` (`Rule` explains these).
 """
 
 import math
@@ -12,6 +15,8 @@ from psfleet.core.base.validation.annotations import NonNegative
 from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, UnitInterval
 
 
+# The functions of LARS. h: learning rate, momentum, lars_coeff, weight decay, epsilon, the largest squared
+# norm for which the plain rate is used (0, or infinity without weight decay); then the local rate.
 def lars_measure(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return w * w, g * g
 
@@ -29,9 +34,11 @@ def lars(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into ker
 
 @dataclass(frozen=True)
 class LarsMomentum(Rule):
-    """v = mu * v + local * (g + wd * w); w -= v; local = lr * coeff * |w| / (|g| + wd * |w| + eps).
+    """Momentum with a local rate that is proportional to |w| / |g|, the ratio of the parameter's norms.
 
-    The local rate is lr itself where a norm is 0, and without weight decay.
+    v = mu * v + local * (g + wd * w); w -= v; local = lr * coeff * |w| / (|g| + wd * |w| + eps).
+
+    The local rate is lr if a norm is 0 or if there is no weight decay.
     """
 
     momentum: UnitInterval = 0.9
@@ -48,9 +55,9 @@ class LarsMomentum(Rule):
         doc="""Momentum with the rate learning_rate * lars_coeff * |w| / (|g| + wd * |w| + epsilon).
 
         Args:
-            lars_weight_decay: wd; added to the gradient too.
-            exclude_from_weight_decay: Parts of names: wd is 0 for the parameters that have one.
-            rescale_grad: A factor on the gradients.
+            lars_weight_decay: Weight decay wd, which is also added to the gradient.
+            exclude_from_weight_decay: Texts. wd is 0 for parameters whose names contain one of these.
+            rescale_grad: Factor on the gradients.
         """,
     )
     unit = "parameter"
@@ -69,7 +76,8 @@ class LarsMomentum(Rule):
         return lars_combine
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        always = 0.0 if self.lars_weight_decay else math.inf  # norms up to this: the plain rate
+        # The plain rate is used for squared norms up to this: only for 0, or without weight decay for all.
+        always = 0.0 if self.lars_weight_decay else math.inf
         return (
             learning_rate,
             self.momentum,
@@ -80,6 +88,9 @@ class LarsMomentum(Rule):
         )
 
 
+# The functions of Lamb. h: learning rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon * s, s / (1 - beta1^t)
+# with s = sqrt(1 - beta2^t), weight decay, 1, the largest squared norm for which the trust ratio is 1 (0, or
+# infinity without weight decay); then the learning rate times the trust ratio, from `lamb_combine`.
 def lamb_advance(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return h[1] * m + h[2] * g, h[3] * v + h[4] * (g * g)
 
@@ -103,9 +114,11 @@ def lamb(w, u, h):  # type: ignore[no-untyped-def]  # inlined into kernels as te
 
 @dataclass(frozen=True)
 class Lamb(Rule):
-    """u = m^ / (sqrt(v^) + epsilon) + weight_decay * w; w -= lr * |w| / |u| * u.
+    """Adam's direction with weight decay, scaled to the norm of the parameter's weights.
 
-    The trust ratio |w| / |u| is 1 where a norm is 0, and without weight decay.
+    u = m^ / (sqrt(v^) + epsilon) + weight_decay * w; w -= lr * |w| / |u| * u.
+
+    The trust ratio |w| / |u| is 1 if a norm is 0 or if there is no weight decay.
     """
 
     beta1: DecayRate = 0.9
@@ -122,10 +135,10 @@ class Lamb(Rule):
         doc="""Adam's direction plus lamb_weight_decay * w, scaled to the norm of w.
 
         Args:
-            weight_decay: Regularization, as of every optimizer: added to the gradient, beside
+            weight_decay: Regularization that every optimizer has: added to the gradient, in addition to
                 lamb_weight_decay.
-            exclude_from_weight_decay_fn: Parameter -> whether its weights do not decay; its direction is
-                then not scaled either, as in the reference.
+            exclude_from_weight_decay_fn: Function from a parameter to True if its weights must not decay. Its
+                direction is then not scaled either, as in the reference.
         """,
     )
     unit = "parameter"
@@ -151,7 +164,8 @@ class Lamb(Rule):
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         root = math.sqrt(1 - self.beta2**step)
-        always = 0.0 if self.weight_decay else math.inf  # norms at or below this give the ratio 1
+        # The ratio is 1 for squared norms up to this: only for 0, or without weight decay for all.
+        always = 0.0 if self.weight_decay else math.inf
         return (
             learning_rate,
             self.beta1,

@@ -1,10 +1,12 @@
 """Stochastic gradient descent: plain, with momentum, averaged; and exact sums.
 
-- Stochastic gradient descent.
-- Stochastic gradient descent with momentum, plain or Nesterov's.
-- The server's side of deep gradient compression (Lin et al., 2018): momentum, then none.
-- Stochastic average gradient (Schmidt, Le Roux and Bach, 2013): the reference's ASGD.
-- Sums in twice the precision of float32, for psfleet's own counts.
+The shortest rules are here, so this file is a good example of how to write one.
+
+- SGD: stochastic gradient descent.
+- Momentum: stochastic gradient descent with momentum, plain or Nesterov's.
+- DGCMomentum: the servers' part of deep gradient compression (Lin et al., 2018).
+- ASGD: the stochastic average gradient (Schmidt, Le Roux and Bach, 2013), under the reference's name.
+- ExactSum: sums in twice the precision of float32, for psfleet's own counts.
 """
 
 from collections.abc import Callable
@@ -14,13 +16,14 @@ from psfleet.core.base.validation.annotations import PositiveInt
 from psfleet.core.engine.rules.rule import OptimizerSpec, Rule, Slot, TorchSpec, UnitInterval
 
 
+# h: learning rate.
 def sgd(w, g, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return (w - h[0] * g,)
 
 
 @dataclass(frozen=True)
 class SGD(Rule):
-    """w -= learning_rate * g."""
+    """Stochastic gradient descent: w -= learning_rate * g."""
 
     name = "sgd"
     optimizer = OptimizerSpec()
@@ -33,6 +36,7 @@ class SGD(Rule):
         return (learning_rate,)
 
 
+# h: learning rate, momentum.
 def momentum(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     velocity = h[1] * velocity + g
     return w - h[0] * velocity, velocity
@@ -45,9 +49,12 @@ def nesterov(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into
 
 @dataclass(frozen=True)
 class Momentum(Rule):
-    """v = mu * v + g; w -= lr * v. Nesterov: w -= lr * (g + mu * v). The rate is not in v.
+    """Momentum: follows a velocity v that sums up gradients and decays by mu in each step.
 
-    The optimizer's `rescale_grad` has no effect, as in the reference's CPU operator.
+    v = mu * v + g; w -= lr * v. With Nesterov's momentum, w -= lr * (g + mu * v).
+
+    The learning rate is not a part of v, so a new rate takes effect at once. The optimizer's `rescale_grad`
+    has no effect, as in the reference's CPU operator.
     """
 
     momentum: UnitInterval = 0.9
@@ -80,6 +87,9 @@ class Momentum(Rule):
         return (learning_rate, self.momentum)
 
 
+# h: learning rate, factor on the velocity, factor on g in the velocity, weight of the velocity in the update,
+# weight of g in the update. Once the ramp-up has begun these are (rate, 1, 0, 0, 1): the velocity stays as it
+# is, and the update is that of SGD.
 def dgc_momentum(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     velocity = h[1] * velocity + h[2] * g
     return w - h[0] * (h[3] * velocity + h[4] * g), velocity
@@ -87,9 +97,10 @@ def dgc_momentum(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined 
 
 @dataclass(frozen=True)
 class DGCMomentum(Rule):
-    """Momentum for the first `rampup_begin_step` updates, then w -= lr * g.
+    """Momentum for the first `rampup_begin_step` updates, and then w -= lr * g.
 
-    From then on the momentum is in the workers' compressed gradients, and the velocity here rests.
+    From then on workers send compressed gradients that already contain the momentum, so the velocity on the
+    servers stays as it is.
     """
 
     momentum: UnitInterval = 0.9
@@ -111,6 +122,7 @@ class DGCMomentum(Rule):
         return (learning_rate, self.momentum, 1.0, *ahead)
 
 
+# h: learning rate / n. `previous` is the slot y_i whose turn it is; g takes its place in the sum.
 def asgd(w, g, total, previous, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     total = total - previous + g
     return w - h[0] * total, total, g
@@ -118,11 +130,13 @@ def asgd(w, g, total, previous, h):  # type: ignore[no-untyped-def]  # inlined i
 
 @dataclass(frozen=True)
 class ASGD(Rule):
-    """d += g - y_i; y_i = g; w -= lr / n * d, where i = (t - 1) % batch_num, n = min(t, batch_num).
+    """Stochastic average gradient: follows the mean of the last gradients of `batch_num` batches.
 
-    d is the sum of the last gradient of each of `batch_num` batches, which take turns. In a sparse
-    table a row that a batch does not name keeps its y_i, and d stays the sum of the row's y. In the state
-    the gradients are `name.y_0` and so on.
+    d += g - y_i; y_i = g; w -= lr / n * d, where i = (t - 1) % batch_num and n = min(t, batch_num).
+
+    Batches take turns, y_i is the last gradient of batch i, and d is the sum of all y. A row of a sparse
+    table that a batch does not name keeps its y_i and d. In the state the gradients are `name.y_0` and so
+    on.
 
     Weight decay follows the reference's code and not its printed formula. The code adds the decay to each
     batch's gradient, g + weight_decay * w, before the gradient enters the sum d: what d keeps of a batch
@@ -150,6 +164,10 @@ class ASGD(Rule):
         return (learning_rate / min(step, self.batch_num),)
 
 
+# Two-sum (Knuth): total is w + g rounded, and (w - (total - part)) + (g - part) is exactly what that rounding
+# lost. The lost part is added to `rest`, and a second, shorter two-sum moves back into w what of `rest` has
+# grown large enough. Kernels have no fastmath flags (decision 1), or the compiler would simplify all of this
+# to w + g.
 def exact_sum(w, g, rest, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     total = w + g
     part = total - w
@@ -160,9 +178,10 @@ def exact_sum(w, g, rest, h):  # type: ignore[no-untyped-def]  # inlined into ke
 
 @dataclass(frozen=True)
 class ExactSum(Rule):
-    """w + rest += g, where w is the sum in float32 and rest what that leaves out.
+    """Sum in twice the precision of float32: w + rest += g.
 
-    The addition of a double word and a word (Joldes, Muller and Popescu, "Tight and rigorous error bounds
+    w is the sum rounded to float32, and the slot `rest` is what this rounding leaves out. Computed by the
+    addition of a double word and a word (Joldes, Muller and Popescu, "Tight and rigorous error bounds
     for basic building blocks of double-word arithmetic", ACM TOMS 44(2), 2017, algorithm 4): its relative
     error is at most 2**-47, and sums of whole numbers are exact below 2**47. The learning rate is unused.
     """

@@ -1,7 +1,8 @@
 """NamedDefinition: the base class of update rules and eviction policies, which tables refer to by name.
 
-A class that derives from `Rule` or `EvictionPolicy` and has a name joins the registry of its kind when Python
-defines it. finding_rules.py looks definitions up there.
+Servers, workers and snapshots never send code: a table's rule travels as a name and numbers, and each process
+looks the name up in its own registry (finding_rules.py). A class that derives from `Rule` or `EvictionPolicy`
+and has a `name` is added to the registry of its kind when Python defines the class.
 """
 
 import dataclasses
@@ -24,11 +25,11 @@ class NamedDefinition:
     of numbers, never as code. Annotations state the range; the constructor checks it.
 
     Attributes:
-        word: Kind in error messages: "rule" or "eviction policy".
-        known: Registry of the kind, by name.
-        name: Name by which tables refer to the definition: lower-case letters, digits and `_`.
-        version: Text that its author changes whenever results change: definitions with equal versions compute
-            the same. If it is empty, a digest of the source text is used, see rule_digest.py.
+        word: Kind of definition in error messages: "rule" or "eviction policy".
+        known: Registry of all definitions of the kind, by name.
+        name: Name that tables use for the definition: lower-case letters, digits and `_`.
+        version: Text that the author changes whenever results change, so that definitions with equal versions
+            compute the same; or empty to compare a digest of the source text instead (rule_digest.py).
     """
 
     word: ClassVar[str]
@@ -44,12 +45,19 @@ class NamedDefinition:
         check_fields(type(self).__name__, self)
 
     def hyperparameters(self) -> dict[str, float]:
-        """Return the fields as plain numbers, the form that messages and files have."""
+        """Return the fields as plain numbers, the form in which messages and files have them."""
         return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
     def from_hyperparameters(cls, values: dict[str, float]) -> Self:
-        """Make a definition with these fields, each converted back to the field's own type."""
+        """Make a definition with these fields, each converted back to the type of its default.
+
+        Args:
+            values: Numbers from `hyperparameters`. Missing fields get their defaults.
+
+        Raises:
+            ConfigError: A field is unknown, or a value is out of the field's range.
+        """
         fields = {f.name: f for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - set(fields))
         if unknown:
@@ -58,7 +66,9 @@ class NamedDefinition:
                 f"it has {', '.join(fields) or 'none'}"
             )
         kinds: dict[str, Any] = {name: type(field.default) for name, field in fields.items()}
-        for name, value in values.items():  # a float's own range says more
+        # int(nan) would fail without a helpful message, and bool(nan) would be True. The constructor checks
+        # the ranges of float fields, and its message says more.
+        for name, value in values.items():
             if kinds[name] is not float and not math.isfinite(value):
                 raise ConfigError(
                     f"{cls.word} {cls.name!r}: {name} is {value!r}, it must be finite"
@@ -67,25 +77,27 @@ class NamedDefinition:
 
 
 def _register(rule: type[NamedDefinition]) -> None:
-    """Add a rule or policy to its registry. A class that is defined a second time replaces the first.
+    """Add a rule or policy to its registry.
+
+    A class that is defined again, as when a module is reloaded, replaces its first definition.
 
     Raises:
-        RuleError: The name is malformed, or another class has it.
+        RuleError: The name is malformed, or a class of another module or name already has it.
     """
-    other = rule.known.get(rule.name)
+    registered = rule.known.get(rule.name)
     if not _NAME.fullmatch(rule.name):
         raise RuleError(
             f"the {rule.word} {rule.__name__} has the name {rule.name!r}; a name has lower-case letters, "
             "digits and _, and begins with a letter"
         )
-    if other is not None and place_of(other) != place_of(rule):
+    if registered is not None and place_of(registered) != place_of(rule):
         raise RuleError(
             f"the {rule.word} {place_of(rule)} has the name {rule.name!r}, which is that of "
-            f"{place_of(other)}; give it another"
+            f"{place_of(registered)}; give it another"
         )
     rule.known[rule.name] = rule
 
 
 def place_of(rule: type[NamedDefinition]) -> str:
-    """Return the full name of a definition's class, for messages."""
+    """Return the module and name of a definition's class, for messages."""
     return f"{rule.__module__}.{rule.__qualname__}"

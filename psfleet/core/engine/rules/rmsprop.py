@@ -1,8 +1,8 @@
 """RMSProp (Tieleman and Hinton, 2012), as the reference and as torch compute it, and Rprop.
 
-- RMSProp (Tieleman and Hinton, 2012): plain, with momentum, centered.
-- RMSprop as torch.optim.RMSprop computes it: epsilon outside the root, the rate outside the momentum.
-- Rprop (Riedmiller and Braun, 1993): a rate per weight that follows the gradient's sign.
+- RMSProp: plain, with momentum, or centered. Epsilon is inside the root, and the rate inside the momentum.
+- TorchRMSprop: the same as torch.optim.RMSprop computes it, with epsilon and the rate outside.
+- Rprop (Riedmiller and Braun, 1993): a rate for each weight that follows the sign of its gradient.
 """
 
 import math
@@ -23,6 +23,7 @@ from psfleet.core.engine.rules.rule import (
 )
 
 
+# h: learning rate, rho, 1 - rho, epsilon, momentum. Same for `rmsprop_centered`.
 def rmsprop(w, g, momentum, mean_square, h):  # type: ignore[no-untyped-def]
     mean_square = h[1] * mean_square + h[2] * (g * g)
     momentum = h[4] * momentum + h[0] * g / math.sqrt(mean_square + h[3])
@@ -39,10 +40,12 @@ def rmsprop_centered(w, g, momentum, mean_square, mean_grad, h):  # type: ignore
 
 @dataclass(frozen=True)
 class RMSProp(Rule):
-    """s = rho * s + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(s + epsilon); w -= v.
+    """RMSProp: divides the gradient by the root of the running mean s of its square.
 
-    Epsilon is inside the root and the rate inside v, as in the reference. Centered: s less the
-    square of the running mean of g.
+    s = rho * s + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(s + epsilon); w -= v.
+
+    Epsilon is inside the root and the rate inside v, as in the reference. If centered, the root is that of
+    the variance: s minus the square of the running mean of g.
     """
 
     rho: DecayRate = 0.95
@@ -54,7 +57,9 @@ class RMSProp(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        if self.centered:  # rounded, the mean of squares might be below the square of the mean
+        # If centered, both means stay float32: rounded, the mean of the squares might be below the square of
+        # the mean, and the root would be NaN.
+        if self.centered:
             return (Slot("momentum", smallest="int8"), Slot("mean_square"), Slot("mean_grad"))
         return (Slot("momentum", smallest="int8"), Slot("mean_square", smallest="bfloat16"))
 
@@ -65,6 +70,7 @@ class RMSProp(Rule):
         return (learning_rate, self.rho, 1 - self.rho, self.epsilon, self.momentum)
 
 
+# h: learning rate, alpha, 1 - alpha, epsilon, momentum. Same for `torch_rmsprop_centered`.
 def torch_rmsprop(w, g, mean_square, momentum, h):  # type: ignore[no-untyped-def]
     mean_square = h[1] * mean_square + h[2] * (g * g)
     momentum = h[4] * momentum + g / (math.sqrt(mean_square) + h[3])
@@ -81,9 +87,11 @@ def torch_rmsprop_centered(w, g, mean_square, momentum, mean_grad, h):  # type: 
 
 @dataclass(frozen=True)
 class TorchRMSprop(Rule):
-    """s = alpha * s + (1 - alpha) * g^2; b = momentum * b + g / (sqrt(s) + epsilon); w -= lr * b.
+    """RMSProp as torch.optim.RMSprop computes it, with epsilon outside the root and the rate outside b.
 
-    Centered: s less the square of the running mean of g.
+    s = alpha * s + (1 - alpha) * g^2; b = momentum * b + g / (sqrt(s) + epsilon); w -= lr * b.
+
+    If centered, the root is that of the variance: s minus the square of the running mean of g.
     """
 
     alpha: DecayRate = 0.99
@@ -97,7 +105,9 @@ class TorchRMSprop(Rule):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        if self.centered:  # rounded, the mean of squares might be below the square of the mean
+        # If centered, both means stay float32: rounded, the mean of the squares might be below the square of
+        # the mean, and the root would be NaN.
+        if self.centered:
             return (Slot("mean_square"), Slot("momentum", smallest="int8"), Slot("mean_grad"))
         return (Slot("mean_square", smallest="bfloat16"), Slot("momentum", smallest="int8"))
 
@@ -108,6 +118,8 @@ class TorchRMSprop(Rule):
         return (learning_rate, self.alpha, 1 - self.alpha, self.epsilon, self.momentum)
 
 
+# h: eta_minus, eta_plus, smallest rate, largest rate, 0. `before` is the gradient of the step before, or 0 if
+# that step turned: then the product is 0, and the rate stays for a step.
 def rprop(w, g, before, rate, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     product = g * before
     g = h[4] if product < h[4] else g
@@ -132,10 +144,11 @@ def _rprop_rules(
 
 @dataclass(frozen=True)
 class Rprop(Rule):
-    """w -= sign(g) * rate; the rate grows while the sign stays and shrinks when it turns.
+    """Rprop: uses only the sign of the gradient, with a rate for each weight.
 
-    After a turn the gradient counts as 0. Each weight's rate starts at `first_rate` (learning_rate
-    in the reference); the rate of a push is not used.
+    w -= sign(g) * rate. The rate is multiplied by `eta_plus` while the sign stays and by `eta_minus` when it
+    turns; a gradient of a new sign then counts as 0. Each weight's rate starts at `first_rate` (learning_rate
+    in the reference), and the rate of a push is not used.
     """
 
     first_rate: Positive = 0.001
@@ -151,12 +164,12 @@ class Rprop(Rule):
             "etas": (tuple[float, float], (0.5, 1.2)),
         },
         rules=_rprop_rules,
-        doc="""w -= sign(g) * rate; each weight's rate grows while the sign stays and shrinks when it turns.
+        doc="""Rprop: w -= sign(g) * rate. A rate grows while its sign stays, and shrinks when it turns.
 
         Args:
-            learning_rate: The first rate of every weight.
+            learning_rate: First rate of every weight.
             learning_rate_range: Smallest and largest rate.
-            etas: Factors on the rate: after a turn, and otherwise.
+            etas: Factor on the rate when the sign has turned, and factor while it stays.
         """,
     )
 

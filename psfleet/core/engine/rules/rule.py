@@ -1,11 +1,14 @@
-"""Base class of update rules, and the declarations that go with a rule.
+"""Base class of update rules, the arithmetic of optimizers, and the declarations that go with a rule.
 
-A rule is the arithmetic of an optimizer (`Rule`). It also declares the constructor that scripts see
-(`OptimizerSpec`) and the optimizers of torch that compute the same (`TorchSpec`). `check_functions` refuses
-functions that cannot be compiled into kernels. momentum.py has short examples.
+Open this file to write an optimizer: subclass `Rule` and give it one scalar function, which updates one
+weight. Kernels for dense arrays, sparse rows and GPUs are generated from that function (docs/rules.md).
+momentum.py has short examples.
 
-An `epsilon` of 0 is accepted, and the formula computed as it stands, as in the reference: a weight that
-has only had gradients of 0 becomes 0 / 0, NaN. Keep epsilon above 0 if that can happen.
+A rule also declares the constructor that scripts see (`OptimizerSpec`) and the optimizers of torch that
+compute the same (`TorchSpec`). `check_functions` refuses functions that cannot be compiled into kernels.
+
+An `epsilon` of 0 is accepted and the formula computed as it stands, as in the reference: a weight whose
+gradients were all 0 becomes 0 / 0, NaN. Keep epsilon above 0 if that can happen.
 """
 
 import ast
@@ -21,15 +24,18 @@ from psfleet.core.base.validation.annotations import Range
 from psfleet.core.engine.rules.named_definition import NamedDefinition
 
 RULES: dict[str, type["Rule"]] = {}
-"""All rules that this process knows, by name."""
+"""All rules that this process knows, by name. Defining a subclass of Rule that has a name adds it."""
 DecayRate = Annotated[float, Range(0, 1, high_open=True)]
 """Decay rate of a running mean, from 0 to below 1."""
 SlotFormat = Literal["float32", "bfloat16", "int8"]
 """Storage of a slot's values in a row."""
 UnitInterval = Annotated[float, Range(0, 1)]
-_MATH = ("copysign", "pow", "sqrt")  # the same bits in compiled code, in NumPy and on a device
+# Functions of `math` that rules may call. They have the same bits in compiled code, in NumPy and on a GPU,
+# where only the last bit of `pow` may differ.
+_MATH = ("copysign", "pow", "sqrt")
 _BUILT_IN = ("abs", "max", "min")
-# Names that the generated text around a rule's functions uses; a function of such a name would replace them.
+# Names that the generated text around a rule's functions uses. The functions are defined in the same module,
+# so a function with one of these names would replace what the text calls.
 _KERNELS_OWN = re.compile(
     r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
     r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
@@ -38,13 +44,13 @@ _KERNELS_OWN = re.compile(
 
 @dataclass(frozen=True)
 class OptimizerRules:
-    """Rules that one optimizer uses, and how it treats the rows of sparse parameters.
+    """Rules that one optimizer uses, and what it does with rows of sparse parameters that have no gradient.
 
     Attributes:
-        rule: Rule of its parameters.
-        by_rows: Rule of gradients by rows, or None where `rule` takes these too.
-        lazy: True if rows without a gradient rest.
-        every_row: True if rows for any id do not rest either.
+        rule: Rule of dense gradients, and of all gradients if `by_rows` is None.
+        by_rows: Rule of gradients by rows, or None to use `rule`.
+        lazy: True if a step leaves rows without a gradient unchanged.
+        every_row: True to update all rows in each step, even of parameters with rows for any id.
     """
 
     rule: "Rule"
@@ -59,24 +65,26 @@ class OptimizerSpec:
 
     An argument named like a field of the rule has that field's type and default. The other arguments
     are the same for every optimizer: `learning_rate`, which always comes first, `parameters`,
-    `weight_decay`, `grad_clip`, `name`, `lazy_mode`, and those of
+    `weight_decay`, `grad_clip`, `name`, `lazy_mode`, and the arguments in
     `psfleet.optimizer.factory.BY_PARAMETER`, which say what differs between parameters.
 
     Attributes:
         learning_rate: Default of the argument `learning_rate`, or None if the script must give it.
         arguments: Names of the positional arguments after `learning_rate`, in order, separated by spaces. If
             empty, these are the rule's fields and then "parameters weight_decay grad_clip name".
-        older: Positional arguments from `parameters` on as the reference's older documents have them.
+        older: Positional arguments from `parameters` on in older versions of the reference, separated by
+            spaces, so that scripts written for these still work.
         ignored: Arguments that have no effect, for scripts written for the reference, and their
             defaults.
-        lazy: True if rows of a sparse parameter always rest while they have no gradient.
-        fields: Field of the rule that an argument sets, for each argument with another name than its field.
-        required: Names of arguments that the script must give, separated by spaces.
-        decay: Field that is 0 for parameters whose weights do not decay.
+        lazy: True if rows of a sparse parameter are never updated in steps without a gradient for them.
+        fields: Field of the rule for each argument whose name is not that of its field.
+        required: Names of the arguments without a default, separated by spaces.
+        decay: Name of the field that the optimizer sets to 0 for parameters whose weights must not decay, or
+            empty if there is none.
         options: Annotation and default of each argument that is not a field.
         rules: Function that makes the optimizer's rules from the rule's class, its fields, the first learning
-            rate, `lazy_mode` and the options; or None for one rule with these fields.
-        doc: Docstring of the optimizer, or empty to use that of the rule.
+            rate, `lazy_mode` and the options; or None for a single rule with these fields.
+        doc: Docstring of the optimizer, or empty to use the docstring of the rule.
     """
 
     learning_rate: float | None = 0.001
@@ -94,19 +102,19 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class TorchSpec:
-    """An optimizer of torch that computes what a rule computes.
+    """Optimizer of torch that computes the same as a rule, so that servers can run it for a torch script.
 
     Attributes:
-        optimizer: Its name in torch.optim.
-        options: torch's option for each field of the rule, in the fields' order, separated by spaces;
+        optimizer: Name of the class in torch.optim.
+        options: torch's option for each field of the rule, in the order of the fields, separated by spaces;
             `betas.0` is the first of the betas. A `weight_decay` that is not among them is an L2 decay.
         state: torch's names of the rule's slots, in their order, separated by spaces.
-        when: Options and values that choose this rule among several for one optimizer.
+        when: Options and values that choose this rule, if several rules belong to the optimizer.
         required: Options and values without which torch computes something else.
-        hint: Option -> what to use in place of another value of it.
-        dense: True if it updates dense parameters.
-        rows: True if it takes sparse gradients.
-        every_row: True if it then updates the rows without a gradient too.
+        hint: Advice for each required option, shown if the script gives it another value.
+        dense: True if the optimizer updates dense parameters.
+        rows: True if the optimizer accepts sparse gradients.
+        every_row: True if a sparse gradient also updates the rows that it does not name.
     """
 
     optimizer: str
@@ -122,16 +130,16 @@ class TorchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A state value that a rule keeps for each weight, such as a momentum.
+    """State value that a rule keeps for each weight, such as a momentum.
 
     Attributes:
-        name: Name as in state dicts.
+        name: Name of the slot in state dicts.
         initial: Value of the slot before the first update.
         per_unit: True for one value for the whole unit (see Rule.unit) instead of one for each weight.
-        smallest: The smallest format in which rows of a sparse table may store it, should the table ask for
-            one. The rule then gets values that are right on average, and a value near 0 may become 0:
-            int8 with steps of at least 1/127 of the row's largest value, bfloat16 only where it is below
-            2^-133. So what the rule divides by must not be int8, and a count must be float32.
+        smallest: Smallest format in which rows of a sparse table may store the slot, if the table asks for
+            a small one. Values are then rounded at random, so that they are right on average, and values near
+            0 may become 0, in int8 those below 1/127 of the row's largest value or so, in bfloat16 only those
+            below 2^-133. So a slot that the rule divides by must not be int8, and a count must be float32.
     """
 
     name: str
@@ -149,7 +157,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Rule(NamedDefinition):
-    """Arithmetic of an optimizer for one weight. It knows nothing of tables, threads or the wire.
+    """Arithmetic of an optimizer for one weight, independent of tables, threads and messages.
 
     A complete rule::
 
@@ -169,27 +177,34 @@ class Rule(NamedDefinition):
     A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. The learning
     rate is not a field: it comes with each push.
 
-    The scalar function returned by `scalar()` is a module-level function
-    `rule(w, g, *slots, h) -> (w, *slots)` whose source text is inlined into the generated kernels,
-    so it may name only its arguments and `math`. `h` is the tuple made by `scalars()`, all float32:
-    a literal in the function would widen the arithmetic to float64.
+    `scalar()` returns a module-level function `rule(w, g, *slots, h) -> (w, *slots)`. Its source text is
+    inlined into the generated kernels, so it may name only its arguments and `math`. `h` is the tuple made by
+    `scalars()`, all float32. Numbers that the function needs come from h, because a literal in the function
+    would widen the arithmetic to float64.
 
-    A rule that needs sums over several weights (a norm) names its unit and adds two functions under
-    the same terms: `measure(w, g, *slots, h) -> (float, ...)`, what to sum over the unit, and
-    `combine(*sums, count, h) -> (float, ...)`, which makes of the sums and of the unit's size the
-    values that are appended to h before the scalar function runs. `measure` sees the slots as they
-    are before the update. A rule that sums over what it makes of its slots also has
-    `advance(w, g, *slots, h) -> slots`, their update, which runs first, and
-    `direction(w, *slots, h) -> (u,)`, of the updated ones. u takes the place of g, and the other two
-    have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
+    A rule that needs sums over several weights, such as a norm, sets `unit` and adds two functions of the
+    same kind:
+
+        measure(w, g, *slots, h) -> (float, ...)    values of one weight that are summed over the unit
+        combine(*sums, count, h) -> (float, ...)    values that are appended to h before the scalar function
+                                                    runs, from the sums and the number of weights
+
+    `measure` sees the slots as they are before the update. If the sums are over the updated slots, as Lamb's
+    are, the rule also has
+
+        advance(w, g, *slots, h) -> slots           the update of the slots, which runs first
+        direction(w, *slots, h) -> (u,)             u of the updated slots
+
+    u then replaces g, and the remaining functions have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
 
     Attributes:
-        unit: Unit of one update. "element": every weight for itself. "row": a row of a sparse
-            table, or what one index of a dense array's first axis names. "parameter": the whole
-            dense array; in a sparse table, whose rows are on many servers, still the row.
+        unit: Weights that are updated together, which share sums and `per_unit` slots: "element", each weight
+            by itself; "row", a row of a sparse table, or a slice of a dense array along its first axis;
+            "parameter", the whole dense array. A sparse table's rows are on many servers, so there
+            "parameter" means a row, too.
         optimizer: Constructor of the rule's optimizer, or None if scripts cannot construct it.
-        torch: The optimizers of torch that compute the same.
-        counts: True if pushes are counts: servers apply each push in full. They neither average the
+        torch: Optimizers of torch that compute the same.
+        counts: True if pushes are counts, of which each must be applied in full. Servers neither average the
             pushes of a round nor correct, round or shrink anything, and geo mode applies the rule too.
     """
 
@@ -202,19 +217,19 @@ class Rule(NamedDefinition):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The state slots, in the order in which the scalar function takes and returns them."""
+        """State slots, in the order in which the scalar function takes and returns them."""
         return ()
 
     @property
     def turns(self) -> int:
-        """Number of slots, the last ones, that take turns, or 0 if none do.
+        """Number of slots at the end of `slots` that take turns, or 0 if the function always sees all slots.
 
-        In each step the scalar function sees only slot (step - 1) % turns of these.
+        In each step the scalar function gets only slot (step - 1) % turns of these.
         """
         return 0
 
     def scalar(self) -> Callable[..., tuple[float, ...]]:
-        """The scalar function for these hyperparameters."""
+        """Return the scalar function for these hyperparameters."""
         raise NotImplementedError
 
     def measure(self) -> Callable[..., tuple[float, ...]] | None:
@@ -226,18 +241,15 @@ class Rule(NamedDefinition):
         return None
 
     def direction(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that computes u, used for the gradient after `advance`, from the updated slots.
-
-        None if the rule has no `advance`.
-        """
+        """Return the function that computes u, which replaces the gradient, or None without `advance`."""
         return None
 
     def combine(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that makes of the sums the values appended to h, or None without `measure`."""
+        """Return the function from the sums to the values appended to h, or None without `measure`."""
         return None
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        """Numbers that are the same for a whole batch, computed in double precision.
+        """Compute h, the numbers that are the same for a whole batch, in double precision.
 
         Args:
             learning_rate: Rate of this push, already scaled for the parameter.
@@ -251,7 +263,7 @@ class Rule(NamedDefinition):
 
 
 def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:
-    """Yield the functions that go into the rule's kernels, those that exist."""
+    """Yield the functions that the rule has and that go into its kernels."""
     functions = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
     yield from (function for function in functions if function is not None)
 
@@ -274,7 +286,7 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
 
     Args:
         function: Function of a rule or a policy.
-        numbers: True if the function may contain numbers, as that of a policy, which computes in float64.
+        numbers: True to accept numbers in the function. Policies compute in float64, where they do no harm.
     """
     name = function.__name__
     if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":

@@ -1,6 +1,10 @@
-"""Digest of a rule's source text, which tells whether a snapshot's rule is still the rule of today.
+"""Digest of a rule's source text, to notice that a process has another version of a user's rule.
 
-A digest covers the rule's functions and everything that they name, but no comment and no layout."""
+A table's rule travels as a name, and each process has the source itself. If a rule is edited between a
+snapshot and the job that restores it, or if a worker has an older file than a server, the digests differ
+and the table is refused (finding_rules.py). A digest covers the rule's functions and everything that they
+name, but not comments, docstrings and layout.
+"""
 
 import ast
 import hashlib
@@ -17,28 +21,30 @@ from psfleet.core.engine.rules.named_definition import NamedDefinition
 
 
 def is_own(rule: type[NamedDefinition]) -> bool:
-    """Return whether a rule comes with psfleet."""
+    """Return whether a rule comes with psfleet, not from a user's module."""
     return rule.__module__.startswith("psfleet.core.engine.rules.")
 
 
 def definition_of(rule: type[NamedDefinition]) -> str:
     """Return the rule's `version`, or a digest of its source; empty for psfleet's own rules.
 
-    The digest covers the class, and the functions, classes and plain constants of its own package
-    that the class names, directly or through each other. Comments, docstrings and layout do not count.
-    (What psfleet's own rules compute is fixed by its recorded trajectories.)
+    The digest covers the class, and the functions, classes and plain constants of its package that the class
+    names, directly or through each other. Comments, docstrings and layout do not count. psfleet's own rules
+    need no digest: tests compare them with recorded trajectories, so they compute the same in every version.
 
     Raises:
         RuleError: The source cannot be read.
     """
     if rule.version or is_own(rule):
         return rule.version
-    key: Any = rule  # mypy does not take a class for hashable
+    key: Any = rule  # for mypy, a class is not hashable
     return _digest(key)
 
 
 @cache
 def _digest(rule: Any) -> str:
+    # Follow names from the class to the functions and classes that it uses, and so on, but only within the
+    # rule's own package. Texts are sorted, so that the order in which they were found does not matter.
     home = rule.__module__.partition(".")[0]
     pending: list[Any] = [rule]
     items: set[Any] = {rule}
@@ -58,7 +64,11 @@ def _digest(rule: Any) -> str:
 
 
 def _tree(rule: type[NamedDefinition], item: Any) -> ast.AST:
-    """Return the item's syntax without docstrings."""
+    """Parse the source of a class or function of a rule, and drop docstrings.
+
+    Raises:
+        RuleError: The source cannot be read.
+    """
     try:
         tree = ast.parse(dedent(inspect.getsource(item)))
     except (OSError, TypeError, SyntaxError) as error:

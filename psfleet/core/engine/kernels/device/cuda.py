@@ -1,4 +1,16 @@
-"""Updates on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1)."""
+"""Applies a rule to weights on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1).
+
+`CudaUpdate` is what the tables of a device call for each push. An update is up to four kernels, because a
+rule with sums over a unit (Lamb, say) needs all terms of a sum before it can update the first weight:
+
+    lanes      sums of each lane of each chunk, float32       only for rules with sums fold       lanes of
+    each chunk folded to one total        only for rules with sums combine    totals of each unit -> what is
+    appended to h   rules with sums, or with slots that a unit shares update     the rule itself, a thread
+    for each weight
+
+The kernels are added to a `DeviceQueue` and the call returns before they have run. cuda_text.py generates
+them; they are compiled once and cached on disk, as the kernels of the CPU are.
+"""
 
 import hashlib
 import math
@@ -18,13 +30,13 @@ from psfleet.core.engine.kernels.rule_source import CHUNK, LANES
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.table import DecaySpec
 
-# numba.cuda is untyped, and absent from some installations: it is imported when first used.
-
+# numba.cuda is untyped, and absent from some installations: functions import it when they use it.
 
 Floats = NDArray[np.float32]
 
 _HERE = Path(__file__).parent
-_HELPERS = (  # kernels contain their functions
+# Kernels contain functions of these modules, so their text is part of the cache's key.
+_HELPERS = (
     "cuda_arithmetic.py",
     "cuda_index.py",
     "cuda_rows.py",
@@ -37,19 +49,35 @@ _HELPERS = (  # kernels contain their functions
 def cuda_kernels(
     rule: Rule, l1: bool, l2: bool, dim: int, push_scores: int = 0, row_scores: int = 0
 ) -> tuple[CudaSource, ModuleType]:
-    """Return the CUDA kernels of a rule, for dense arrays if dim is 0. Arguments as for CudaUpdate."""
+    """Compile the CUDA kernels of a rule.
+
+    Args:
+        rule: Rule to compile.
+        l1, l2: True if these regularizations are added to the gradient.
+        dim, push_scores, row_scores: As for CudaUpdate.
+
+    Returns:
+        The generator of the text, and the module with the kernels.
+    """
     text = CudaSource(rule, l1, l2, dim, push_scores, row_scores)
     return text, load_kernels(f"cuda_{rule.name}_{dim}", text.module())
 
 
 @cache
 def table_kernels(name: str) -> ModuleType:
-    """The kernels of `<name>.py`, which no rule has a part in."""
+    """Return the module with the kernels of `<name>.py` in this folder, which do not depend on a rule."""
     return load_kernels(name, (_HERE / f"{name}.py").read_text())
 
 
 def load_kernels(stem: str, text: str) -> ModuleType:
-    """The module with this text. What it compiles is kept on disk, for the next process as well."""
+    """Import a module of CUDA kernels, whose compiled code numba keeps in the cache's folder.
+
+    A kernel is compiled when it is first launched, not here: numba needs the types of its arguments.
+
+    Args:
+        stem: Start of the file's name.
+        text: Python source of the module.
+    """
     helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
     digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
     cached_text = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
@@ -57,14 +85,17 @@ def load_kernels(stem: str, text: str) -> ModuleType:
 
 
 class CudaUpdate:
-    """A rule's update of weights and state, with its working memory on the device. Not thread-safe.
+    """Update of one table's weights and state by a rule, with its working memory on the device.
+
+    Not thread-safe. Updates take effect in the order of the calls, and no call waits for the device.
 
     Args:
-        rule, decay: The table's rule and decay.
-        queue: That the updates join.
-        dim: Width of the sparse table's rows, or 0 for dense arrays.
+        rule: Rule of the table.
+        decay: Regularization of the table.
+        queue: Queue that the kernels are added to.
+        dim: Number of weights of a row of the sparse table, or 0 for dense arrays.
         push_scores: Number of score values behind each gradient of a push.
-        row_scores: Number of score values behind each row.
+        row_scores: Number of score values behind the state of each row.
     """
 
     def __init__(
@@ -90,10 +121,11 @@ class CudaUpdate:
         """Update dense arrays in place.
 
         Args:
-            values: Weights [n], then the slots: [n], or one value for each unit. Float32, flat.
-            gradient: float32 [n].
+            values: Weights, float32 [n], then each slot: float32 [n], or [units] if the unit shares it.
+                Arrays of the device.
+            gradient: Gradient, float32 [n], an array of the device.
             width: Number of weights of a unit.
-            scalars: Scalars of psfleet.core.engine.kernels.rule_source.scalars_of.
+            scalars: Numbers of the batch, from `rule_source.scalars_of`.
             step: Number of updates that the table has had, this one included.
         """
         turns, turn = self._rule.turns, self._turn(step)
@@ -105,14 +137,16 @@ class CudaUpdate:
         """Update rows of a sparse table in place.
 
         Args:
-            table: float32, flat: rows of weights and state as the sparse table keeps them.
-            rows: int64 [n]: the numbers of the rows, no row twice.
-            gradient: float32, flat: [n * (dim + push_scores)].
+            table: All rows of the table, flat float32: weights, state and scores of each.
+            rows: Numbers of the rows to update, int64 [n]. A row that occurs twice would be updated by two
+                threads at the same time.
+            gradient: Gradients, each followed by its scores, flat float32 [n * (dim + push_scores)].
             scalars, step: As for `dense`.
         """
         self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)
 
     def _turn(self, step: int) -> int:
+        """Return the number of the slot whose turn it is, see `Rule.turns`."""
         return (step - 1) % self._rule.turns if self._rule.turns else 0
 
     def _run(
@@ -120,6 +154,7 @@ class CudaUpdate:
     ) -> None:
         if not units * n:
             return
+        # No wait between the kernels: each starts when the one before it in the stream has ended.
         text, kernels, h = self._text, self._kernels, tuple(scalars)
         launch = self._queue.launch
         extra = self._buffers.get("extra", (units, max(text.extra_width, 1)), np.float32)
@@ -135,14 +170,22 @@ class CudaUpdate:
 
 
 def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
-    """Return the PTX of each kernel for compute capability 9.0, with both decays (dim 0 for dense arrays)."""
+    """Compile a rule's kernels to PTX, to check their instructions without a device.
+
+    Args:
+        rule: Rule to compile, with both regularizations.
+        dim: Number of weights of a row, or 0 for dense arrays.
+
+    Returns:
+        The assembly text of each kernel by its name, for compute capability 9.0.
+    """
     _, kernels = cuda_kernels(rule, True, True, dim)
     signatures = _signatures(rule, dim).items()
     return {name: ptx_of(getattr(kernels, name), signature) for name, signature in signatures}
 
 
 def ptx_of(kernel: Any, signature: Any) -> str:
-    """Return the PTX of a kernel, the assembly of NVIDIA's devices."""
+    """Return the PTX (assembly of NVIDIA's devices) of a kernel for arguments of these types."""
     from numba import cuda
 
     text, _ = cuda.compile(  # type: ignore[attr-defined]

@@ -1,11 +1,18 @@
-"""Ordered work on a CUDA device: streams, events, and the pinned memory that copies to and from the host use.
+"""Ordered work on a CUDA device: streams, events, and pinned memory for copies between host and device.
 
-A table has a `DeviceQueue`, whose calls look as if each was done before the next one. Copies go through
-`Staging`, pinned buffers that all tables of the process share, and `DeviceBuffers` are working memory by
-name.
+Each table has a `DeviceQueue`. Its calls look as if each was finished before the next one starts, but most
+of them only add work to a stream and return. There are two streams, so that the gradients of the next push
+arrive while the kernels of this push run:
 
-Numba's streams also wait for the device's default stream, and that waits for them. So work that names no
-stream is in order too, if slower.
+    arrivals    [ copy batch 2 ]                    [ copy batch 3 ]
+                        | arrived                   ^ done: kernels no longer use the target of the copy
+    work                +-> [ kernels of batch 2 ] -+-> ...
+
+Copies go through `Staging`, pinned buffers that all tables of the process share. `DeviceBuffers` is working
+memory on the device, by name. Tests replace `DeviceOperations` to run the same code in other orders.
+
+numba's streams also wait for the device's default stream, and the default stream waits for them. So an
+operation that names no stream is in order too, but nothing overlaps with it.
 """
 # mypy: disable-error-code="no-untyped-call,attr-defined,call-arg"
 
@@ -25,11 +32,12 @@ from psfleet.core.engine.kernels.cache import forget_compiled
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.core.engine.kernels.initial_values import copy_over
 
-_THREADS = 128  # of a block
+_THREADS = 128  # threads of a block
+# The simulator's threads are threads of Python. Two can get in each other's way; more made its tests slower.
 _SIMULATED_THREADS = 2
 _HALF = 1 << 22  # bytes of half a staging buffer
 _STAGING = 4  # number of staging buffers of a process
-# A push of few ids is a small grid, and none of a user's business.
+# numba warns of small grids. A push of few ids is one, and a user can do nothing about it.
 warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
 _launching = threading.Lock()  # the simulator runs one kernel at a time
 
@@ -37,7 +45,7 @@ if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
 
     def _is_alive(thread: threading.Thread) -> bool:
-        """Wait a moment before the answer, as the simulator asks in a loop, which took most of its time."""
+        """Wait up to 1 ms before answering: the simulator asks in a loop, which took most of its time."""
         thread.join(0.001)
         return threading.Thread.is_alive(thread)
 
@@ -45,42 +53,51 @@ if SIMULATED:
 
 
 class DeviceOperations:
-    """Operations of a device. All but `finish` only add to a stream and return. Any thread may call."""
+    """Operations of a device. All but `finish` only add work to a stream and return. Any thread may call.
+
+    Operations on streams and events first make the device's context current in the calling thread.
+    """
 
     def stream(self) -> Any:
-        """Return a new stream. Its work is done in the order in which it was added."""
+        """Return a new stream, whose work is done in the order in which it was added."""
         return cuda.stream()
 
     def event(self) -> Any:
-        """Return a new event, which is over until something records it."""
+        """Return a new event. It counts as over until `record` is called."""
         return cuda.event() if SIMULATED else cuda.event(timing=False)
 
     def pinned(self, size: int) -> NDArray[np.uint8]:
-        """Allocate `size` bytes of page-locked host memory, which the device copies by itself."""
+        """Allocate `size` bytes of page-locked host memory, which the device reads and writes by itself."""
         memory: NDArray[np.uint8] = cuda.pinned_array(size, np.uint8)
         return memory
 
     def record(self, event: Any, stream: Any) -> None:
-        """Let the event be over as soon as all work is done that the stream has now."""
+        """Mark this point of the stream: the event is over once all work added so far is done."""
         cuda.current_context()
         event.record(stream)
 
     def wait(self, event: Any, stream: Any) -> None:
-        """Let the later work of the stream wait for the event as it was recorded last."""
+        """Make the work that is added to the stream from now on wait for the event's latest `record`."""
         cuda.current_context()
         event.wait(stream)
 
     def finish(self, event: Any) -> None:
-        """Wait here until the event is over."""
+        """Block this thread until the event is over."""
         cuda.current_context()
         event.synchronize()
 
     def write(self, target: Any, source: Any, stream: Any) -> None:
-        """Copy an array of the device, or a pinned one, over one of the device of the same size and dtype."""
+        """Copy an array to an array of the device that has the same size and dtype.
+
+        Args:
+            target: Array of the device.
+            source: Array of the device, or pinned array of the host.
+            stream: Stream that the copy is added to.
+        """
         target.copy_to_device(source, stream=stream)
 
     def read(self, source: Any, target: NDArray[Any], stream: Any) -> None:
-        """Copy an array of the device over a pinned one of the same size and dtype."""
+        """Copy an array of the device to a pinned array that has the same size and dtype."""
         source.copy_to_host(target, stream=stream)
 
     def zero(self, target: Any, stream: Any) -> None:
@@ -89,34 +106,41 @@ class DeviceOperations:
         cuda_driver.device_memset(target, 0, target.nbytes, stream)
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        """Run a kernel; compile it again if its compiled code on disk is damaged."""
+        """Add a kernel to the stream. The first launch compiles it, or loads it from the cache.
+
+        If its compiled code on disk is damaged, that is removed and the kernel compiled again.
+        """
         with _launching:
             start = kernel[blocks, threads, stream]
             try:
                 start(*arguments)
             except Exception:
+                # A kernel with overloads has been loaded, so the cache is not at fault.
                 if SIMULATED or kernel.overloads or not forget_compiled(kernel.py_func.__module__):
                     raise
                 start(*arguments)
 
 
 class _Half:
-    """Half a staging buffer; `done` is over when the last copy from or to it is done."""
+    """Half of a staging buffer. `done` is over once the device's last copy from or to it is done."""
 
     def __init__(self, operations: DeviceOperations, size: int) -> None:
         self.memory = operations.pinned(size)
         self.done = operations.event()
 
     def array(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the first `count` elements of the half's memory."""
+        """Return the half's memory as an array of `count` values."""
         return self.memory[: count * dtype.itemsize].view(dtype)
 
 
 class Staging:
     """Pool of pinned buffers for copies between host and device. Any thread may call.
 
-    A copy takes a buffer and waits if none is idle. A buffer has two halves: the host works on one while the
-    device copies from or to the other.
+    A copy takes a buffer, or waits until one is idle. A buffer has two halves, so that the host fills or
+    reads a half while the device copies from or to the other half:
+
+        send       host      [ fill A ][ fill B ][ wait for A, fill A ] ...
+                   device              [ copy A ][ copy B ] ...
 
     Args:
         operations: Operations of the device.
@@ -137,7 +161,11 @@ class Staging:
             self._idle.put([_Half(operations, half), _Half(operations, half)])
 
     def send(self, target: Any, values: NDArray[Any], stream: Any) -> None:
-        """Copy host memory to a flat array of the device. `values` may change when this returns."""
+        """Copy host memory to a flat array of the device, as a part of the stream's work.
+
+        `values` may change when this returns, although the device may still be copying the last two halves:
+        the next copy that gets this buffer waits for them.
+        """
         count = self._size // values.itemsize
         halves = self._idle.get()
         try:
@@ -147,26 +175,29 @@ class Staging:
                 self.operations.finish(half.done)
                 buffer = half.array(len(part), values.dtype)
                 copy_over(buffer, part)
-                there = target if len(part) == len(values) else target[start : start + len(part)]
-                self.operations.write(there, buffer, stream)
+                target_part = (
+                    target if len(part) == len(values) else target[start : start + len(part)]
+                )
+                self.operations.write(target_part, buffer, stream)
                 self.operations.record(half.done, stream)
         finally:
             self._idle.put(halves)
 
     def receive(self, source: Any, out: NDArray[Any], stream: Any) -> None:
-        """Copy a flat array of the device to host memory, and wait for it."""
+        """Copy a flat array of the device to host memory, and wait until the copy is complete."""
         count = self._size // out.itemsize
         halves = self._idle.get()
         try:
             for half in halves:
                 self.operations.finish(half.done)
+            # Each turn starts the device's copy of a part, and takes the part before out of the other half.
             for start in range(0, len(out) + count, count):
                 if start < len(out):
                     length = min(count, len(out) - start)
                     half = halves[start // count % 2]
                     buffer = half.array(length, out.dtype)
-                    there = source if length == len(out) else source[start : start + length]
-                    self.operations.read(there, buffer, stream)
+                    source_part = source if length == len(out) else source[start : start + length]
+                    self.operations.read(source_part, buffer, stream)
                     self.operations.record(half.done, stream)
                 if start:
                     half, part = halves[(start // count - 1) % 2], out[start - count : start]
@@ -178,20 +209,18 @@ class Staging:
 
 @cache
 def shared_staging() -> Staging:
-    """Return the staging buffers of this process."""
+    """Return the staging buffers of this process, allocated by the first call."""
     return Staging(DeviceOperations())
 
 
 class DeviceQueue:
-    """Queue of a device's work for one table, as if one call came after the other.
+    """Queue of a device's work for one table. Calls take effect in order, even if they overlap on it.
 
-    Not thread-safe.
+    Not thread-safe: the table's lock guards it. Arrays that are copied to or from the host are flat.
 
-    Kernels and copies to the host have a stream. Copies from the host have another one, so that the next
-    batch arrives while kernels are at work on this one; events hold each of them back where it needs the
-    other.
-
-    Arrays of the device that it copies to or from the host are flat.
+    `_work` is the stream of kernels and of copies to the host, and `_arrivals` that of copies from the host.
+    Two waits keep them in order: a copy from the host waits until kernels no longer use its target, and
+    later kernels wait until the copy has arrived.
     """
 
     def __init__(self) -> None:
@@ -205,7 +234,7 @@ class DeviceQueue:
         if not count:
             return
         blocks, threads = -(-count // _THREADS), _THREADS
-        if SIMULATED:  # each is a thread of Python: as many as may get in each other's way
+        if SIMULATED:
             blocks, threads = 1, min(count, _SIMULATED_THREADS)
         self._operations.launch(kernel, blocks, threads, self._work, arguments)
 
@@ -220,14 +249,21 @@ class DeviceQueue:
             self._operations.zero(target, self._work)
 
     def write(self, target: Any, values: NDArray[Any]) -> None:
-        """Copy host memory over an array of the device; `values` may change when this returns."""
+        """Copy host memory over an array of the device, after all earlier work.
+
+        `values` may change when this returns.
+        """
         self.mark(self._done)
         self.send(target, values, self._done)
 
     def send(self, target: Any, values: NDArray[Any], unused: Any) -> None:
-        """Write as `write` does, but wait only for the event `unused`, not for all earlier work.
+        """Copy host memory over an array of the device, while earlier work on other arrays goes on.
 
-        The caller has marked `unused` behind the last work that reads or writes `target`.
+        Args:
+            target: Array of the device.
+            values: Array of the host with the same size and dtype. It may change when this returns.
+            unused: Event that the caller has marked behind the last work that reads or writes `target`. The
+                copy waits for it alone.
         """
         if values.size:
             flat = np.ascontiguousarray(values).reshape(-1)
@@ -237,13 +273,13 @@ class DeviceQueue:
             self._operations.wait(self._arrived, self._work)
 
     def read(self, source: Any) -> NDArray[Any]:
-        """Return a copy of an array of the device, and wait for it."""
+        """Copy an array of the device to new host memory, after all earlier work, and wait for the copy."""
         out = np.empty(source.size, source.dtype)
         self.read_into(source, out)
         return out
 
     def read_into(self, source: Any, out: NDArray[Any]) -> None:
-        """Copy an array of the device over contiguous host memory."""
+        """Copy an array of the device over contiguous host memory, and wait for the copy."""
         if out.size:
             self._staging.receive(source, out.reshape(-1), self._work)
 
@@ -252,47 +288,52 @@ class DeviceQueue:
         return self._operations.event()
 
     def mark(self, event: Any) -> None:
-        """Let the event stand for all work up to here."""
+        """Record the event behind all work so far: it is over when that work is done."""
         self._operations.record(event, self._work)
 
     def finish(self) -> None:
-        """Wait until all is done."""
+        """Wait until all work of this queue is done."""
         self.mark(self._done)
         self._operations.finish(self._done)
 
 
 class DeviceBuffers:
-    """Working memory on the device, by name. Memory is reused and only replaced by more, as that stops the
-    device.
+    """Working memory on the device, by name.
+
+    Memory is reused, and replaced only if more is needed: that has to wait until the device has finished.
 
     Args:
         queue: Queue of the caller.
-        places: Number of buffers that `fill` uses in turn for a name. With 2 a batch arrives while the batch
-            before is in use; with 1 the copy waits for all earlier work.
+        places: Number of buffers that `fill` uses in turn for each name. With 2, a batch arrives while
+            kernels use the batch before it. With 1, which takes half the memory, the copy waits for all
+            earlier work.
     """
 
     def __init__(self, queue: DeviceQueue, places: int = 2) -> None:
         self._queue = queue
         self._places = places
         self._held: dict[str, Any] = {}
-        self._given: dict[str, tuple[tuple[int, ...], Any]] = {}  # a new view takes 30 us
+        self._given: dict[str, tuple[tuple[int, ...], Any]] = {}  # last view; a new one takes 30 us
         self._batches: dict[str, int] = {}
         self._unused: dict[str, Any] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
-        """Return uninitialised memory of this name in this shape. A name always has the same dtype."""
-        last_shape, there = self._given.get(name, (None, None))
+        """Return uninitialised memory of this name in this shape, valid until a call for a larger shape.
+
+        A name always has the same dtype. Memory of equal names is the same memory.
+        """
+        last_shape, view = self._given.get(name, (None, None))
         if last_shape == shape:
-            return there
+            return view
         size = math.prod(shape)
         if name not in self._held or len(self._held[name]) < size:
             if name in self._held:
-                self._queue.finish()  # it may be in use
-                del self._held[name], self._given[name], there
+                self._queue.finish()  # kernels may still use the memory that is freed here
+                del self._held[name], self._given[name], view
             self._held[name] = cuda.device_array(max(size, 1), dtype)
-        there = self._held[name][:size].reshape(shape)
-        self._given[name] = shape, there
-        return there
+        view = self._held[name][:size].reshape(shape)
+        self._given[name] = shape, view
+        return view
 
     def reserve(self, name: str, count: int, dtype: DTypeLike) -> None:
         """Allocate the memory that `fill` needs for `count` values of this name."""
@@ -301,25 +342,28 @@ class DeviceBuffers:
 
     def zeros(self, name: str, count: int) -> Any:
         """Return the memory of this name, int64 [count], set to 0."""
-        there = self.get(name, (count,), np.int64)
-        self._queue.zero(there)
-        return there
+        counters = self.get(name, (count,), np.int64)
+        self._queue.zero(counters)
+        return counters
 
     def fill(self, name: str, values: NDArray[Any]) -> Any:
         """Copy values to the device and return the copy, valid until the next `fill` of this name."""
-        # With two buffers, all work that uses the one to be overwritten was queued before the last `fill`,
-        # which has left a mark. So the copy waits for this mark alone, and not for the kernels that are at
-        # work now.
+        # With two buffers A and B, in the order in which work is queued:
+        #
+        #   fill A, mark | kernels use A | fill B, mark | kernels use B | fill A: waits for the mark before it
+        #
+        # All kernels that use A were queued before the last mark, so the copy waits for that mark alone, and
+        # overlaps with the kernels that use B. One buffer is in use up to now, so the mark has to be new.
         batch = self._batches.get(name, 0)
-        there = self.get(self._place(name, batch), values.shape, values.dtype)
+        buffer = self.get(self._place(name, batch), values.shape, values.dtype)
         if not batch:
             self._unused[name] = self._queue.event()
         if self._places == 1:
             self._queue.mark(self._unused[name])
-        self._queue.send(there, values, self._unused[name])
+        self._queue.send(buffer, values, self._unused[name])
         self._queue.mark(self._unused[name])
         self._batches[name] = batch + 1
-        return there
+        return buffer
 
     def _place(self, name: str, batch: int) -> str:
         return f"{name}, place {batch % self._places}"

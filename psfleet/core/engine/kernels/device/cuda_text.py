@@ -1,9 +1,29 @@
-"""The same rules as CUDA kernels: text in which a thread updates one weight.
+"""Code generator for a rule's CUDA kernels, in which each thread updates one weight.
 
-Dense kernels take one array for the weights and one for each state slot; sparse ones take the
-table's rows as one flat array and the row numbers that the gradients belong to. `push_scores` values
-follow each gradient and `row_scores` ones each row; they are not touched here. Sums over a unit have
-the order of the CPU kernels (see rule_source), so both end with the same values.
+rule_source.py generates the same rule for the CPU. For SGD on rows of 4 weights with l2, the kernel is::
+
+    @cuda.jit
+    def update(units, n, turn, gradient, rows, t, extra, h):
+        for place in range(cuda.grid(1), units * n, cuda.gridsize(1)):
+            unit = place // n
+            i = place - unit * n
+            w = t[rows[unit] * 4 + 0 + i]
+            g = gradient[unit * (n + 0) + i]
+            g = g + rounded_product(h[1], w)
+            numbers = h[:1]
+            w, = sgd(w, g, numbers)
+            t[rows[unit] * 4 + 0 + i] = w
+
+Every product becomes `rounded_product`, also in the rule's own functions. Otherwise NVIDIA's compiler would
+fuse `a * b + c` into one operation with one rounding, with other bits than the CPU (decision 6).
+
+A rule with sums over a unit needs the sum before the first weight can change, and the threads of a kernel do
+not wait for each other. So its sums are kernels of their own: `lanes`, `fold` and `combine`, in the order of
+additions of the CPU (CHUNK and LANES of rule_source.py).
+
+Dense kernels take an array for the weights and an array for each slot. Sparse kernels take the table's rows
+as one flat array and the numbers of the rows that the gradients belong to. `push_scores` values follow each
+gradient and `row_scores` values each row; these kernels skip them (cuda_rows.py adds them).
 """
 
 import ast
@@ -27,17 +47,28 @@ ZERO = np.float32(0)
 
 
 class CudaSource:
-    """Text of the CUDA kernels of one rule, `dense` (dim 0) or for rows of `dim` weights.
+    """Generator of the CUDA kernels of one rule, for dense arrays (`dim` 0) or for rows of `dim` weights.
 
-    Kernels, with `values` standing for the arrays named in `arguments`:
-        update(units, n, turn, gradient, *values, extra, h): for each weight.
-    and, for a rule with sums or slots that a unit shares, to be run before it, in this order:
-        lanes(units, n, turn, gradient, *values, sums, h): for each lane of each chunk.
-        fold(count, sums, totals): for each chunk and sum.
-        combine(units, n, *values, totals, extra, h): for each unit.
+    The kernels, in the order in which they are launched, with `values` for the arrays named in `arguments`::
 
-    Each thread takes every so many-th of these, so any number of threads will do. `extra` holds for each
-    unit what `combine` adds to h, and the unit's own slots before the update.
+        lanes(units, n, turn, gradient, *values, sums, h)             for each lane of each chunk
+        fold(count, sums, totals)                                     for each sum of each chunk
+        combine(units, n, turn, *values, totals, extra, h)            for each unit
+        update(units, n, turn, gradient, *values, extra, h)           for each weight
+
+    A rule without sums has no `lanes` and `fold`, and no `combine` either unless a slot is shared by its
+    unit. Kernels loop with the number of launched threads as their stride, so any number of threads will
+    do.
+
+    `extra`, float32 [units, extra_width], has what `combine` appends to h for each unit, and the values of
+    the unit's shared slots before the update: thread 0 of a unit may store a new value while other threads
+    of the unit have still to read the old one.
+
+    Attributes:
+        sums: Number of sums over a unit.
+        extras: Number of values that `combine` appends to h.
+        extra_width: Number of values of `extra` for each unit.
+        arguments: Names of the arrays of weights and state that the kernels take.
     """
 
     def __init__(
@@ -58,7 +89,7 @@ class CudaSource:
         )
 
     def module(self) -> str:
-        """The whole module."""
+        """Return the text of the module: the rule's functions, then its kernels."""
         rule = self._rule
         parts = [
             _HEAD,
@@ -76,12 +107,18 @@ class CudaSource:
 
     @property
     def stride(self) -> int:
-        """Sparse: float32 in a row."""
+        """Number of float32 of a row of the sparse table: weights, state and scores."""
         state = sum(1 if slot.per_unit else self._dim for slot in self._rule.slots)
         return self._dim + state + self._row_scores
 
     def _place(self, slot: int, unit: str, i: str) -> str:
-        """Return the text of the place of weight `i`'s slot in a unit; slot -1 is the weight itself."""
+        """Return an expression for an element of the arrays: a weight, or a slot's value for it.
+
+        Args:
+            slot: Number of the slot, or -1 for the weight itself.
+            unit: Expression for the number of the unit.
+            i: Expression for the weight's number in its unit.
+        """
         single = slot >= 0 and self._slots[slot].per_unit
         if not self._dim:
             name = "p" if slot < 0 else f"p{slot}"
@@ -92,7 +129,11 @@ class CudaSource:
         return f"t[rows[{unit}] * {self.stride} + {offset}{turn}" + ("]" if single else f" + {i}]")
 
     def _load(self, saved: bool) -> str:
-        """Statements that load w, g and the slots; `saved`: the unit's own ones from `extra`."""
+        """Return statements that load w, g and the slots, and add the regularization to g.
+
+        Args:
+            saved: True to load slots that the unit shares from `extra`, where `combine` has saved them.
+        """
         lines = [
             f"w = {self._place(-1, 'unit', 'i')}",
             f"g = gradient[unit * (n + {self._push_scores}) + i]",
@@ -110,6 +151,7 @@ class CudaSource:
         return "\n".join(lines)
 
     def _store_slots(self) -> list[str]:
+        """Return statements that store the slots; weight 0 of a unit stores those that the unit shares."""
         stores = []
         for slot in range(len(self._slots)):
             guard = "if i == 0:\n    " if slot in self._single else ""
@@ -120,7 +162,7 @@ class CudaSource:
         return "".join(f"t{i}, " for i in range(len(self._slots)))
 
     def _directed(self) -> str:
-        """A statement that leaves in g what the rule's `direction` makes of the updated slots."""
+        """Return a statement that sets g to the result of the rule's `direction` for the updated slots."""
         direction = self._rule.direction()
         assert direction is not None
         return f"g, = {direction.__name__}(w, {self._slot_names()}h)"
@@ -129,9 +171,11 @@ class CudaSource:
         statement = f"numbers = h[:{self._numbers}]"
         if self.extras:
             statement += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
+        # Shared slots come from `extra`: the thread of weight 0 overwrites them while other threads still
+        # need them.
         load, names = self._load(saved=True), self._slot_names()
         stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
-        if self._advances:
+        if self._advances:  # `lanes` has already stored the updated slots
             load += f"\n{self._directed()}"
             names, stores = "", stores[:1]
         return f"""
@@ -149,8 +193,11 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
     def _lanes(self) -> str:
         measure, advance = self._rule.measure(), self._rule.advance()
         assert measure is not None
+        # A thread sums up a lane of a chunk: values lane, lane + LANES, ... of the chunk, in this order.
         slots, load = self._slot_names(), self._load(saved=False)
         if advance is not None:
+            # Each weight belongs to one lane, so its slots are updated exactly once. `update` finds them
+            # updated.
             load += f"\n{slots}= {advance.__name__}(w, g, {slots}h)\n"
             load += "\n".join([*self._store_slots(), self._directed()])
             slots = ""
@@ -176,6 +223,8 @@ def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
 """
 
     def _fold(self) -> str:
+        # Folding in halves, as the CPU: lane j += lane j + half. One thread folds all lanes of a chunk, and
+        # only then widens to float64, in which `combine` adds up the chunks.
         return f"""
 @cuda.jit
 def fold(count, sums, totals):
@@ -218,7 +267,7 @@ def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
 
 
 def _device_source(function: Callable[..., Any]) -> str:
-    """The source of a rule's function with `rounded_product(a, b)` for every a * b."""
+    """Return the source of a rule's function after `Rounded` has replaced its products, max and min."""
     return ast.unparse(Rounded().visit(_tree(function))) + "\n"
 
 
@@ -227,9 +276,15 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
 
 
 class Rounded(ast.NodeTransformer):
-    """Writes a call of `rounded_product` for a * b and a *= b, and those of Python's own max and min.
+    """Replaces operations whose bits on a device differ from the CPU's by calls of cuda_arithmetic.py.
 
-    A device's own ones of a number and NaN give the number, and of two zeros the one with the greater sign.
+    A product, a * b or a *= b, becomes `rounded_product(a, b)`, which is not fused with a sum. max and min
+    become `first_max` and `first_min`, which return what Python does: the first argument unless the second
+    one is greater (or less). Those of a device return the number if the other argument is NaN, and tell 0
+    from -0.
+
+    >>> ast.unparse(Rounded().visit(ast.parse("y = max(a * b, c)")))
+    'y = first_max(rounded_product(a, b), c)'
     """
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
