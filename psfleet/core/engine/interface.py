@@ -387,8 +387,8 @@ def missing_table(name: str, names: Sequence[str]) -> str:
         name: Its name.
         names: The tables that there are, OWN ones included.
     """
-    others = ", ".join(each for each in names if not each.startswith(OWN)) or "none"
-    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {others}"
+    table_names = ", ".join(table for table in names if not table.startswith(OWN)) or "none"
+    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {table_names}"
 
 
 def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
@@ -439,7 +439,10 @@ class PooledIds:
         return (
             len(self.parts) == len(other.parts)
             and (self.ids is other.ids or np.array_equal(self.ids, other.ids))
-            and all(one.matches(two) for one, two in zip(self.parts, other.parts, strict=True))
+            and all(
+                part.matches(other_part)
+                for part, other_part in zip(self.parts, other.parts, strict=True)
+            )
         )
 
     def copy(self) -> "PooledIds":
@@ -473,12 +476,12 @@ def joined_ids(lookups: Sequence[PooledIds]) -> PooledIds:
     """Return all bags, one after the other. A single one is not copied."""
     if len(lookups) == 1:
         return lookups[0]
-    ids = np.concatenate([each.ids for each in lookups])
-    return PooledIds(ids, tuple(part for each in lookups for part in each.parts))
+    ids = np.concatenate([lookup.ids for lookup in lookups])
+    return PooledIds(ids, tuple(part for lookup in lookups for part in lookup.parts))
 
 
 def frozen(ids: Ids) -> Ids:
     """Return a copy that is never changed: a runtime need not check whether it is the same."""
-    own = ids.copy()
-    own.flags.writeable = False
-    return own
+    copied = ids.copy()
+    copied.flags.writeable = False
+    return copied

@@ -45,8 +45,8 @@ class PullGate:
 
     def begin_incarnation(self, worker: int, live: Iterable[int]) -> int:
         """An incarnation begins beside others that are under way: its clock, that of the slowest of them."""
-        others = [self.at.get(seat, 0) for seat in live if seat != worker]
-        self.at[worker] = min(others, default=0)
+        live_clocks = [self.at.get(seat, 0) for seat in live if seat != worker]
+        self.at[worker] = min(live_clocks, default=0)
         return self.at[worker]
 
     def advance(self, worker: int, clock: int) -> None:
@@ -181,12 +181,12 @@ class ConsistencyState:
                 f"worker {event.worker} asks for mode {event.mode.name!r}, "
                 f"but the fleet runs in mode {self.mode!r}"
             )
-        for name, own in self.declared.agreed_settings.items():
+        for name, fleet_value in self.declared.agreed_settings.items():
             setting = event.mode.agreed_settings[name]
-            if setting != own:
+            if setting != fleet_value:
                 raise ConfigError(
                     f"worker {event.worker} asks for a {name} of {setting}, "
-                    f"but the fleet runs with {own}"
+                    f"but the fleet runs with {fleet_value}"
                 )
 
     def start(self, event: Join) -> None:
@@ -251,14 +251,14 @@ class ConsistencyState:
         """Return the error for a pull that has waited for too long."""
         if self.declared.pull_gate:
             seats = self.gate.awaited(pull, self.rounds.running())
-            what = (
+            reason = (
                 f"{self.gate.wait(pull)} on server {self.server} and was not caught up with in time"
             )
         else:
             seats = self.rounds.awaited()
-            what = f"round {pull.commit} did not close in time on server {self.server}"
+            reason = f"round {pull.commit} did not close in time on server {self.server}"
         waiting = ", ".join(f"worker {seat}" for seat in seats)
-        return DeadlineExceeded(f"{what}: it waits for {waiting}")
+        return DeadlineExceeded(f"{reason}: it waits for {waiting}")
 
     def tick_every(self, others: float) -> float:
         """Return the wanted seconds between ticks; 0: none are wanted.
