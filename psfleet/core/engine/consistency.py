@@ -92,7 +92,7 @@ class ConsistencyMode:
     guide: ClassVar[ModeGuide] = ModeGuide()
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"consistency {one.name}")
+        check(self, lambda mode: f"consistency {mode.name}")
 
     @cached_property
     def pulls_wait(self) -> bool:
@@ -118,8 +118,8 @@ class ConsistencyMode:
             values: Values of the first settings that servers know; of the rest the mode keeps its
                 own.
         """
-        own = self.agreed_settings
-        return type(self)(**(own | dict(zip(own, values, strict=False))))
+        settings = self.agreed_settings
+        return type(self)(**(settings | dict(zip(settings, values, strict=False))))
 
     @cached_property
     def reads_ahead(self) -> bool:
@@ -147,29 +147,29 @@ def register(mode: type[M]) -> type[M]:
             f"the mode {mode.__name__} has the name {mode.name!r} and the number {mode.number}; a name has "
             "lower-case letters, digits and hyphens, and a number is at least 1 and below 2^31"
         )
-    one = mode()
-    for name, value in one.agreed_settings.items():
+    instance = mode()
+    for name, value in instance.agreed_settings.items():
         if type(value) is not int:
             raise ConfigError(
                 f"servers know the setting {name!r} of the mode {_place(mode)}, whose default is {value!r}; "
                 "what they know are whole numbers"
             )
-    for other in MODES.values():
-        same = {other.name, other.number} & {mode.name, mode.number}
-        if same and _place(type(other)) != _place(mode):
+    for known in MODES.values():
+        same = {known.name, known.number} & {mode.name, mode.number}
+        if same and _place(type(known)) != _place(mode):
             raise ConfigError(
                 f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
-                f"{other.name!r} is {_place(type(other))} with the number {other.number}; give it others"
+                f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
             )
-    modes: list[ConsistencyMode] = [*_others(mode), one]
-    modes.sort(key=lambda one: one.number)
+    modes: list[ConsistencyMode] = [*_others(mode), instance]
+    modes.sort(key=lambda instance: instance.number)
     MODES.clear()
-    MODES.update({one.name: one for one in modes})
+    MODES.update({instance.name: instance for instance in modes})
     return mode
 
 
 def _others(mode: type[ConsistencyMode]) -> list[ConsistencyMode]:
-    return [other for other in MODES.values() if _place(type(other)) != _place(mode)]
+    return [known for known in MODES.values() if _place(type(known)) != _place(mode)]
 
 
 def find_mode(name: str | None) -> ConsistencyMode:

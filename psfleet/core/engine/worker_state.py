@@ -99,8 +99,8 @@ class LoopPosition:
 
     def has_reached(self, other: "LoopPosition") -> bool:
         """Return whether the script is at that position, or further."""
-        here, there = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
-        return here >= there
+        here, target = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
+        return here >= target
 
     def behind(self, loop: int) -> tuple[int, int | None]:
         """Return the number of used items of a loop, and the number after which it was left early."""
@@ -196,12 +196,12 @@ def read_states(document: Any) -> dict[str, Any]:
     Raises:
         Misfit: It is of another version, or has other fields.
     """
-    place, states, generators = exact(
+    position, states, generators = exact(
         _FORMAT.fields(document), "worker state", place=dict | None, states=dict, generators=dict
     )
-    if place is not None:
-        _place_fields(place)
-        states = {**states, PLACE: place}
+    if position is not None:
+        _place_fields(position)
+        states = {**states, PLACE: position}
     return {**states, **generators}
 
 
@@ -217,22 +217,22 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
         workers: Number of workers before.
         worker: Index of the worker in this job.
     """
-    own = states.get(worker) or states.get(worker % workers)
-    if own is None:
+    earlier = states.get(worker) or states.get(worker % workers)
+    if earlier is None:
         return {}
-    places = {seat: state["place"] for seat, state in states.items() if state["place"]}
+    positions = {seat: state["place"] for seat, state in states.items() if state["place"]}
     return _FORMAT.document(
-        place=_joined(places, workers) if len(places) == workers else None,
-        states=own["states"],
-        generators=own["generators"] if worker in states else {},
+        place=_joined(positions, workers) if len(positions) == workers else None,
+        states=earlier["states"],
+        generators=earlier["generators"] if worker in states else {},
     )
 
 
-def _joined(places: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, Any]:
+def _joined(positions: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, Any]:
     """Return the place before the first batch that not all workers have behind them."""
-    loop = min(place["loop"] for place in places.values())
-    within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
-    inside = [at["inside"] for at in places.values() if at["loop"] == loop]
+    loop = min(position["loop"] for position in positions.values())
+    within = {seat: at["item"] for seat, at in positions.items() if at["loop"] == loop}
+    inside = [at["inside"] for at in positions.values() if at["loop"] == loop]
     next_ranges = (item + (seat - item) % workers for seat, item in within.items())
     return _place(loop, min(next_ranges), any(inside), {}, {})
 

@@ -304,8 +304,8 @@ class CapacityEntry(Entry):
     @override
     def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> Entry:
         full, reference, *_ = (*words, "lru")
-        own = {key: rest.pop(key) for key in [*rest] if key.startswith(_POLICY)}
-        hyperparameters = {key.removeprefix(_POLICY): value for key, value in own.items()}
+        policy_values = {key: rest.pop(key) for key in [*rest] if key.startswith(_POLICY)}
+        hyperparameters = {key.removeprefix(_POLICY): value for key, value in policy_values.items()}
         policy = make(POLICIES, EvictionPolicy.word, reference, hyperparameters)
         return cls(**numbers, full=cast(Any, full), policy=policy)
 
@@ -372,10 +372,10 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     """
     if not kind:
         return None
-    rest = dict(values)
-    parts = [_make_part(part, rest) for part in kind.split("+")]
-    if rest:
-        raise ConfigError(f"entry {kind!r} has no {sorted(rest)}")
+    remaining = dict(values)
+    parts = [_make_part(part, remaining) for part in kind.split("+")]
+    if remaining:
+        raise ConfigError(f"entry {kind!r} has no {sorted(remaining)}")
     return functools.reduce(lambda a, b: a & b, parts)
 
 

@@ -107,8 +107,8 @@ class Push:
         position: Every mode but sync: the worker's position in its leases after this push.
         progress: Every mode but sync: loop position of the worker's script, or empty if it is not known.
         skipped: Number of pushes just before this one that were not sent to this server.
-        addressed: Server 0: for each server the last push that was sent to it. Empty if this push was sent
-            to all servers.
+        addressed: On server 0, for each server the last push that was sent to it. Empty if this push was
+            sent to all servers.
         withdrawn: True for the empty push that takes the place of one that a server has refused.
     """
 

@@ -100,8 +100,10 @@ def _dealt_rows(
                 yield server, RestorePart(spec.key, table.clock, columns)
     candidates = {} if ahead else candidate_columns(table.candidates())
     for server, ids in _split(spec, candidates.get(CANDIDATE_IDS, _NONE), servers):
-        mine = np.isin(candidates[CANDIDATE_IDS], ids)
-        columns = {name: np.ascontiguousarray(column[mine]) for name, column in candidates.items()}
+        is_owned = np.isin(candidates[CANDIDATE_IDS], ids)
+        columns = {
+            name: np.ascontiguousarray(column[is_owned]) for name, column in candidates.items()
+        }
         yield server, RestorePart(spec.key, table.clock, columns)
     for server in servers_of(spec, servers):
         yield server, RestorePart(spec.key, table.clock, {})  # the clock, also without rows
@@ -111,9 +113,9 @@ def _split(spec: TableSpec, ids: Ids, servers: int) -> Iterator[tuple[int, Ids]]
     """Yield the ids that each server is to hold, if there are any."""
     owner = owners(spec, ids, servers)
     for server in servers_of(spec, servers):
-        mine = ids[owner == server]
-        if len(mine):
-            yield server, mine
+        server_ids = ids[owner == server]
+        if len(server_ids):
+            yield server, server_ids
 
 
 def _listed(table: SparseTable, since: HistoryPoint | None) -> Iterator[Ids]:

@@ -212,8 +212,8 @@ class Shard:
         holds = self.consistency.declared.has_rounds
         fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
-            held = self.rounds.held if holds else None
-            waiting_bytes, evictions = plan_push_room(self.tables, push, held)
+            waiting = self.rounds.held if holds else None
+            waiting_bytes, evictions = plan_push_room(self.tables, push, waiting)
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
             # If the log is full after this record, the rows have gone all the same: the push is sent again,
@@ -351,8 +351,8 @@ class Shard:
         return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
-        other = None if self.consistency.declared.has_rounds else self.mode
-        event.cutting.check_round(self.rounds.closed, other, self.index)
+        other_mode = None if self.consistency.declared.has_rounds else self.mode
+        event.cutting.check_round(self.rounds.closed, other_mode, self.index)
         self.cuts.begin_cut(event.cutting)
         return [SendOutcome(call, number=self.rounds.closed), *self._advance()]
 

@@ -128,18 +128,18 @@ class ShardTables(dict[int, Table]):
         Raises:
             TableConflict: It is there with another definition.
         """
-        there = self.get(spec.key)
-        if there is not None and spec.kind == there.spec.kind == "dense":
+        existing = self.get(spec.key)
+        if existing is not None and spec.kind == existing.spec.kind == "dense":
             # Its first values came with it. Those of Xavier follow from its shape, which may have grown.
-            spec = replace(spec, initializer=there.spec.initializer, seed=there.spec.seed)
-        if there is not None and there.spec != spec:
+            spec = replace(spec, initializer=existing.spec.initializer, seed=existing.spec.seed)
+        if existing is not None and existing.spec != spec:
             raise TableConflict(
                 f"table {spec.name!r} exists with another definition: "
-                f"{_difference(there.spec, spec)}; declare it alike on all workers, name it anew, or, if "
+                f"{_difference(existing.spec, spec)}; declare it alike on all workers, name it anew, or, if "
                 f"one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or with "
                 "--shape if it is dense and gets longer axes"
             )
-        return there is not None
+        return existing is not None
 
     def make(self, spec: TableSpec, value: Floats, may_refuse: bool = True) -> Table:
         """A new table, which is not among these yet.
@@ -250,11 +250,11 @@ class ShardTables(dict[int, Table]):
             raise ShapeError(f"table {name!r} is sparse; its state has ids")
         else:
             check_rows(name, ids, state.values, table.spec.dim * count)
-            for part, wanted in (
+            for part, expected_shape in (
                 (state.touched, ids.shape),
                 (state.scores, (len(ids), table.spec.scores)),
             ):
-                if part is not None and part.shape != wanted:
+                if part is not None and part.shape != expected_shape:
                     raise ShapeError(
                         f"table {name!r}: a state of {len(ids)} rows comes with an array {part.shape}"
                     )
@@ -309,13 +309,15 @@ class ShardTables(dict[int, Table]):
             table.tick(seconds)
 
 
-def _difference(there: TableSpec, spec: TableSpec) -> str:
+def _difference(existing: TableSpec, spec: TableSpec) -> str:
     """In what two definitions differ: "its shape is (4,), not (5,)"."""
     pairs = (
-        (part.name, getattr(there, part.name), getattr(spec, part.name)) for part in fields(spec)
+        (part.name, getattr(existing, part.name), getattr(spec, part.name)) for part in fields(spec)
     )
     return "; ".join(
-        f"its {name} is {own}, not {other}" for name, own, other in pairs if own != other
+        f"its {name} is {value}, not {other_value}"
+        for name, value, other_value in pairs
+        if value != other_value
     )
 
 
