@@ -1,6 +1,8 @@
-"""The events of a shard, its records, and the instructions that it returns.
+"""Events that a shard handles, records that it logs, and instructions that it returns.
 
-A `call` identifies an open request for the caller; the shard only returns it.
+Server code turns requests into events and carries out the instructions; the shard does no I/O. A `call`
+identifies an open request for that code, and the shard only returns it. A record is a change that must
+survive the process; some events are records too. The messages on the wire are in protos/psfleet/v1.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -90,7 +90,7 @@ class InstallView:
 
 @dataclass(frozen=True)
 class ViewReport:
-    """State of a frozen server, from which the coordinator decides the new view.
+    """State of a frozen server. The coordinator decides the new view from the reports of all servers.
 
     The mappings have an entry for each seat, and describe its present incarnation.
 
@@ -131,7 +131,7 @@ class ViewReport:
 
 
 def member(incarnations: Iterable[Incarnation], number: int) -> Incarnation | None:
-    """Return the incarnation that counts in round `number`, or None if none of them does."""
+    """Return the incarnation of a seat that counts in round `number`, or None."""
     return next(
         (incarnation for incarnation in incarnations if incarnation.is_member_in(number)), None
     )
