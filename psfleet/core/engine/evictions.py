@@ -46,7 +46,7 @@ class EvictedIds:
 
 
 def joined(parts: Sequence[EvictedIds]) -> EvictedIds:
-    """Return those of several servers, one after the other."""
+    """Join the evictions of several servers, one after the other."""
     return EvictedIds(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.steps for part in parts]),

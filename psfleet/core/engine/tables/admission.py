@@ -176,7 +176,7 @@ class AdmissionFilter:
             self._scan.drop(ids, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids that would have a row after an update that names all of them."""
+        """Return a mask of the ids that would have a row after an update that names all these ids."""
         if self._rule is None:
             return np.ones(len(ids), np.bool_)
         mask: NDArray[np.bool_] = slots != 0

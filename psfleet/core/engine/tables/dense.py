@@ -1,4 +1,8 @@
-"""A server's part of one dense array, with its optimizer state."""
+"""DenseTable: one server's part of a dense table, the weights of a range and their optimizer state.
+
+A lock makes pulls, pushes and snapshots take turns. The values are in a DenseMemory (memory_kind.py), in host
+memory or on a GPU. A snapshot copies the arrays when they first change (row_snapshot.FrozenArrays).
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,20 +21,20 @@ Floats = NDArray[np.float32]
 
 
 class DenseTable:
-    """A slice of a dense array under the table's rule.
+    """Part of a dense table on one server, updated by the table's rule. Thread-safe.
 
     Attributes:
-        spec: The table's definition.
-        step: Number of updates that it has had.
-        count: Number of weights in the slice.
-        device: Memory that holds it.
-        bytes: Memory of weights and state, there.
-        changed: Called before each change.
-        device_bytes: Bytes of it in a device's memory.
+        spec: Definition of the table.
+        step: Number of updates that the table has had.
+        count: Number of weights in this part.
+        device: Name of the memory that holds the part.
+        bytes: Bytes of weights and state in that memory.
+        changed: Callback that is called before each change.
+        device_bytes: The part of `bytes` that is in a device's memory.
     """
 
     def __init__(self, spec: TableSpec, value: Floats, device: Device = "cpu") -> None:
-        """The slice starts as a copy of `value`, float32 [m]."""
+        """Make a part whose weights are a copy of `value`, float32 [m]."""
         if value.ndim != 1:
             raise ShapeError(f"table {spec.name!r}: a server's part is flat, not {value.shape}")
         self.spec = spec

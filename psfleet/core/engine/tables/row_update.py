@@ -242,7 +242,7 @@ class PlacedRows:
 
     def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
         """Push what has been found to fit, see SparseTable.push."""
-        table, words, place = self._table, self._words, 0
+        table, words, position = self._table, self._words, 0
         with self._lock:
             if self._grows:
                 self._index.expect(count)
@@ -251,8 +251,8 @@ class PlacedRows:
             step = table.step = table.step + 1
             spec, turns = table.spec, table.spec.rule.turns
             for number in with_decay(spec.rule.scalars(learning_rate, step), spec.decay):
-                words[place] = number
-                place += 1  # as fast as it goes
+                words[position] = number
+                position += 1  # as fast as it goes
             table.traffic.updated += count
             turn = (step - 1) % turns if turns else 0
             self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)
