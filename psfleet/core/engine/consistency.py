@@ -52,7 +52,7 @@ class ConsistencyMode:
 
     A mode is a subclass: a frozen dataclass under `@register`. Its fields are its
     settings, each with a default; its class attributes are the properties below. Servers, workers and
-    tools ask for these, and none of them compares names. The first line of its docstring describes it in
+    tools ask for these and never compare names. The first line of its docstring describes it in
     protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode.
 
     This class itself is the mode of a fleet that no worker has joined.
@@ -169,6 +169,7 @@ def register(mode: type[M]) -> type[M]:
                 f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
                 f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
             )
+    # Rebuild the dictionary in the order of numbers, as modes may be defined in any order.
     modes: list[ConsistencyMode] = [*_others(mode), instance]
     modes.sort(key=lambda instance: instance.number)
     MODES.clear()

@@ -65,6 +65,7 @@ def as_ids(ids: Any, owner: str) -> Ids:
             raise IdError(
                 f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
             )
+        # A larger float may be the rounded value of several integers, so the id may not be the intended one.
         bad = array[np.abs(array) >= exact_below(array.dtype)]
         if bad.size:
             raise IdError(

@@ -145,7 +145,7 @@ class RoundPlan:
                 epoch, within = divmod(number - start, rounds)
                 offset = within * self.batch * seats
                 take = min(self.batch * seats, length(span.ranges) - offset)
-                # An even share of the round; in the last round of an epoch `take` may be less than a batch each.
+                # Each seat gets an even share, also in the last round of an epoch, which may be short.
                 low, high = take * index // seats, take * (index + 1) // seats
                 return _shifted(part(span.ranges, offset + low, offset + high), epoch * self.size)
         return ()

@@ -1,7 +1,7 @@
 """RecentEvents: the last 32 events of a state machine, attached to an error so that one sees what led to it.
 
-Server processes log these lines when a state machine fails. Adding a push or a pull must cost next to
-nothing, so it only appends a tuple; the text is made when somebody reads it.
+A server adds these lines to an error of a state machine as a note. Adding a push or a pull must cost next to
+nothing, so `add` only appends a tuple; `lines` makes the text.
 """
 
 import dataclasses

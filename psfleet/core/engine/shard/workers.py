@@ -101,6 +101,7 @@ class Workers:
             NotReady: The incarnation has not begun here, or a view is awaited; the caller tries again.
             Fenced: The incarnation has ended.
         """
+        # NotReady comes before Fenced: while a view is awaited, this server cannot know who has ended.
         waits = self.frozen and not (leaves and self.incarnations.get(worker) == incarnation)
         if waits or (worker, incarnation) in self.refused:
             raise NotReady(f"server {self.server} waits to hear who is in the fleet")

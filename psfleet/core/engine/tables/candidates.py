@@ -81,9 +81,9 @@ class CandidateIds:
         mask: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= free)
         return mask
 
-    def _make_places(self, more: int, step: int) -> None:
+    def _make_places(self, new_ids: int, step: int) -> None:
         """Drop the candidates that were pushed the longest time ago, but none pushed at this step."""
-        count = rows_to_evict(len(self.index), more, self.capacity)
+        count = rows_to_evict(len(self.index), new_ids, self.capacity)
         if count:
             self.index.remove(self.index.oldest(step, count, least=1))
 

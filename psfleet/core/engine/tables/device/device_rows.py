@@ -169,6 +169,8 @@ class DeviceRowMemory(RowStore):
             ids: uint64 [n] on the device.
             steps: Steps of the push: [n], or [1] for all ids.
         """
+        # One kernel finds and counts, and the host reads the counts: only then does it know whether the index
+        # or the rows must grow before a second kernel adds ids.
         slots, _ = self.find(ids, steps)
         unknown = self._index.unknown()
         new = int(unknown.sum())
@@ -237,6 +239,7 @@ class DeviceRowMemory(RowStore):
         Marks the given rows, collects the rows without a mark, and clears the marks again.
         """
         assert self._marks is not None
+        # Clear the marks by the same list of slots: marks are 0 between calls, without a pass over all slots.
         marks = self._marks.array
         self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
         rows = self._index.unmarked(marks, self._live)
