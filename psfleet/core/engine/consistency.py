@@ -31,7 +31,7 @@ _NAME = re.compile("[a-z][a-z0-9-]*")
 
 @dataclass(frozen=True)
 class ModeGuide:
-    """A row of the table of modes in docs/strategies.md.
+    """Row of the table of modes in docs/strategies.md.
 
     Attributes:
         push: Handling of a push.

@@ -148,11 +148,11 @@ def stored_as(
 class ProbabilityEntry(Entry):
     """Each push that names an id without a row gives it one with this probability.
 
-    The draw is a hash of id, table, seed and the table's step: the same on any number of servers,
-    and once more after a restart.
+    The draw is a hash of id, table, seed and the table's step. It is the same on any number of servers, and
+    the same again after a restart.
 
     Attributes:
-        probability: In (0, 1].
+        probability: Probability in (0, 1].
     """
 
     probability: Annotated[float, Range(0, 1, low_open=True)]
@@ -165,12 +165,12 @@ class CountFilterEntry(Entry):
     """An id gets its row with its `count_filter`-th push, which is the first to update it.
 
     Earlier pushes are counted and otherwise dropped; a pull gives the id's first values. In sync mode
-    a round counts once. What is known of ids without a row takes about 40 bytes each.
+    a round counts once. A candidate (an id without a row) takes about 40 bytes.
 
     Attributes:
-        count_filter: At least 1; 1 lets every id in.
-        candidates: Ids without a row that the whole table remembers at most, in equal parts on its
-            servers; beyond that those that were pushed the longest time ago are forgotten.
+        count_filter: Number of pushes, at least 1; 1 gives every id a row.
+        candidates: Largest number of candidates of the whole table, in equal parts on its servers. Above
+            that, candidates that were pushed the longest time ago are dropped.
     """
 
     count_filter: Annotated[int, Must(_counts, "a number of pushes; 1 gives every id its row")]
@@ -190,7 +190,7 @@ class CountFilterEntry(Entry):
 )
 @dataclass(frozen=True, slots=True)
 class ShowClickEntry(Entry):
-    """Rows know how often they were shown and clicked; `shrink` removes those that are worth little.
+    """Rows count how often they were shown and clicked, and `shrink` removes rows that are worth little.
 
     A row's score is nonclk_coeff * (shows - clicks) + click_coeff * clicks. Each `shrink` multiplies
     shows and clicks by decay_rate and removes rows whose score is then below delete_threshold, and those
@@ -202,9 +202,9 @@ class ShowClickEntry(Entry):
         click_name: Input that says how often it was clicked.
         nonclk_coeff: Worth of a show without a click.
         click_coeff: Worth of a click.
-        decay_rate: In (0, 1].
-        delete_threshold: A score.
-        delete_after_unseen: A number of shrinks, at least 1.
+        decay_rate: Factor for shows and clicks at each `shrink`, in (0, 1].
+        delete_threshold: Lowest score of a row that stays.
+        delete_after_unseen: Number of shrinks after which a row without a push is removed, at least 1.
     """
 
     show_name: str
@@ -231,7 +231,7 @@ class ShowClickEntry(Entry):
 @stored_as("ttl", steps=int, seconds=float)
 @dataclass(frozen=True, slots=True)
 class TTLEntry(Entry):
-    """Rows that no push names for some time go, and so do ids that wait for a row.
+    """Rows that no push has named for some time are removed, and so are candidates.
 
     Attributes:
         steps: Updates of the table, at most 2**30, or 0 for no limit. A row is removed between `steps` and
@@ -381,6 +381,7 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     if not kind:
         return None
     remaining = dict(values)
+    # Each part removes its numbers from `remaining`, so that a number that belongs to no part is noticed.
     parts = [_make_part(part, remaining) for part in kind.split("+")]
     if remaining:
         raise ConfigError(f"entry {kind!r} has no {sorted(remaining)}")
@@ -389,6 +390,7 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
 
 def _make_part(kind: str, values: dict[str, float]) -> Entry:
     """Make one part of an entry, and remove its numbers from `values`."""
+    # "capacity:evict:lfu" -> name "capacity", words ["evict", "lfu"]
     name, *words = kind.split(":")
     form = FORMS.get(name)
     if form is None or len(words) not in form.words:

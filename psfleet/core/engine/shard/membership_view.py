@@ -38,7 +38,7 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class SeatView:
-    """A seat in a view.
+    """Seat of a view with its incarnations.
 
     Attributes:
         incarnations: Incarnations in order. An ended incarnation stays as long as a server may need it.

@@ -189,7 +189,7 @@ class Rounds:
         self.left.discard(worker)
 
     def members(self) -> list[int]:
-        """Seats whose pushes make up the open round, in order."""
+        """Return the seats whose pushes make up the open round, in order."""
         return sorted(
             seat for seat in self.seats | self.held.keys() if seat in self.held or self._is_in(seat)
         )
@@ -206,7 +206,7 @@ class Rounds:
         return max(self.committed.get(seat, 0), self.counted.get(seat, 0))
 
     def running(self) -> list[int]:
-        """Seats that push: all but those that rest or have left."""
+        """Return the seats that push: all seats that neither rest nor have left."""
         return sorted(self.seats - self.resting - self.left)
 
     def remaining(self) -> int:
@@ -218,7 +218,7 @@ class Rounds:
         return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
-        """Members that have not committed the open round."""
+        """Return the members that have not committed the open round."""
         return [
             seat
             for seat in self.members()

@@ -396,7 +396,7 @@ class Shard:
         return [WriteSnapshot(self.freeze(cutting))]
 
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
-        """Return an image of the shard now, which is read while the shard goes on, and then closed."""
+        """Return an image of the shard now. It may be read while the shard continues, and must be closed."""
         cutting = cutting or PendingCut(0)
         frozen = FrozenShard(
             cutting.number,
@@ -452,7 +452,8 @@ class Shard:
         return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
     def apply_view(self, event: InstallView) -> None:
-        """Let a view take effect."""
+        """Adopt the membership of a view, and begin the incarnations that are new in it."""
+        # Rounds first: they compare the view with the incarnations so far, which `workers.install` replaces.
         self.consistency.install(event, self.workers.incarnations)
         for worker, incarnation in self.workers.install(event):
             self._begin_incarnation(worker, incarnation)

@@ -87,7 +87,8 @@ class PullGate:
 
 @dataclass
 class SspClock(PullGate):
-    """The bound of a mode that has the setting `staleness`."""
+    """Gate of ssp mode: a pull waits while its worker is more than `staleness` pushes ahead of the
+    slowest."""
 
     @property
     def staleness(self) -> int:
@@ -97,7 +98,7 @@ class SspClock(PullGate):
 
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
         """Return the workers that are more than `staleness` pushes behind the pull."""
-        slowest = pull.clock - self.staleness
+        slowest = pull.clock - self.staleness  # lowest clock that the pull does not wait for
         return [seat for seat in live if self.at.get(seat, 0) < slowest]
 
     @override

@@ -38,7 +38,7 @@ class DeviceArena:
     """A flat array on the device that grows without moving. Not thread-safe.
 
     Each growth maps one more segment of memory at the end of a reserved address range. Segments are whole
-    granules, 2 MiB on the devices of today. The memory is freed once the arena and every array that was made
+    granules of 2 MiB. The memory is freed once the arena and every array that was made
     from `array` are gone.
 
     Args:
