@@ -1,5 +1,4 @@
-"""Consistency modes: how a mode is declared, and the five modes of psfleet (sync, async, ssp, geo,
-half-async).
+"""Consistency modes: how to declare one, and psfleet's own (sync, async, ssp, geo, half-async).
 
 A mode is one small class that declares its name, number, settings and properties. Where it needs code of its
 own, in servers or in workers, it names the class as a text `module:class`; so this module imports neither.
@@ -144,8 +143,7 @@ M = TypeVar("M", bound=ConsistencyMode)
 
 
 def register(mode: type[M]) -> type[M]:
-    """Make a mode known: a class decorator, above `@dataclass`. A class that is defined again replaces
-    itself.
+    """Make a mode known: a class decorator, above `@dataclass`. A repeated definition replaces the first.
 
     Raises:
         ConfigError: The name or number is not valid, or another mode has it.

@@ -25,8 +25,7 @@ class EvictionCause(enum.IntEnum):
 
 @dataclass(frozen=True)
 class EvictedIds:
-    """Evictions of one or several servers, server by server in their order. Evictions of one step are
-    sorted by id.
+    """Evictions in their order, server by server. Evictions of one step are sorted by id.
 
     Attributes:
         ids: Ids of the evicted rows: int64 [n].

@@ -260,8 +260,7 @@ class Tensors(Protocol):
         """Return the definitions of the tables that this worker knows, by key."""
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return current values, one float32 array per read: dense in the table's shape, sparse
-        [*ids.shape, dim].
+        """Return current values, a float32 array per read: of the table's shape, or [*ids.shape, dim].
 
         In sync mode the call commits this worker's last push and waits until its round has closed. A row that
         no push has updated has its initial value; a pull does not create it.

@@ -277,8 +277,7 @@ def _set_state(name: str, thing: Any, state: Any) -> None:
 
 
 class ScriptProgress:
-    """Progress of one incarnation through its script: decides which pushes are new, and writes progress
-    texts.
+    """Progress of one incarnation through its script. Decides which pushes are new.
 
     Args:
         text: Progress text of the earlier incarnation's last push that counts. Empty if there was none or the
@@ -317,8 +316,7 @@ class ScriptProgress:
             self._there, self.pushes = True, self._at
 
     def catch_up(self) -> None:
-        """Treat every later push as new, because the fleet deals the data and knows which samples are
-        used."""
+        """Treat every later push as new: the fleet deals the data and knows which samples are used."""
         self._there, self.pushes = True, max(self.pushes, self.behind)
 
     def made(self) -> None:

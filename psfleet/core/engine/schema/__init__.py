@@ -1,2 +1,1 @@
-"""Definitions of tables: everything that must be equal wherever a part of a table lives. Start with
-table.py."""
+"""Definitions of tables, equal wherever a part of a table lives. Read table.py first."""

@@ -90,8 +90,7 @@ def later_fields(definition: Any) -> list[LaterField]:
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
-    """Return the fields to store: those that differ from their defaults, and all fields of the same
-    object."""
+    """Return the fields to store: fields that differ from their defaults, and others of the same object."""
     values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
     keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}
     return {field: value for field, value in values.items() if field.key in keys}
@@ -336,8 +335,7 @@ class TableSpec:
 
     @cached_property
     def pushed_scores(self) -> int:
-        """Number of values after each gradient of a push: 2 (shows and clicks) with a ShowClickEntry, else
-        0."""
+        """Number of values after each gradient of a push: shows and clicks with a ShowClickEntry, or none."""
         return 0 if part_of(self.entry, ShowClickEntry) is None else 2
 
     @cached_property
@@ -352,8 +350,7 @@ class TableSpec:
 
     @cached_property
     def label(self) -> str:
-        """Words for the table in messages. Cached, because making them takes longer than most checks of a
-        call."""
+        """Words for the table in messages, cached because making them takes longer than most checks."""
         return f"table {self.name!r}"
 
     @property

@@ -103,8 +103,7 @@ class Rounds:
         return number > self.rests.get(worker, 0)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Note that a worker, which has committed all its pushes, rests until all workers rest or have
-        left."""
+        """Note that a worker rests until all workers rest or have left. It has committed all its pushes."""
         self.rests[worker] = number
         self.resting.add(worker)
         self._all_back()

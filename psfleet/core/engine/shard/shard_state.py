@@ -87,8 +87,7 @@ class PullGate:
 
 @dataclass
 class SspClock(PullGate):
-    """Gate of ssp mode: a pull waits while its worker is more than `staleness` pushes ahead of the
-    slowest."""
+    """Gate of modes with clocks: a pull waits while its worker is over `staleness` pushes ahead."""
 
     @property
     def staleness(self) -> int:
@@ -300,8 +299,7 @@ class ConsistencyState:
 
 @dataclass(frozen=True)
 class ShardState:
-    """State of a shard that snapshots and standbys store, without its tables. The rest of a shard is
-    transient.
+    """State of a shard that is stored with its tables. Everything else is lost with the process.
 
     Attributes:
         workers: Incarnations of the workers and their progress.

@@ -199,8 +199,7 @@ class ShardTables(dict[int, Table]):
         return budget
 
     def read(self, reads: Iterable[Read]) -> list[Floats]:
-        """Return the values for a pull: sparse float32 [n, dim] in the order of ids, dense this server's
-        range."""
+        """Return the values for a pull: sparse float32 [n, dim] by id, or this server's dense range."""
         reads = list(reads)
         out = [np.empty(shape, np.float32) for shape in map(self.shape_of, reads)]
         self.read_into(reads, out)
@@ -298,8 +297,7 @@ class ShardTables(dict[int, Table]):
         )
 
     def evicted(self, key: int, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` evictions of a sparse table from `position` on, as SparseTable.evicted
-        does."""
+        """Return up to `limit` evictions of a sparse table from `position` on (SparseTable.evicted)."""
         table = self[key]
         if isinstance(table, DenseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only rows are evicted")
@@ -352,8 +350,7 @@ class DeltaBases:
         return iter(self._marks)
 
     def freeze(self, tables: Mapping[int, Table], since: int) -> list[FrozenTable]:
-        """Return images of the tables now: of sparse tables only the changes since a cut, if it is
-        remembered."""
+        """Return images of the tables: for sparse tables only changes since a cut, if it is remembered."""
         marks = self._marks.get(since, {})
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 

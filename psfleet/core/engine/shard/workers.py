@@ -202,8 +202,7 @@ class Workers:
         self.addressed.clear()
 
     def ended_at(self, worker: int, last: int) -> None:
-        """Note that the worker makes no push after push `last`, and that this server has all pushes sent to
-        it."""
+        """Note that the worker makes no push after `last`, and that its pushes to this server are here."""
         self.sequences[worker] = max(last, self.sequences[worker])
 
     def freeze(self, event: PrepareView) -> None:

@@ -94,8 +94,7 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
-        """Make each `check_charge` in the block count the bytes that earlier checks in the block have
-        planned.
+        """Make each `check_charge` in the block count the bytes of earlier checks in the block.
 
         Tables share the memory, so growth that fits in each table alone may be too much for all together.
         """

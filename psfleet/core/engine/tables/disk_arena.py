@@ -1,5 +1,4 @@
-"""Storage of rows on disk: DiskArena maps an unnamed file, and MappedRowMemory keeps all rows of a table in
-it.
+"""Rows on disk: DiskArena maps an unnamed file, and MappedRowMemory keeps a whole table in one.
 
 The files have no name, so Linux deletes them when the process ends, even if it is killed. DiskRowMemory
 (disk_rows.py) uses an arena whose first part is memory and moves rows between the parts; MappedRowMemory is
@@ -63,8 +62,7 @@ def _end_at_fault(number: int) -> None:
 
 
 def end_for(why: str) -> NoReturn:
-    """Log the reason and end the process, because rows are lost that only the log or a snapshot can
-    restore."""
+    """Log the reason and end the process: rows are lost that only the log or a snapshot can restore."""
     text = f"{why}; start again from the log or a snapshot"
     _log.critical(text)
     os.write(2, f"{text}\n".encode())
@@ -150,8 +148,7 @@ class DiskArena(Arena):
         )
 
     def size_when_grown(self, end: int) -> int:
-        """Return the size of the file after growth to `end` bytes: 1/16 more, at most 64 MiB, in whole
-        pages."""
+        """Return the file's size after growth to `end` bytes: up to 1/16 and 64 MiB more, in whole pages."""
         ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
         return -(-(end + ahead) // PAGE) * PAGE
 

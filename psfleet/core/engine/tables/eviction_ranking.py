@@ -105,8 +105,7 @@ class ScoreRanking:
         self._scores.use(ids, step)
 
     def _listed(self, step: int, min_age: int, max_key: int, keys: Keys) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows with keys up to `max_key`; `keys` contains the keys of these
-        rows."""
+        """Return ids and keys of the rows with keys up to `max_key`; `keys` contains these keys."""
         count = int(np.count_nonzero(keys <= np.uint64(max_key)))
         return self._scores.listed(step, min_age, max_key, count)
 

@@ -245,8 +245,7 @@ class MemoryChoice:
         return HOST if why else kind
 
     def may_be_moved(self, spec: TableSpec, may_refuse: bool = True) -> bool:
-        """Return whether a table that does not fit on a device goes to host memory. Arguments as
-        `kind_for`."""
+        """Return whether a table that does not fit on a device goes to host memory, see `kind_for`."""
         return not may_refuse or (spec.device is None and self.is_auto)
 
     def _why_missing(self, kind: MemoryKind) -> str:

@@ -102,8 +102,7 @@ class DeviceIndex:
         )
 
     def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
-        """Return the arguments for stamps: a step for all ids, a device array of steps, and 1 to use the
-        array."""
+        """Return a step for all ids, a device array of steps, and 1 if the array is to be used."""
         if steps is None or len(steps) == 1:  # a scalar argument saves the copy of an array
             return (
                 0 if steps is None else int(steps[0]),

@@ -141,8 +141,7 @@ class TieredRowMemory(RowMemory):
         return self._beyond(ids)
 
     def _spill(self, min_rows: int, step: int) -> None:
-        """Move at least `min_rows` of the device's oldest rows to the host, if the host has memory for
-        them."""
+        """Move at least `min_rows` of the device's oldest rows to the host, if they fit there."""
         count = max(len(self.device) // _BATCH, min_rows)
         limit, extra_bytes = (
             self._budget.limit,
