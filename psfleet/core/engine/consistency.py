@@ -1,6 +1,9 @@
-"""Definition of a consistency mode (name, number, settings, parts in servers and workers), and psfleet's own.
+"""Consistency modes: how to declare one, and psfleet's own (sync, async, ssp, geo, half-async).
 
-A mode names all by name and is one small class that declares what it does.
+A mode is one small class that declares its name, number, settings and properties. Where it needs code of its
+own, in servers or in workers, it names the class as a text `module:class`; so this module imports neither.
+Servers, workers and tools look at the properties of a mode and never compare names, which is why a mode
+outside psfleet works like psfleet's own (docs/modes.md).
 """
 
 import importlib
@@ -17,9 +20,9 @@ from psfleet.core.base.settings.kinds import one_of
 _SSP_CLOCK = "psfleet.core.engine.shard.shard_state:SspClock"
 _number = partial(setting, most=2**31 - 1)
 at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
-"""A field that is a setting and a number from 0 on; arguments as for `setting`."""
+"""Declares a field of a mode as a setting with whole numbers from 0 on; arguments as for `setting`."""
 at_least_1: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
-"""Likewise, from 1 on."""
+"""Declares a field of a mode as a setting with whole numbers from 1 on; arguments as for `setting`."""
 
 
 _NAME = re.compile("[a-z][a-z0-9-]*")
@@ -27,7 +30,7 @@ _NAME = re.compile("[a-z][a-z0-9-]*")
 
 @dataclass(frozen=True)
 class ModeGuide:
-    """A row of the table of modes in docs/strategies.md.
+    """Row of the table of modes in docs/strategies.md.
 
     Attributes:
         push: Handling of a push.
@@ -48,32 +51,35 @@ class ConsistencyMode:
 
     A mode is a subclass: a frozen dataclass under `@register`. Its fields are its
     settings, each with a default; its class attributes are the properties below. Servers, workers and
-    tools ask for these, and none of them compares names. The first line of its docstring describes it in
+    tools ask for these and never compare names. The first line of its docstring describes it in
     protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode.
 
     This class itself is the mode of a fleet that no worker has joined.
 
     Attributes:
-        name: In strategies, flags and messages: lower-case letters, digits and hyphens.
-        number: On the wire and in files. Those from 1000 on are for modes outside psfleet.
-        has_rounds: Servers hold a push until those of all workers are there, then apply their mean; a pull
-            waits for that. Data comes from a round plan, and the same script gives the same bits. Otherwise
-            a push takes effect when it arrives, and workers lease their data.
-        has_clocks: A pull waits while its worker is more than `staleness` pushes ahead of another. The mode
-            has that setting, which servers know; its gate is psfleet.core.engine.shard.shard_state:SspClock.
-        gate: `module:class` of another rule for what pulls wait for: a
-            psfleet.core.engine.shard.shard_state.PullGate. Empty: nothing, without rounds or clocks.
-        server_settings: Those settings that servers know, whole numbers. All workers must agree on them.
-        adds_deltas: A push brings what is to be added to the weights, and each worker has its own optimizer
-            state. Otherwise a push brings gradients for the table's rule.
-        merges_pushes: A push leaves the worker later than its steps, with the gradients of several.
-        runtime: `module:class` of what a worker puts before its cluster: the class takes a Runtime and the
-            ConsistencySettings, and has a method `release`. Empty: nothing.
-        conflicts: Part of a strategy -> why it cannot be on in this mode.
-        main_setting: Setting behind the number in `psfleet mode JOB ssp:4`; empty: it takes none.
-        a_sync: Name in the reference's `a_sync_configs` -> setting. The first name asks for the mode.
-        a_sync_off: Values of that name which do not; the first is its default.
-        guide: For docs/strategies.md.
+        name: Name in strategies, flags and messages: lower-case letters, digits and hyphens.
+        number: Number on the wire and in files. Numbers from 1000 on are for modes outside psfleet.
+        has_rounds: True if servers hold pushes until every worker's push of the round is there, and then
+            apply their mean; a pull waits for that. Data comes from a round plan, and the same script gives
+            the same bits. False if a push takes effect when it arrives, and workers lease their data.
+        has_clocks: True if a pull waits while its worker is more than `staleness` pushes ahead of another.
+            The mode then has the setting `staleness`, which servers know, and the gate SspClock of
+            psfleet.core.engine.shard.shard_state.
+        gate: `module:class` of another rule for waiting pulls, a PullGate of
+            psfleet.core.engine.shard.shard_state. Empty if pulls wait only for rounds or clocks, if at all.
+        server_settings: Names of the settings that servers know. They are whole numbers, and all workers must
+            agree on them.
+        adds_deltas: True if a push brings deltas to add to the weights, and each worker has its own optimizer
+            state. False if a push brings gradients for the table's rule.
+        merges_pushes: True if a push may contain the gradients of several steps and leave after them.
+        runtime: `module:class` of a runtime that a worker puts in front of its cluster. The class takes a
+            Runtime and the ConsistencySettings, and has a method `release`. Empty if there is none.
+        conflicts: For each part of a strategy that cannot be on in this mode, the reason.
+        main_setting: Setting that the number in `psfleet mode JOB ssp:4` sets, or empty if the mode takes no
+            number.
+        a_sync: Setting for each name in the reference's `a_sync_configs`. The first name asks for the mode.
+        a_sync_off: Values of the first name that do not ask for the mode; the first value is its default.
+        guide: Row of the table of modes in docs/strategies.md.
     """
 
     name: ClassVar[str] = ""
@@ -92,7 +98,7 @@ class ConsistencyMode:
     guide: ClassVar[ModeGuide] = ModeGuide()
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"consistency {one.name}")
+        check(self, lambda mode: f"consistency {mode.name}")
 
     @cached_property
     def pulls_wait(self) -> bool:
@@ -101,7 +107,7 @@ class ConsistencyMode:
 
     @cached_property
     def pull_gate(self) -> str:
-        """The rule for what pulls wait for, as in `gate`."""
+        """Rule for waiting pulls as `module:class`: `gate`, or SspClock, or empty."""
         return self.gate or (_SSP_CLOCK if self.has_clocks else "")
 
     @cached_property
@@ -112,14 +118,14 @@ class ConsistencyMode:
         return {name: getattr(self, name) for name in names}
 
     def agreed(self, *values: int) -> Self:
-        """The mode as servers know it: with their settings, and the others as they are by default.
+        """Return the mode as servers know it: settings that they do not know have their defaults.
 
         Args:
-            values: Values of the first settings that servers know; of the rest the mode keeps its
-                own.
+            values: Values for the settings that servers know, in their order. Settings beyond these values
+                keep theirs.
         """
-        own = self.agreed_settings
-        return type(self)(**(own | dict(zip(own, values, strict=False))))
+        settings = self.agreed_settings
+        return type(self)(**(settings | dict(zip(settings, values, strict=False))))
 
     @cached_property
     def reads_ahead(self) -> bool:
@@ -137,46 +143,47 @@ M = TypeVar("M", bound=ConsistencyMode)
 
 
 def register(mode: type[M]) -> type[M]:
-    """Make a mode known; a decorator above `@dataclass`. A class that is defined again replaces itself.
+    """Make a mode known: a class decorator, above `@dataclass`. A repeated definition replaces the first.
 
     Raises:
-        ConfigError: The name or number is none, or another mode has it.
+        ConfigError: The name or number is not valid, or another mode has it.
     """
     if not _NAME.fullmatch(mode.name) or not 0 < mode.number < 2**31:
         raise ConfigError(
             f"the mode {mode.__name__} has the name {mode.name!r} and the number {mode.number}; a name has "
             "lower-case letters, digits and hyphens, and a number is at least 1 and below 2^31"
         )
-    one = mode()
-    for name, value in one.agreed_settings.items():
+    instance = mode()
+    for name, value in instance.agreed_settings.items():
         if type(value) is not int:
             raise ConfigError(
                 f"servers know the setting {name!r} of the mode {_place(mode)}, whose default is {value!r}; "
                 "what they know are whole numbers"
             )
-    for other in MODES.values():
-        same = {other.name, other.number} & {mode.name, mode.number}
-        if same and _place(type(other)) != _place(mode):
+    for known in MODES.values():
+        same = {known.name, known.number} & {mode.name, mode.number}
+        if same and _place(type(known)) != _place(mode):
             raise ConfigError(
                 f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
-                f"{other.name!r} is {_place(type(other))} with the number {other.number}; give it others"
+                f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
             )
-    modes: list[ConsistencyMode] = [*_others(mode), one]
-    modes.sort(key=lambda one: one.number)
+    # Rebuild the dictionary in the order of numbers, as modes may be defined in any order.
+    modes: list[ConsistencyMode] = [*_others(mode), instance]
+    modes.sort(key=lambda instance: instance.number)
     MODES.clear()
-    MODES.update({one.name: one for one in modes})
+    MODES.update({instance.name: instance for instance in modes})
     return mode
 
 
 def _others(mode: type[ConsistencyMode]) -> list[ConsistencyMode]:
-    return [other for other in MODES.values() if _place(type(other)) != _place(mode)]
+    return [known for known in MODES.values() if _place(type(known)) != _place(mode)]
 
 
 def find_mode(name: str | None) -> ConsistencyMode:
-    """The mode of this name, with its default settings; None or empty: NO_MODE.
+    """Return the mode of this name with its default settings, or NO_MODE for None or an empty name.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No mode has this name.
     """
     if not name:
         return NO_MODE
@@ -195,7 +202,7 @@ def find_part(place: str) -> Any:
 
 
 def listed() -> str:
-    """The names of all modes, for messages."""
+    """Return the names of all modes, for messages."""
     return one_of(*MODES).wanted
 
 

@@ -11,18 +11,19 @@ from psfleet.core.engine.evictions import EvictedIds, joined
 from psfleet.core.engine.interface import Runtime
 from psfleet.core.engine.schema.table import TableSpec, key_of
 
-_PAGE = 1 << 16  # evictions of a server at a time
+_PAGE = 1 << 16  # evictions that one read takes from each server at most
 
 
 class EvictionReader:
     """The evictions of a sparse table whose entry has an EvictionStreamEntry.
 
         reader = fleet.evictions("users")
-        for gone in reader:  # ends where the servers are now; begin again later to go on
+        for gone in reader:  # ends at the last eviction so far; iterate again later for more
             cache.delete(gone.ids)
 
-    Each eviction is read once, as long as the reader is at most the entry's `keep` behind; what it has missed
-    beyond that is in `EvictedIds.missed`. With `fleet.remember("evictions", reader)` it goes on where it was.
+    Each eviction is read once. The servers remember the last `keep` evictions; if the reader falls further
+    behind, `EvictedIds.missed` counts the lost ones. With `fleet.remember("evictions", reader)` a restarted
+    script continues where it was.
 
     Attributes:
         position: Start of the next read, a number for each server; () before the first read of
@@ -64,5 +65,5 @@ class EvictionReader:
         return {"position": list(self.position)}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was."""
+        """Continue at the position that `state_dict` has returned."""
         self.position = tuple(state["position"])

@@ -25,14 +25,14 @@ class EvictionCause(enum.IntEnum):
 
 @dataclass(frozen=True)
 class EvictedIds:
-    """Evictions of each server in the order in which they took place; those of one step by id.
+    """Evictions in their order, server by server. Evictions of one step are sorted by id.
 
     Attributes:
-        ids: int64 [n].
-        steps: int64 [n]: the table's step when each row went.
-        causes: uint8 [n], each an EvictionCause.
-        position: For each server the position after its last eviction here; a server counts from 0.
-        missed: Evictions before these that are no longer remembered.
+        ids: Ids of the evicted rows: int64 [n].
+        steps: Step of the table at each eviction: int64 [n].
+        causes: EvictionCause of each eviction: uint8 [n].
+        position: For each server, the position after its last eviction here. Each server counts from 0.
+        missed: Number of earlier evictions that the servers no longer remember.
     """
 
     ids: Ids
@@ -46,7 +46,7 @@ class EvictedIds:
 
 
 def joined(parts: Sequence[EvictedIds]) -> EvictedIds:
-    """Return those of several servers, one after the other."""
+    """Join the evictions of several servers, one after the other."""
     return EvictedIds(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.steps for part in parts]),

@@ -23,7 +23,7 @@ CheckedGradient = tuple[TableSpec, Gradient, Floats, Ids | None]
 
 _EMPTY = np.zeros(0, np.float32)
 _FLOAT32 = np.dtype(np.float32)
-_INT64 = np.dtype(np.int64)  # to compare a dtype with a type takes six times as long
+_INT64 = np.dtype(np.int64)  # comparing a dtype with a type instead takes six times as long
 
 
 def as_float32(gradient: Any) -> Floats:
@@ -35,7 +35,7 @@ def as_float32(gradient: Any) -> Floats:
 
 
 def exact_below(dtype: np.dtype[Any]) -> float:
-    """The number below which floats of this type tell all whole numbers apart: 2**53 for float64."""
+    """Return the number below which floats of this type represent every whole number: 2**53 for float64."""
     return float(2 / np.finfo(dtype).eps)
 
 
@@ -65,6 +65,7 @@ def as_ids(ids: Any, owner: str) -> Ids:
             raise IdError(
                 f"{owner}: id {float(bad.flat[0])!r} is not a whole number; ids are int64"
             )
+        # A larger float may be the rounded value of several integers, so the id may not be the intended one.
         bad = array[np.abs(array) >= exact_below(array.dtype)]
         if bad.size:
             raise IdError(

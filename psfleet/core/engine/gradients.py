@@ -23,13 +23,13 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SparseGrad:
-    """A gradient that is zero but for some rows.
+    """Gradient that is zero except for some rows.
 
     Attributes:
-        ids: int64 [n]: the rows, repeats allowed.
-        rows: float32 [n, dim]: their gradients; those of a repeated id are summed.
-        scores: float32 [n, 2]: how often each id was shown and clicked, summed likewise; None: once
-            and never. For parameters with a ShowClickEntry.
+        ids: Ids of the rows: int64 [n], repeats allowed.
+        rows: Gradients of the rows: float32 [n, dim]. Rows of a repeated id are summed.
+        scores: Shows and clicks of each id: float32 [n, 2], summed for a repeated id. None counts one show
+            and no click. For parameters with a ShowClickEntry.
     """
 
     ids: NDArray[np.int64]
@@ -53,22 +53,22 @@ class SparseGrad:
             )
 
     def counted(self) -> Floats:
-        """The scores, also where they are not given: float32 [n, 2]."""
+        """Return the scores, or one show and no click for each id if there are none: float32 [n, 2]."""
         if self.scores is None:
             return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
         return self.scores
 
     def with_rows(self, rows: Floats) -> "SparseGrad":
-        """Other gradients of the same ids."""
+        """Return a gradient with the same ids and scores, and other rows."""
         return SparseGrad(self.ids, rows, self.scores)
 
 
 class PooledGradient(SparseGrad):
-    """The gradient of what was pooled of rows; the rows' own ones are made when they are asked for.
+    """Gradient of pooled rows. The gradients of single rows are computed when `rows` is first read.
 
     Args:
-        of: The ids and their bags.
-        values: float32 [all bags, dim].
+        of: Ids and their bags.
+        values: Gradients of the pooled rows: float32 [all bags, dim].
     """
 
     __slots__ = ("_rows", "of", "values")
@@ -84,7 +84,7 @@ class PooledGradient(SparseGrad):
 
     @property
     def rows(self) -> Floats:
-        """A gradient for each id, float32 [n, dim]."""
+        """Gradient of each id: float32 [n, dim]."""
         if self._rows is None:
             object.__setattr__(self, "_rows", spread_parts(self.values, self.of.parts))
         assert self._rows is not None
@@ -92,25 +92,25 @@ class PooledGradient(SparseGrad):
 
 
 def joined_gradients(parts: Sequence[PooledGradient]) -> PooledGradient:
-    """Their sum: the bags of all, one after the other."""
+    """Return the sum of pooled gradients: the bags of all parts, one after the other."""
     of = joined_ids([part.of for part in parts])
     return PooledGradient(of, np.concatenate([part.values for part in parts]))
 
 
 def merge_rows(grad: SparseGrad) -> SparseGrad:
-    """The same gradient with each id once; the rows of a repeated id are summed in order."""
-    unique = dedup(grad.ids, 1)
-    scores = None if grad.scores is None else unique.merge(grad.scores)[0]
-    return SparseGrad(unique.unique[0], unique.merge(grad.rows)[0], scores)
+    """Return the same gradient with each id once. Rows of a repeated id are summed in order."""
+    deduplicated = dedup(grad.ids, 1)
+    scores = None if grad.scores is None else deduplicated.merge(grad.scores)[0]
+    return SparseGrad(deduplicated.unique[0], deduplicated.merge(grad.rows)[0], scores)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseElements:
-    """A dense gradient that is zero but for some values.
+    """Dense gradient that is zero except for some values.
 
     Attributes:
-        positions: int64 [k], ascending: places in the flattened array.
-        values: float32 [k].
+        positions: Positions in the flattened array: int64 [k], ascending.
+        values: Values at these positions: float32 [k].
     """
 
     positions: Ids
@@ -121,14 +121,14 @@ Grad = Floats | SparseGrad
 
 
 def scaled(grad: Grad, factor: float) -> Grad:
-    """The gradient times a number."""
+    """Return the gradient times a number."""
     if isinstance(grad, SparseGrad):
         return grad.with_rows(grad.rows * np.float32(factor))
     return grad * np.float32(factor)
 
 
 def zeroed(grad: Grad | None) -> Grad | None:
-    """A gradient of zeros of the same kind; None of None."""
+    """Return a gradient of the same kind that is zero, or None for None."""
     if isinstance(grad, SparseGrad):
         return SparseGrad(np.empty(0, np.int64), np.empty((0, grad.rows.shape[1]), np.float32))
     return None if grad is None else np.zeros_like(grad)
@@ -140,7 +140,13 @@ def _pushed(grad: SparseGrad) -> Floats:
 
 
 def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
-    """The gradient as a push to the table of this key takes it."""
+    """Return the gradient as the part of a push.
+
+    Args:
+        table: Key of the table.
+        grad: The gradient.
+        rate: Learning rate of the push.
+    """
     if isinstance(grad, SparseElements):
         return Gradient(table, grad.values, grad.positions, rate)
     if isinstance(grad, PooledGradient):
@@ -151,13 +157,14 @@ def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradien
 
 
 def as_numbers(value: Any, what: str) -> NDArray[Any]:
-    """An array of numbers, of the type that it has.
+    """Return the value as an array of real numbers, with its own dtype.
 
     Args:
-        what: Description of the parameter, for messages.
+        value: Anything that NumPy makes an array of.
+        what: Description of the value, for messages.
 
     Raises:
-        ShapeError: It is no array of real numbers.
+        ShapeError: The value is no array of real numbers.
     """
     try:
         array = np.asarray(value)
@@ -170,7 +177,7 @@ def as_numbers(value: Any, what: str) -> NDArray[Any]:
 
 
 def without_values(gradient: Gradient) -> Gradient:
-    """Return the gradient of the same table that changes nothing by itself: no rows, or no elements."""
+    """Return a gradient for the same table without any row or element, which by itself changes no weight."""
     is_dense = gradient.ids is None or gradient.values.ndim == 1
     shape = (0,) if is_dense else (0, gradient.values.shape[1])
     return dataclasses.replace(

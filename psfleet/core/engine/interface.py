@@ -31,10 +31,10 @@ class ReadVersion:
     """Version of the values of one pull.
 
     Attributes:
-        rounds: Sync mode: the last closed round of the server that is behind and of the one that is ahead.
-            Equal: the values are those of this round, bit for bit. Other modes: (0, 0).
-        steps: By table how many updates its values have, on the server with the fewest and on the one with
-            the most. In modes other than sync at least so many.
+        rounds: In sync mode, the lowest and the highest last closed round of all servers. If both are equal,
+            the values are those of this round, bit for bit. In other modes (0, 0).
+        steps: For each table, the lowest and the highest number of updates of all servers. In modes other
+            than sync the values may have more updates than that.
     """
 
     rounds: tuple[int, int]
@@ -42,19 +42,19 @@ class ReadVersion:
 
     @property
     def is_cut(self) -> bool:
-        """True if all servers gave values of the same round, of which there is at least one."""
+        """True if all servers gave values of the same closed round."""
         return self.rounds[0] == self.rounds[1] > 0
 
 
 @dataclass(frozen=True)
 class FollowedCut:
-    """The cut of the training that a follower has.
+    """Cut of the training that a follower has.
 
     Attributes:
-        round: Sync mode: the last closed round. Other modes: None.
-        pushes: By server, for each worker: its incarnation, and its last push in the cut.
-        at: Time (time.monotonic) at which it was the newest.
-        number: Rises with each change: the round, or the number of all pushes.
+        round: Last closed round in sync mode, None in other modes.
+        pushes: For each server, each worker's incarnation and its last push in the cut.
+        at: Time (time.monotonic) at which the cut was the newest.
+        number: Number that rises with each change: the round, or the number of all pushes.
     """
 
     round: int | None
@@ -64,7 +64,7 @@ class FollowedCut:
 
     @property
     def age(self) -> float:
-        """Seconds since it was the newest."""
+        """Seconds since the cut was the newest."""
         return max(time.monotonic() - self.at, 0.0)
 
 
@@ -73,11 +73,11 @@ class Read:
     """A read of one table in a pull.
 
     Attributes:
-        table: The table's key.
-        ids: Sparse: any number of ids, repeats allowed, any shape. Dense: None.
+        table: Key of the table.
+        ids: Ids of a sparse table: int64 of any shape, repeats allowed. None for a dense table.
         format: Format in which a server sends the values; runtimes set it as their strategy says.
-        bags: Sparse, for a runtime that `pools`: the ids' rows are pooled by these, one after the other, and
-            the values are float32 [all bags, dim]. None: a row for each id.
+        bags: Bags of the ids, to pool their rows: the values are then float32 [all bags, dim]. Only for
+            sparse tables and a runtime that `pools`. None for one row per id.
     """
 
     table: int
@@ -88,21 +88,21 @@ class Read:
 
 @value_class
 class Gradient:
-    """One table's part of a push.
+    """Gradient of one table in a push.
 
     Attributes:
-        table: The table's key.
-        values: Sparse: float32 [n, dim], row i belongs to ids[i]. Dense: float32 of the table's shape,
-            or [k] with ids.
-        ids: Sparse: int64 [n], repeats allowed (their rows are summed in order). Dense: None, or int64
-            [k], ascending: the positions in the flattened array that values belong to; the gradient is
-            zero everywhere else.
-        learning_rate: The rate of this push.
-        precision: Precision of the values on the wire. In 16 bits they are rounded, embedded too,
-            after rows of repeated ids were summed.
-        scale: Factor applied to the values before they are rounded, and divided out afterwards.
-        bags: Sparse, for a runtime that `pools`: values are float32 [all bags, dim], the gradients of what a
-            Read with these bags gives. None: a row for each id.
+        table: Key of the table.
+        values: For a sparse table float32 [n, dim], where row i belongs to ids[i]. For a dense table float32
+            of the table's shape, or [k] with ids.
+        ids: For a sparse table int64 [n]; rows of repeated ids are summed in order. For a dense table None,
+            or int64 [k], ascending: positions in the flattened array, and the gradient is zero elsewhere.
+        learning_rate: Learning rate of this push.
+        precision: Precision of the values on the wire. In 16 bits they are rounded after rows of repeated
+            ids were summed, in an embedded runtime too.
+        scale: Factor that multiplies the values before they are rounded and divides them afterwards.
+        bags: Bags of the ids; the values are then float32 [all bags, dim], the gradient of the pooled values
+            of a Read with these bags. Only for sparse tables and a runtime that `pools`. None for one row
+            per id.
     """
 
     table: int
@@ -120,22 +120,23 @@ class Gradient:
         return replace(self, values=spread_parts(self.values, self.bags), bags=None)
 
     def untravelled(self) -> "Gradient":
-        """Return the gradient as it is when it does not travel."""
+        """Return the gradient without the settings for the wire: float32, not scaled."""
         return replace(self, precision="float32", scale=1.0)
 
 
 @dataclass(slots=True)
 class TableState:
-    """The whole content of one table, weights and optimizer state.
+    """Whole content of one table: weights and optimizer state.
 
     Attributes:
         step: Number of updates that the table has had.
-        values: Weights first, then one array per state slot, in the rule's order. Dense: the table's
-            shape. Sparse: [n, dim], rows in ascending order of id.
-        ids: Sparse: int64 [n], ascending. Dense: None.
-        touched: Sparse: int64 [n], the table's step when each row was last pushed. Left out of a
-            write: as if the last update had named them.
-        scores: Sparse: float32 [n, TableSpec.scores], see psfleet.core.engine.tables.row_data.RowData.
+        values: Weights first, then one array per state slot, in the rule's order. Each array has the shape of
+            a dense table, or [n, dim] for a sparse table, with rows in ascending order of id.
+        ids: Ids of a sparse table: int64 [n], ascending. None for a dense table.
+        touched: Step of each row's last push in a sparse table: int64 [n]. A write without it counts the rows
+            as named by the last update.
+        scores: Scores of each row in a sparse table: float32 [n, TableSpec.scores], as in
+            psfleet.core.engine.tables.row_data.RowData.
     """
 
     step: int
@@ -146,26 +147,30 @@ class TableState:
 
 
 class PendingPush(Protocol):
-    """A push under way."""
+    """Ticket of a push that is under way."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return once every server has acknowledged the push.
 
-        Async mode: it is applied. Sync mode: it is held for its round, which closes when all workers
-        have pushed and this one pulls or flushes.
+        In async mode the push is then applied. In sync mode it is held for its round, which closes when all
+        workers have pushed and this worker pulls or flushes.
+
+        Args:
+            timeout: Seconds to wait, or None for the runtime's own timeout.
 
         Raises:
-            DeadlineExceeded: Not acknowledged within `timeout` seconds (None: the runtime's own).
+            DeadlineExceeded: The push was not acknowledged in this time.
         """
 
 
 class PushCounter(Protocol):
-    """Counts something of a worker's steps; each push takes along what has been counted since the last."""
+    """Counter of something in a worker's steps. Each push takes along the counts since the push before."""
 
     def leave(self) -> Gradient | None:
-        """Return the gradient of the next push, in a table whose rule counts; None: nothing to push.
+        """Return the counts as a gradient for the next push, or None if there is nothing to push.
 
-        What left before without `arrived` is in it again: that push was not made.
+        The gradient is for a table whose rule counts. Counts of an earlier `leave` that was not confirmed by
+        `arrived` are included again, because that push was not made.
         """
 
     def arrived(self) -> None:
@@ -175,27 +180,27 @@ class PushCounter(Protocol):
 def with_counts(
     gradients: Sequence[Gradient], counters: Sequence[PushCounter]
 ) -> Sequence[Gradient]:
-    """Return the gradients of a push, and what leaves with it."""
+    """Return the gradients of a push, followed by those of the counters."""
     counts = [gradient for counter in counters if (gradient := counter.leave()) is not None]
     return [*gradients, *counts] if counts else gradients
 
 
 class PendingPull(Protocol):
-    """A pull under way."""
+    """Ticket of a pull that is under way."""
 
     def wait(self) -> list[Floats]:
-        """Return the values, as `Runtime.pull` gives them; the same each time it is asked."""
+        """Return the values as `Runtime.pull` does. Further calls return the same values."""
 
 
 class CompletedPush:
-    """Ticket of a push that is over when it is given out."""
+    """Ticket of a push that has already ended."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""
 
 
 class CompletedPull:
-    """Ticket of a pull that is over when it is given out."""
+    """Ticket of a pull that has already ended."""
 
     def __init__(self, values: list[Floats]) -> None:
         self._values = values
@@ -206,10 +211,10 @@ class CompletedPull:
 
 
 class ClosedRuntime:
-    """Stands where something was that is closed: whatever is asked of it is refused.
+    """Replacement for a closed object: every access to an attribute raises UsageError.
 
     Args:
-        sentence: Text of the refusal.
+        sentence: Text of the error.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -220,7 +225,11 @@ class ClosedRuntime:
 
 
 class Tensors(Protocol):
-    """Tables and their values, as a training step uses them. Not thread-safe: one thread trains."""
+    """Tables and their values, as a training step uses them. Not thread-safe: one thread trains.
+
+    rows, weights = runtime.pull([Read(users, ids), Read(dense)])
+    runtime.push([Gradient(users, row_gradients, ids, learning_rate=0.1)])
+    """
 
     @property
     def pools(self) -> bool:
@@ -228,7 +237,7 @@ class Tensors(Protocol):
 
     @property
     def reads_ahead(self) -> bool:
-        """True if `pull_ahead` reads while the worker computes; else it is a plain pull."""
+        """True if `pull_ahead` reads while the worker computes, False if it is a plain pull."""
         return False
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
@@ -244,24 +253,24 @@ class Tensors(Protocol):
         """Return the definition of an existing table; from then on this worker can pull from it.
 
         Raises:
-            UnknownTable: There is none of that name.
+            UnknownTable: There is no table of that name.
         """
 
     def specs(self) -> dict[int, TableSpec]:
-        """Return the tables this worker knows, by key."""
+        """Return the definitions of the tables that this worker knows, by key."""
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return current values, one array per read: dense in the table's shape, sparse [*ids.shape, dim].
+        """Return current values, a float32 array per read: of the table's shape, or [*ids.shape, dim].
 
-        Sync mode: waits for the round of this worker's last push to close, and commits it.
-        A row that no push has touched has its initial value; pulling does not create it.
+        In sync mode the call commits this worker's last push and waits until its round has closed. A row that
+        no push has updated has its initial value; a pull does not create it.
         """
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Begin a pull: every push before it is in the values, none after it.
+        """Begin a pull whose values contain every earlier push of this worker and no later one.
 
-        One at a time: a later pull or push first waits for this one. Without `reads_ahead` the pull is over
-        when its ticket is returned.
+        A later pull or push first waits for this pull. If `reads_ahead` is False, the pull has ended when the
+        ticket is returned.
         """
         return CompletedPull(self.pull(reads))
 
@@ -281,7 +290,7 @@ class Tensors(Protocol):
 
 
 class CollectiveCalls(Protocol):
-    """The workers of a fleet, and the calls that all of them make together."""
+    """Calls that all workers of a fleet make together, and the worker's number among them."""
 
     @property
     def worker_index(self) -> int: ...
@@ -294,7 +303,7 @@ class CollectiveCalls(Protocol):
         return False
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every worker is here."""
+        """Wait until every worker has called this."""
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
         """Combine equal-shaped arrays of all workers, in worker order: sum, max or min."""
@@ -307,7 +316,7 @@ class Storage(Protocol):
         """Return the whole content of a table, optimizer state included."""
 
     def write_table(self, table: int, state: TableState) -> None:
-        """Set weights, state and step; sparse: of the rows given, leaving the others."""
+        """Set weights, state and step of a dense table, or of the given rows of a sparse table."""
 
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
@@ -315,14 +324,14 @@ class Storage(Protocol):
         """Remove rows that are worth little or not in use, and return their number.
 
         Args:
-            table: The key of a sparse table; 0: every one.
-            threshold, unseen: As for `psfleet.fleet.shrink`.
+            table: Key of a sparse table, or 0 for every sparse table.
+            threshold, unseen: Limits as for `psfleet.fleet.shrink`.
         """
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
         """Return up to `limit` evictions of a sparse table from each server, starting at its position.
 
-        Does not wait for pushes. Position 0 gives the oldest that the server remembers.
+        Does not wait for pushes. Position 0 gives the oldest evictions that the server remembers.
 
         Raises:
             UsageError: The table does not remember evictions, or a position is beyond its last one.
@@ -332,12 +341,13 @@ class Storage(Protocol):
         """Write every table to a folder, which appears whole or not at all, and return the folder's path.
 
         Args:
-            path: The folder; empty: where the job keeps its snapshots.
-            delta: Only what has changed since the last base or delta.
-            base: The next delta says the changes since this one.
+            path: Folder to write, or empty to write where the job keeps its snapshots.
+            delta: True to write only the changes since the last base or delta.
+            base: True if the next delta is to contain the changes since this snapshot.
 
         Raises:
-            CheckpointError: It cannot be written, or there is no base; what was there is untouched.
+            CheckpointError: The folder cannot be written, or a delta has no base. An existing folder is
+                unchanged.
         """
 
     def load(self, path: str) -> None:
@@ -358,22 +368,22 @@ class Counts(Protocol):
 
     @property
     def in_round(self) -> bool:
-        """True in a step of `fleet.dataset` that may have one push only, so that counts travel with that."""
+        """True in a step of `fleet.dataset`, which has one push only; counts then travel with that push."""
         return False
 
 
 class Runtime(Tensors, CollectiveCalls, Storage, Counts, Protocol):
-    """Parameters of a fleet as one worker sees them; what tables, optimizers and metrics ask for.
+    """Parameters of a fleet as one worker sees them: the calls that tables, optimizers and metrics need.
 
-    Runtimes derive from psfleet.core.runtime.script_runtime.ScriptRuntime, which adds what a whole script
-    asks for.
+    Runtimes derive from psfleet.core.runtime.script_runtime.ScriptRuntime, which adds the calls that a whole
+    script needs.
     """
 
     @property
     def server_num(self) -> int: ...
 
     def push_counts(self) -> None:
-        """Push the counts by themselves. In sync mode the push is this worker's part of a round."""
+        """Push the counts without gradients. In sync mode the push is this worker's part of a round."""
         self.push([])
 
     def close(self) -> None:
@@ -384,21 +394,22 @@ def missing_table(name: str, names: Sequence[str]) -> str:
     """Return the error sentence for a table that does not exist.
 
     Args:
-        name: Its name.
-        names: The tables that there are, OWN ones included.
+        name: Name of the missing table.
+        names: Names of all tables, including those that psfleet makes for itself.
     """
-    others = ", ".join(each for each in names if not each.startswith(OWN)) or "none"
-    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {others}"
+    table_names = ", ".join(table for table in names if not table.startswith(OWN)) or "none"
+    return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {table_names}"
 
 
 def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
     """Return whether one of these tables has been pushed to.
 
-    A worker that finds so before its first push joins a job under way: it must neither write the
-    tables' first rows nor wait for workers that have long done so.
+    If so before a worker's first push, the worker joins a running job. It must then neither write the first
+    rows of the tables nor wait for other workers to do so.
 
     Args:
-        tables: Their names.
+        runtime: Runtime of the worker.
+        tables: Names of the tables.
     """
     entries = (table for server in runtime.stats() for table in server["tables"])
     return any(table["step"] > 0 for table in entries if table["name"] in tables)
@@ -419,8 +430,8 @@ class PooledIds:
     """Ids of a table whose rows are pooled when they are pulled.
 
     Attributes:
-        ids: int64 [n].
-        parts: The bags of each feature, one feature after the other; they have n rows.
+        ids: Ids of all bags: int64 [n].
+        parts: Bags of each feature, one feature after the other; together they have n ids.
     """
 
     ids: Ids
@@ -439,11 +450,14 @@ class PooledIds:
         return (
             len(self.parts) == len(other.parts)
             and (self.ids is other.ids or np.array_equal(self.ids, other.ids))
-            and all(one.matches(two) for one, two in zip(self.parts, other.parts, strict=True))
+            and all(
+                part.matches(other_part)
+                for part, other_part in zip(self.parts, other.parts, strict=True)
+            )
         )
 
     def copy(self) -> "PooledIds":
-        """Return a copy, whatever becomes of the arrays that this was made of."""
+        """Return a copy that does not change when the arrays of this one are written."""
         return PooledIds(frozen(self.ids), tuple(part.copy() for part in self.parts))
 
 
@@ -452,12 +466,12 @@ Asked = Ids | PooledIds
 
 
 def read_of(table: int, ids: Asked, pools: bool) -> Read:
-    """Return the read that the runtime is asked for.
+    """Return the read for a pull from a sparse table.
 
     Args:
-        table: The table's key.
-        ids: The ids to pull, or the ids to pool.
-        pools: True if the runtime pools by itself.
+        table: Key of the table.
+        ids: Ids to pull, or ids whose rows are pooled.
+        pools: True if the runtime pools rows itself.
     """
     if isinstance(ids, PooledIds):
         return Read(table, ids.ids, bags=ids.parts if pools else None)
@@ -470,15 +484,15 @@ def as_asked(ids: Any, read: Read, values: Floats) -> Floats:
 
 
 def joined_ids(lookups: Sequence[PooledIds]) -> PooledIds:
-    """Return all bags, one after the other. A single one is not copied."""
+    """Return the bags of all look-ups, one after the other. A single look-up is returned as it is."""
     if len(lookups) == 1:
         return lookups[0]
-    ids = np.concatenate([each.ids for each in lookups])
-    return PooledIds(ids, tuple(part for each in lookups for part in each.parts))
+    ids = np.concatenate([lookup.ids for lookup in lookups])
+    return PooledIds(ids, tuple(part for lookup in lookups for part in lookup.parts))
 
 
 def frozen(ids: Ids) -> Ids:
-    """Return a copy that is never changed: a runtime need not check whether it is the same."""
-    own = ids.copy()
-    own.flags.writeable = False
-    return own
+    """Return a read-only copy, so that a runtime need not check whether its content has changed."""
+    copied = ids.copy()
+    copied.flags.writeable = False
+    return copied

@@ -40,7 +40,7 @@ class NonFiniteCheck:
 
     Attributes:
         found: Number of steps in which something was not finite.
-        first: A sentence on the first such step, and its time in seconds since the epoch; None before it.
+        first: Sentence about the first such step, and its time in seconds since 1970, or None so far.
         norms: Norms of the gradients that were checked.
     """
 
@@ -75,15 +75,16 @@ class NonFiniteCheck:
         for table, values, ids in gradients:
             square = _sum_of_squares(values)
             self.norms.add_square(table, square)
-            # One pass without a temporary array; a second one only where squares overflow.
+            # The sum of squares needs one pass and no temporary array, and is finite only if every value is.
+            # A second pass is needed only if it overflows.
             if not (square < math.inf or np.isfinite(values).all()):
-                what = f"the gradient for table {table!r} {_first_non_finite(values, ids)}"
-                return self._report(step, what, is_step)
+                fault = f"the gradient for table {table!r} {_first_non_finite(values, ids)}"
+                return self._report(step, fault, is_step)
         return None
 
-    def _report(self, step: int, what: str, is_step: bool) -> None:
+    def _report(self, step: int, fault: str, is_step: bool) -> None:
         """Count a value that is not finite, and do what the policy says."""
-        sentence = f"worker {self._worker}, step {step}: {what}"
+        sentence = f"worker {self._worker}, step {step}: {fault}"
         is_first = self.first is None
         if is_first:
             self.first = sentence, time.time()

@@ -1,38 +1,44 @@
-"""Sync mode: which samples of a dataset each worker has in which round.
+"""RoundPlan: which samples of a dataset each worker processes in each round of sync mode.
 
-A plan is a pure function of what the coordinator has decided: the order in which requests arrive
-plays no part, so that the same decisions give the same bits (rules R3 to R5 of docs/protocol.md).
+A plan follows from the decisions of the coordinator alone. The order in which requests arrive plays no part,
+so the same decisions give the same bits (rules R3 to R5 of docs/protocol.md).
 
-Samples are named by their position: sample i of epoch e has position e * size + i. An entry of a plan
-gives a stream of positions to some seats from one round on, until the next entry begins. Epochs do
-not share a round; the seats share the last round of an epoch evenly.
+Samples are named by position: sample i of epoch e has position e * size + i. An entry of a plan gives a
+stream of positions to some seats, from one round on until the next entry begins. Within an entry each round
+takes the next batch for every seat:
 
-Whole epochs in a row are one range, whatever their number: nothing here takes longer, or
-more room, for more of them.
+    size 18, batch 4, seats 0 and 1
+
+    round       1               2                3              4 (next epoch)
+    seat 0      0 to 3          8 to 11          16             18 to 21
+    seat 1      4 to 7          12 to 15         17             22 to 25
+
+A round has samples of one epoch only, and the seats share the last round of an epoch evenly. Whole epochs in
+a row are stored as one range, so that time and memory do not depend on the number of epochs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 Range = tuple[int, int]
-"""Positions from the first number up to, and without, the second."""
+"""First position, and the position after the last."""
 
 MOST = 1 << 62
-"""Positions of a dataset at most. One that goes on until it is stopped has as many epochs as fit."""
+"""Largest number of positions. A dataset that runs until it is stopped has as many epochs as fit."""
 
 
 LOOKAHEAD = 2
-"""Rounds after the last closed one that a change of the members leaves as they were planned: a worker
-takes the samples of a round as soon as the round before the last is closed."""
+"""Rounds after the last closed round that a change of the members leaves as they were planned, because a
+worker reads the samples of a round as soon as the round two before it is closed."""
 
 
 @dataclass
 class SourceParts:
-    """Number of parts of a source that become more while it is read, such as partitions of a topic.
+    """Number of parts of a source that gets more parts while it is read, such as partitions of a topic.
 
     Attributes:
-        count: Number of those that this worker has found; from the first step of a dataset on of those that
-            the worker has found which came to it first, so that all read alike.
+        count: Number of parts that this worker has found. From the first step of a dataset on, the number
+            that the first worker to arrive has found, so that all workers read the same parts.
     """
 
     count: int
@@ -44,7 +50,7 @@ def length(ranges: Iterable[Range]) -> int:
 
 
 def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
-    """The positions number `low` up to `high` of the ranges."""
+    """Return the positions with the numbers `low` to `high` - 1 within the ranges."""
     parts = []
     at = 0
     for start, end in ranges:
@@ -57,14 +63,19 @@ def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EpochRange:
-    """Part of an epoch that is left; `repeats` times, in as many epochs in a row, if that is all of it."""
+    """Remaining part of one epoch, or a whole epoch that repeats.
+
+    Attributes:
+        ranges: Positions of the part.
+        repeats: Number of epochs in a row; above 1 only for whole epochs.
+    """
 
     ranges: tuple[Range, ...]
     repeats: int = 1
 
 
 def epoch_ranges(ranges: Iterable[Range], size: int) -> list[EpochRange]:
-    """The ranges, those of one epoch together, in order."""
+    """Split ranges by epochs, in order. `size` is the number of samples of an epoch."""
     spans: list[EpochRange] = []
     open_epoch = -1  # the epoch of the last range, if there may be more of it
     for low, high in ranges:
@@ -89,7 +100,7 @@ def _shifted(ranges: Iterable[Range], by: int) -> tuple[Range, ...]:
 
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """The same positions in the same order; what follows without a gap is one range."""
+    """Return the same positions in the same order, with adjacent ranges joined."""
     joint: list[Range] = []
     for low, high in ranges:
         if joint and joint[-1][1] == low:
@@ -100,7 +111,7 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """From round `first` on these seats share the stream, in order of seat."""
+    """Entry of a plan: from round `first` on, these seats share the stream in the order of seats."""
 
     first: int
     seats: tuple[int, ...]
@@ -112,10 +123,10 @@ class RoundPlan:
     """Plan of one dataset: the samples of each seat in each round.
 
     Attributes:
-        size: Samples of an epoch.
-        batch: Samples of one seat in one round.
-        entries: In order of their rounds; never changed, only followed by others or replaced whole.
-        withdrawn: Rounds and seats whose share others have since: the seat is not in the round.
+        size: Number of samples of an epoch.
+        batch: Number of samples of one seat in one round.
+        entries: Entries in the order of their rounds.
+        withdrawn: Pairs of a round and a seat that is no member of it after all. Later rounds have its share.
     """
 
     size: int
@@ -128,18 +139,19 @@ class RoundPlan:
         entry = self._entry(number)
         if entry is None or seat not in entry.seats:
             return ()
-        place, seats = entry.seats.index(seat), len(entry.seats)
+        index, seats = entry.seats.index(seat), len(entry.seats)
         for span, start, rounds in self._spans(entry):
             if start <= number < start + span.repeats * rounds:
                 epoch, within = divmod(number - start, rounds)
                 offset = within * self.batch * seats
                 take = min(self.batch * seats, length(span.ranges) - offset)
-                low, high = take * place // seats, take * (place + 1) // seats
+                # Each seat gets an even share, also in the last round of an epoch, which may be short.
+                low, high = take * index // seats, take * (index + 1) // seats
                 return _shifted(part(span.ranges, offset + low, offset + high), epoch * self.size)
         return ()
 
     def last(self) -> int:
-        """Return the last round in which a seat has samples; 0: there is none."""
+        """Return the last round in which a seat has samples, or 0 if there is none."""
         number = 0
         for index, entry in enumerate(self.entries):
             ends = [start + span.repeats * rounds - 1 for span, start, rounds in self._spans(entry)]
@@ -194,13 +206,14 @@ class RoundPlan:
     def changed(
         self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
     ) -> "RoundPlan":
-        """The plan after a change of the members.
+        """Return the plan after a change of the members.
 
         Args:
-            number: From this round on `seats` share what is left.
-            closed: The last round that is closed anywhere.
-            counts_in: Function that tells whether a seat is a member of a round. What those that
-                are not had in rounds between comes again.
+            number: First round in which `seats` share the remaining samples.
+            seats: New members.
+            closed: Last round that any server has closed.
+            counts_in: Returns whether a seat is a member of a round. In the rounds between `closed` and
+                `number`, the shares of seats that are no members are dealt again.
         """
         out = [
             (between, seat)
@@ -211,12 +224,12 @@ class RoundPlan:
         withdrawn_ranges = [
             positions for between, seat in out for positions in self.share(seat, between)
         ]
-        rest = self.samples_from(number)
+        remaining = self.samples_from(number)
         unchanged = not withdrawn_ranges and self._seats(number) == tuple(seats)
-        if unchanged or not (withdrawn_ranges or rest):
+        if unchanged or not (withdrawn_ranges or remaining):
             return self
         before = tuple(entry for entry in self.entries if entry.first < number)
-        entries = (*before, PlanEntry(number, tuple(seats), (*withdrawn_ranges, *rest)))
+        entries = (*before, PlanEntry(number, tuple(seats), (*withdrawn_ranges, *remaining)))
         withdrawn = frozenset(pair for pair in self.withdrawn if pair[0] > closed) | set(out)
         return RoundPlan(self.size, self.batch, entries, withdrawn)
 
@@ -228,7 +241,7 @@ class RoundPlan:
         return () if entry is None else entry.seats
 
     def _spans(self, entry: PlanEntry) -> list[tuple[EpochRange, int, int]]:
-        """The ranges of an entry by epochs, each with its first round and the rounds of one epoch."""
+        """Return the epochs of an entry, each with its first round and its number of rounds per epoch."""
         spans = []
         start = entry.first
         for span in epoch_ranges(entry.stream, self.size) if entry.seats else []:

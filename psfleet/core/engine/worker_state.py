@@ -1,14 +1,16 @@
-"""State of a worker's script in snapshots beside its parameters: schedulers, random states, its place.
+"""State of a worker's script besides its parameters: schedulers, random generators, position in its data.
 
-The states are taken between two steps, in the script's own thread, and kept for a few steps, until a
-snapshot asks for those that belong to its cut.
+Two things need it:
 
-A worker that starts again runs its script from the beginning. Its loops go on at the last *mark* that
-its earlier incarnation has made before a push that counts: between two steps, with the states of all that is
-remembered (psfleet.fleet.data_loops). Pushes that the script makes before it is there, and those after the
-mark that count already, are passed over.
+- **Snapshots.** WorkerState captures all states between two steps, in the script's own thread, and keeps the
+  last 64 steps, until a snapshot asks for the step of its cut.
+- **A worker that restarts.** It runs its script from the beginning. Its loops over data then continue at the
+  last *mark*: a point between two steps that the earlier incarnation has recorded with all its states, before
+  a push that counts (psfleet.fleet.data_loops). Pushes of the script before that point, and pushes after it
+  that count already, are passed over. ScriptProgress keeps this.
 
-With a push (in sync mode with its commit, so that both count together) servers get the text of this.
+The servers get the progress as a text with each push; in sync mode with the commit of the push, so that both
+take effect together.
 """
 
 import itertools
@@ -27,11 +29,11 @@ from psfleet.core.base.json_documents import Format, exact, natural, reading
 
 _FORMAT = Format("worker state")
 PLACE = "psfleet.place"
-"""The name under which a worker's place in its loops is remembered."""
+"""Name under which a worker's position in its loops is remembered."""
 
-_STEPS = 64  # whose states are at hand
-_STEP_END_TIMEOUT = 5.0  # seconds for the script to end the step that a snapshot holds
-_STUCK_EVERY = 0.02  # seconds between two looks whether it cannot
+_STEPS = 64  # number of last steps whose states are kept
+_STEP_END_TIMEOUT = 5.0  # seconds that the script has to end the step of a snapshot
+_STUCK_EVERY = 0.02  # seconds between two checks whether the script is stuck in its step
 
 
 _PROGRESS_FORMAT = Format("worker progress")
@@ -42,13 +44,12 @@ class LoopPosition:
     """Position of the script in the loops over its data.
 
     Attributes:
-        loop: Number of loops that are over, or were begun before the present one.
-        inside: It is in a loop.
-        item: Number of items of that loop that are used.
-        broken: For each loop that it has left before its end, the number of items that it had
-            taken.
-        collectives: For each loop with collectives of all workers: how many, and how many changes
-            of the mode among them.
+        loop: Index of the present loop, or of the next loop if the script is in none.
+        inside: True if the script is in a loop.
+        item: Number of used items of the present loop.
+        broken: For each loop that was left before its end, the number of items that it had taken.
+        collectives: For each loop with collectives of all workers, the number of collectives, and the number
+            of mode switches among them.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class LoopPosition:
         self.collectives: dict[int, tuple[int, int]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it, as JSON can hold it."""
+        """Return the position as values that JSON can hold."""
         return _place(
             self.loop,
             self.item,
@@ -69,10 +70,10 @@ class LoopPosition:
         )
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the position that `state_dict` has returned.
+        """Set the position to a value of `state_dict`.
 
         Raises:
-            Misfit: It has other fields.
+            Misfit: The value has other fields.
         """
         self.loop, self.item, self.inside, broken, collectives = _place_fields(state)
         self.broken = {int(loop): items for loop, items in broken.items()}
@@ -98,9 +99,9 @@ class LoopPosition:
         return self.inside and self.loop == loop
 
     def has_reached(self, other: "LoopPosition") -> bool:
-        """Return whether the script is at that position, or further."""
-        here, there = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
-        return here >= there
+        """Return whether this position is equal to `other` or after it."""
+        here, target = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
+        return here >= target
 
     def behind(self, loop: int) -> tuple[int, int | None]:
         """Return the number of used items of a loop, and the number after which it was left early."""
@@ -128,7 +129,10 @@ def _place_fields(document: Any) -> list[Any]:
 
 
 class WorkerState:
-    """Things by name, and what they were at the ends of the last steps. Any thread may ask."""
+    """Objects of a script whose states are remembered, and their states after each of the last steps.
+
+    The script's thread captures; any thread may read (`state_at`).
+    """
 
     def __init__(self) -> None:
         self._things: dict[str, Any] = {}
@@ -136,12 +140,13 @@ class WorkerState:
         self._changed = threading.Condition()
 
     def add(self, name: str, thing: Any, state: Any = None) -> None:
-        """Remember a thing from now on; give it back the state that it had in a snapshot, if any.
+        """Remember an object from now on, and restore the state that it had in a snapshot, if any.
 
         Args:
-            name: Unique in the script.
-            thing: Has state_dict and set_state_dict (or load_state_dict), or is a NumPy Generator.
-            state: Its state.
+            name: Name of the object, unique in the script.
+            thing: The object. It has state_dict and set_state_dict (or load_state_dict), or is a NumPy
+                Generator.
+            state: State from a snapshot, or None.
 
         Raises:
             UsageError: The name is taken, or the thing has no state that JSON can hold.
@@ -157,7 +162,7 @@ class WorkerState:
         self._things[name] = thing
 
     def capture(self, step: int) -> str:
-        """Keep all states after step `step`; return them as JSON."""
+        """Store the states of all objects after step `step`, and return them as JSON."""
         states = json.dumps(_document(self._things))
         with self._changed:
             self._states.append((step, states.encode()))
@@ -165,17 +170,20 @@ class WorkerState:
         return states
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Give all things back their states, but for the place: the script comes to that by itself."""
+        """Restore the states of all objects except the position, which the script reaches by itself."""
         for name, thing in self._things.items():
             if name in states and name != PLACE:
                 _set_state(name, thing, states[name])
 
     def state_at(self, step: int, is_stuck: Callable[[], bool] = bool) -> bytes:
-        """JSON of all states after that step; of one before it if the script does not get there.
+        """Return all states after a step as JSON, waiting up to 5 s for the script to end the step.
+
+        If the script does not get there, returns the states of an earlier step, or b"" if there are none.
 
         Args:
-            step: Below 0: a list of [step, states] for all steps whose states are at hand.
-            is_stuck: True if the script waits in the middle of a step for the caller of this.
+            step: Number of the step. A negative number returns a JSON list of [step, states] for every step
+                whose states are kept.
+            is_stuck: Returns True if the script cannot end its step, because it waits for this caller.
         """
         with self._changed:
             if step < 0:
@@ -191,54 +199,55 @@ class WorkerState:
 
 
 def read_states(document: Any) -> dict[str, Any]:
-    """Return by name the states that `WorkerState.capture` has written; that of the place under PLACE.
+    """Return the states that `WorkerState.capture` has written by name, with the position under PLACE.
 
     Raises:
-        Misfit: It is of another version, or has other fields.
+        Misfit: The document is of another version, or has other fields.
     """
-    place, states, generators = exact(
+    position, states, generators = exact(
         _FORMAT.fields(document), "worker state", place=dict | None, states=dict, generators=dict
     )
-    if place is not None:
-        _place_fields(place)
-        states = {**states, PLACE: place}
+    if position is not None:
+        _place_fields(position)
+        states = {**states, PLACE: position}
     return {**states, **generators}
 
 
 def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) -> dict[str, Any]:
-    """Return the state with which a worker of a job with another number of workers goes on; maybe empty.
+    """Return the first state of a worker when a job continues with another number of workers.
 
-    Schedulers and the like are those of the worker with its index, or of another where it has none;
-    random generators only its own, since two workers must not draw the same. The place in the loops of
-    `fleet.shard` is before the first batch that not all have behind them: no batch is left out.
+    Schedulers and the like come from the worker with the same index, or from another worker if there was
+    none. Random generators come from the worker with the same index only, since two workers must not draw
+    the same numbers. The position in the loops of `fleet.shard` is before the first batch that some worker
+    has not processed, so that no batch is left out. The result is empty if there is no state.
 
     Args:
-        states: By worker of the earlier job what it has kept.
-        workers: Number of workers before.
+        states: States of the earlier job by worker.
+        workers: Number of workers of the earlier job.
         worker: Index of the worker in this job.
     """
-    own = states.get(worker) or states.get(worker % workers)
-    if own is None:
+    earlier = states.get(worker) or states.get(worker % workers)
+    if earlier is None:
         return {}
-    places = {seat: state["place"] for seat, state in states.items() if state["place"]}
+    positions = {seat: state["place"] for seat, state in states.items() if state["place"]}
     return _FORMAT.document(
-        place=_joined(places, workers) if len(places) == workers else None,
-        states=own["states"],
-        generators=own["generators"] if worker in states else {},
+        place=_joined(positions, workers) if len(positions) == workers else None,
+        states=earlier["states"],
+        generators=earlier["generators"] if worker in states else {},
     )
 
 
-def _joined(places: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, Any]:
-    """Return the place before the first batch that not all workers have behind them."""
-    loop = min(place["loop"] for place in places.values())
-    within = {seat: at["item"] for seat, at in places.items() if at["loop"] == loop}
-    inside = [at["inside"] for at in places.values() if at["loop"] == loop]
+def _joined(positions: Mapping[int, Mapping[str, Any]], workers: int) -> dict[str, Any]:
+    """Return the position before the first batch that some worker has not processed."""
+    loop = min(position["loop"] for position in positions.values())
+    within = {seat: at["item"] for seat, at in positions.items() if at["loop"] == loop}
+    inside = [at["inside"] for at in positions.values() if at["loop"] == loop]
     next_ranges = (item + (seat - item) % workers for seat, item in within.items())
     return _place(loop, min(next_ranges), any(inside), {}, {})
 
 
 def _document(things: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of all things, as snapshots and servers keep them."""
+    """Return the states of all objects as the document that snapshots and servers store."""
     states = {name: _state(name, thing) for name, thing in things.items()}
     names = [name for name, thing in things.items() if isinstance(thing, np.random.Generator)]
     generators = {name: states.pop(name) for name in names}
@@ -261,23 +270,23 @@ def _set_state(name: str, thing: Any, state: Any) -> None:
     if setter is None:
         raise UsageError(f"{name!r} is {thing!r}, which has no set_state_dict()")
     setter(state)
-    # Schedulers of torch keep the rates themselves in their optimizer.
+    # A scheduler of PyTorch restores its own counters, but leaves the learning rates to the optimizer.
     groups = getattr(getattr(thing, "optimizer", None), "param_groups", ())
     for group, rate in zip(groups, state.get("_last_lr", ()), strict=False):
         group["lr"] = rate
 
 
 class ScriptProgress:
-    """Progress of one incarnation.
+    """Progress of one incarnation through its script. Decides which pushes are new.
 
     Args:
-        text: Progress text of the last incarnation's last push that counts; empty: there was none,
-            or it was in no loop of the fleet, and every step is made anew.
+        text: Progress text of the earlier incarnation's last push that counts. Empty if there was none or the
+            script was in no loop of the fleet; every step is then repeated.
 
     Attributes:
-        behind: Pushes of the script that count.
-        pushes: Pushes that the script has made so far, those that were passed over included.
-        states: State remembered at the mark, by name.
+        behind: Number of the script's pushes that count.
+        pushes: Number of pushes that the script has made so far, including those that were passed over.
+        states: States at the mark by name.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -295,45 +304,46 @@ class ScriptProgress:
         self._mark: tuple[int, str] | None = None
 
     def passes(self) -> bool:
-        """Return whether the next push counts already; it is then counted as made, and must not be made."""
+        """Return whether the next push counts already. Such a push is counted here and must not be sent."""
         if self._there and self.pushes >= self.behind:
             return False
         self.pushes += 1
         return True
 
     def arrive(self) -> None:
-        """Note that the script is where the mark was made."""
+        """Note that the script has reached the point of the mark."""
         if not self._there:
             self._there, self.pushes = True, self._at
 
     def catch_up(self) -> None:
-        """Count every later push as new: the fleet, which deals the data, knows which of it is used."""
+        """Treat every later push as new: the fleet deals the data and knows which samples are used."""
         self._there, self.pushes = True, max(self.pushes, self.behind)
 
     def made(self) -> None:
-        """Count a push."""
+        """Count a push that was sent."""
         self.pushes += 1
 
     def mark(self, states: str, latest: bool = False) -> None:
-        """Keep the states between two steps.
+        """Set the mark to this point between two steps, with the states of the script.
 
-        The first mark after a push stays until the next push: what a script does after it without a push
-        lies in its memory, and a later incarnation has to do it again.
+        The first mark after a push stays until the next push: the effects of steps without a push are only
+        in this process's memory, so a later incarnation has to repeat those steps.
 
         Args:
             states: Result of `WorkerState.capture`.
-            latest: Replace the mark in any case: the data is dealt by the fleet, which deals nothing again.
+            latest: True to replace the mark in any case, for data that the fleet deals: it deals no sample
+                again.
         """
         if latest or self._mark is None or self._mark[0] != self.pushes:
             self._mark = self.pushes, states
 
     def text(self, more: int = 0, repeats: bool = True) -> str:
-        """Return the progress text of a push, or its commit; empty: the script is in no loop of the fleet.
+        """Return the progress text for a push or its commit, or "" if the script is in no loop of the fleet.
 
         Args:
-            more: Pushes that it goes with, not counted yet.
-            repeats: A later incarnation makes the same pushes after the mark, so that those which count can
-                be told by their number.
+            more: Number of pushes that the text goes with and that are not counted yet.
+            repeats: True if a later incarnation makes the same pushes after the mark, so that pushes that
+                count already are recognised by their number.
         """
         if self._mark is None:
             return ""

@@ -1,1 +1,1 @@
-"""Definitions of tables: everything that must be equal wherever a part of a table lives."""
+"""Definitions of tables, equal wherever a part of a table lives. Read table.py first."""

@@ -61,16 +61,15 @@ E = TypeVar("E", bound="Entry")
 
 @checked
 class Entry:
-    """Rule of admission or eviction of a sparse table's rows: one such rule, or several joined by `&`.
+    """Rule for the admission or eviction of a sparse table's rows, or several rules joined by `&`.
 
-    A new one is a class below under `stored_as`; what it does is in psfleet.core.engine.tables.
+    To add a rule, write a class below under `stored_as`; psfleet.core.engine.tables implements what it does.
 
     Attributes:
-        admits: It decides which unknown ids get a row, see psfleet.core.engine.tables.admission; of these
-            there is one.
-        candidate: Values remembered of an id without a row, beside the time of its last push: by
-            name an `int`, 0 to 2**32 - 1, or a `float`, float32. Tables and snapshots have a place
-            for it. None: no id is remembered.
+        admits: True if the rule decides which unknown ids get a row (psfleet.core.engine.tables.admission).
+            An entry has at most one such rule.
+        candidate: Values that tables and snapshots remember of an id without a row, besides the step of its
+            last push: names with `int` (0 to 2**32 - 1) or `float` (float32). None if no id is remembered.
     """
 
     __slots__ = ()
@@ -80,40 +79,46 @@ class Entry:
 
     @property
     def parts(self) -> tuple["Entry", ...]:
-        """Rules of which the entry consists."""
+        """Rules that the entry consists of."""
         return (self,)
 
     def __and__(self, other: "Entry") -> "Entries":
-        """Both."""
+        """Join two entries to one that applies the rules of both."""
         return Entries((*self.parts, *other.parts))
 
     @property
     def kind(self) -> str:
-        """Its name in messages and checkpoints."""
+        """Name of the entry in messages and checkpoints."""
         return self.stored.name
 
     def values(self) -> dict[str, float]:
-        """Return the numbers that `make_entry` needs beside the kind: by the names of its stored form."""
+        """Return the numbers that `make_entry` needs besides the kind, by their names in the stored form."""
         fields: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
         numbers = [float(value) for value in fields if not isinstance(value, str)]
         return dict(zip(self.stored.numbers, numbers, strict=True))
 
     @classmethod
     def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> "Entry":
-        """The entry of a stored form; takes what else belongs to it from what is left of the values."""
+        """Make the entry from its stored form.
+
+        Args:
+            words: Words after the kind.
+            numbers: Numbers of the stored form, in its order.
+            rest: Values that no part of the entry has used yet. A class that needs some of them removes them.
+        """
         return cls(*words, *numbers.values())
 
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """Form in which an entry is stored and travels: its kind, the words after it, and numbers.
+    """Form in which an entry is stored and sent: "kind:word:word" and named numbers.
 
     Attributes:
-        entry: The class.
+        entry: Class of the entry.
         name: Name of the kind.
-        numbers: By the names that files have the type of each number, in the order of the class. In the
-            class, words and numbers are told apart by their type.
-        words: Largest number of words.
+        numbers: Type of each number by its name in files, in the order of the class's fields. Fields that
+            are not texts are the numbers.
+        words: Possible numbers of words.
     """
 
     entry: type[Entry]
@@ -129,7 +134,7 @@ FORMS: dict[str, StoredForm] = {}
 def stored_as(
     name: str, *, words: tuple[int, ...] = (0,), **numbers: type
 ) -> Callable[[type[E]], type[E]]:
-    """Make an entry known; a decorator above `@dataclass`. See StoredForm."""
+    """Make an entry class known with its StoredForm: a class decorator, above `@dataclass`."""
 
     def make_known(entry: type[E]) -> type[E]:
         entry.stored = FORMS[name] = StoredForm(entry, name, numbers, words)
@@ -143,11 +148,11 @@ def stored_as(
 class ProbabilityEntry(Entry):
     """Each push that names an id without a row gives it one with this probability.
 
-    The draw is a hash of id, table, seed and the table's step: the same on any number of servers,
-    and once more after a restart.
+    The draw is a hash of id, table, seed and the table's step. It is the same on any number of servers, and
+    the same again after a restart.
 
     Attributes:
-        probability: In (0, 1].
+        probability: Probability in (0, 1].
     """
 
     probability: Annotated[float, Range(0, 1, low_open=True)]
@@ -160,12 +165,12 @@ class CountFilterEntry(Entry):
     """An id gets its row with its `count_filter`-th push, which is the first to update it.
 
     Earlier pushes are counted and otherwise dropped; a pull gives the id's first values. In sync mode
-    a round counts once. What is known of ids without a row takes about 40 bytes each.
+    a round counts once. A candidate (an id without a row) takes about 40 bytes.
 
     Attributes:
-        count_filter: At least 1; 1 lets every id in.
-        candidates: Ids without a row that the whole table remembers at most, in equal parts on its
-            servers; beyond that those that were pushed the longest time ago are forgotten.
+        count_filter: Number of pushes, at least 1; 1 gives every id a row.
+        candidates: Largest number of candidates of the whole table, in equal parts on its servers. Above
+            that, candidates that were pushed the longest time ago are dropped.
     """
 
     count_filter: Annotated[int, Must(_counts, "a number of pushes; 1 gives every id its row")]
@@ -185,7 +190,7 @@ class CountFilterEntry(Entry):
 )
 @dataclass(frozen=True, slots=True)
 class ShowClickEntry(Entry):
-    """Rows know how often they were shown and clicked; `shrink` removes those that are worth little.
+    """Rows count how often they were shown and clicked, and `shrink` removes rows that are worth little.
 
     A row's score is nonclk_coeff * (shows - clicks) + click_coeff * clicks. Each `shrink` multiplies
     shows and clicks by decay_rate and removes rows whose score is then below delete_threshold, and those
@@ -197,9 +202,9 @@ class ShowClickEntry(Entry):
         click_name: Input that says how often it was clicked.
         nonclk_coeff: Worth of a show without a click.
         click_coeff: Worth of a click.
-        decay_rate: In (0, 1].
-        delete_threshold: A score.
-        delete_after_unseen: A number of shrinks, at least 1.
+        decay_rate: Factor for shows and clicks at each `shrink`, in (0, 1].
+        delete_threshold: Lowest score of a row that stays.
+        delete_after_unseen: Number of shrinks after which a row without a push is removed, at least 1.
     """
 
     show_name: str
@@ -219,19 +224,20 @@ class ShowClickEntry(Entry):
 
     @property
     def kind(self) -> str:
-        """Its name in messages and checkpoints."""
+        """Name of the entry in messages and checkpoints, with the names of its inputs."""
         return f"show_click:{self.show_name}:{self.click_name}"
 
 
 @stored_as("ttl", steps=int, seconds=float)
 @dataclass(frozen=True, slots=True)
 class TTLEntry(Entry):
-    """Rows that no push names for some time go, and so do ids that wait for a row.
+    """Rows that no push has named for some time are removed, and so are candidates.
 
     Attributes:
-        steps: Updates of the table, at most 2**30; 0: no limit. A row goes between `steps` and 9/8 of
-            `steps` after its last push, at a step that its id decides: the same on any number of servers.
-        seconds: Time in which the servers run; 0: no limit. Looked at 16 times in as many seconds.
+        steps: Updates of the table, at most 2**30, or 0 for no limit. A row is removed between `steps` and
+            9/8 of `steps` after its last push, at a step that its id decides: the same on any number of
+            servers.
+        seconds: Seconds in which the servers run, or 0 for no limit. Checked every `seconds` / 16.
     """
 
     steps: Annotated[int, Range(0, 2**30)] = 0
@@ -245,17 +251,19 @@ class TTLEntry(Entry):
 @stored_as("capacity", words=(1, 2), rows=int, bytes=int)
 @dataclass(frozen=True, slots=True)
 class CapacityEntry(Entry):
-    """The table holds so many rows at most, or as many as fit into so much memory.
+    """The table has a largest number of rows, or of bytes.
 
     Attributes:
-        rows: Rows of the whole table, in equal parts on its servers, rounded up; 0: no limit.
-        bytes: Memory of the whole table with state and index, likewise; 0: no limit.
-        full: Handling of a push that brings more. "evict": rows go as `policy` says, at least a
-            sixteenth of the capacity at a time. "refuse": the push is refused whole.
-            With neither rows nor bytes, "evict" means: when the server's memory is used up.
-        policy: Policy of eviction, of psfleet.core.engine.schema.entry or a module of yours, or the name of
-            one. LRU: those that were pushed the longest time ago, of equally old ones those whose ids have
-            the smallest hash.
+        rows: Largest number of rows of the whole table, or 0 for no limit. Each server gets an equal part,
+            rounded up.
+        bytes: Largest memory of the whole table, optimizer state and index included, or 0 for no limit. Each
+            server gets an equal part, rounded up.
+        full: Handling of a push for which there is no room. With "evict", rows are evicted in the order of
+            `policy`, at least 1/16 of the capacity at a time. With "refuse", the whole push is refused. With
+            "evict" and neither rows nor bytes, rows are evicted when the server's memory is used up.
+        policy: Policy of eviction of psfleet.core.engine.schema.entry or of a module of yours, or its name.
+            The default, LRU, evicts rows that were pushed the longest time ago; among equally old rows, those
+            whose ids have the smallest hash.
     """
 
     rows: NonNegativeInt = 0
@@ -286,14 +294,14 @@ class CapacityEntry(Entry):
 
     @property
     def kind(self) -> str:
-        """Its name in messages and checkpoints."""
+        """Name of the entry in messages and checkpoints, with its handling and its policy."""
         assert isinstance(self.policy, EvictionPolicy)
         return f"capacity:{self.full}" + (
             "" if self.policy == LRU() else f":{reference_of(self.policy)}"
         )
 
     def values(self) -> dict[str, float]:
-        """Return the values as any entry does, and the numbers of the policy under their own names."""
+        """Return `rows`, `bytes`, and the numbers of the policy as `policy.NAME`."""
         assert isinstance(self.policy, EvictionPolicy)
         numbers = self.policy.hyperparameters()
         return {"rows": float(self.rows), "bytes": float(self.bytes)} | {
@@ -304,8 +312,8 @@ class CapacityEntry(Entry):
     @override
     def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> Entry:
         full, reference, *_ = (*words, "lru")
-        own = {key: rest.pop(key) for key in [*rest] if key.startswith(_POLICY)}
-        hyperparameters = {key.removeprefix(_POLICY): value for key, value in own.items()}
+        policy_values = {key: rest.pop(key) for key in [*rest] if key.startswith(_POLICY)}
+        hyperparameters = {key.removeprefix(_POLICY): value for key, value in policy_values.items()}
         policy = make(POLICIES, EvictionPolicy.word, reference, hyperparameters)
         return cls(**numbers, full=cast(Any, full), policy=policy)
 
@@ -316,8 +324,8 @@ class EvictionStreamEntry(Entry):
     """Servers remember the ids that expiry, capacity and `shrink` removed last, for `fleet.evictions`.
 
     Attributes:
-        keep: Ids of the whole table that are remembered, in equal parts on its servers, rounded up; 17
-            bytes each.
+        keep: Number of ids that the whole table remembers, in equal parts on its servers, rounded up. An id
+            takes 17 bytes.
     """
 
     keep: Annotated[int, Range(1, 2**28)] = 1 << 20
@@ -326,10 +334,10 @@ class EvictionStreamEntry(Entry):
 @checked
 @dataclass(frozen=True, slots=True)
 class Entries(Entry):
-    """Several at once, made by `&`.
+    """Several entries joined by `&`.
 
     Attributes:
-        several: One of a kind each; those that admit ids exclude each other.
+        several: The entries, at most one of each class, and at most one that admits ids.
     """
 
     several: tuple[Entry, ...]
@@ -345,42 +353,44 @@ class Entries(Entry):
 
     @property
     def parts(self) -> tuple[Entry, ...]:
-        """Rules of which the entry consists."""
+        """Rules that the entry consists of."""
         return self.several
 
     @property
     def kind(self) -> str:
-        """Its name in messages and checkpoints."""
+        """Name of the entry in messages and checkpoints: the kinds of its parts joined by "+"."""
         return "+".join(part.kind for part in self.several)
 
     def values(self) -> dict[str, float]:
-        """Return the numbers that `make_entry` needs beside the kind."""
+        """Return the numbers that `make_entry` needs besides the kind."""
         return {name: value for part in self.several for name, value in part.values().items()}
 
 
 def part_of(entry: Entry | None, kind: type[T]) -> T | None:
-    """The part of that kind, if the entry has one."""
+    """Return the part of this class, or None if the entry has none."""
     parts = () if entry is None else entry.parts
     return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
-    """The entry of that kind; None for the kind ''.
+    """Make an entry from its kind and its numbers, or return None for the kind "".
 
     Raises:
-        ConfigError: The kind is unknown or the values are not its own.
+        ConfigError: The kind is unknown, or it has other numbers.
     """
     if not kind:
         return None
-    rest = dict(values)
-    parts = [_make_part(part, rest) for part in kind.split("+")]
-    if rest:
-        raise ConfigError(f"entry {kind!r} has no {sorted(rest)}")
+    remaining = dict(values)
+    # Each part removes its numbers from `remaining`, so that a number that belongs to no part is noticed.
+    parts = [_make_part(part, remaining) for part in kind.split("+")]
+    if remaining:
+        raise ConfigError(f"entry {kind!r} has no {sorted(remaining)}")
     return functools.reduce(lambda a, b: a & b, parts)
 
 
 def _make_part(kind: str, values: dict[str, float]) -> Entry:
-    """One part, whose own values are taken away."""
+    """Make one part of an entry, and remove its numbers from `values`."""
+    # "capacity:evict:lfu" -> name "capacity", words ["evict", "lfu"]
     name, *words = kind.split(":")
     form = FORMS.get(name)
     if form is None or len(words) not in form.words:

@@ -1,11 +1,14 @@
-"""The definition of a table: everything that must be equal wherever a part of it lives.
+"""TableSpec: the definition of a table, equal on every server and worker that knows the table.
 
-A field that came after version 1 of snapshots is declared where its attribute is:
+A definition is stored in snapshots, logs and messages. An attribute that was added after version 1 of
+snapshots is declared with the field that stores it:
 
-    precision: RowPrecision = later("float32", "precision", str, since=3)
+    precision: RowPrecision = later("float32", "precision", str, since=2)
 
-Snapshots and messages (logs are made of these) follow: they leave such a field out where the definition has
-the default. So what needs no later version stays as it was."""
+The code that writes snapshots and messages follows this declaration, and leaves the field out while the
+attribute has its default. So a table that does not use the attribute is stored as before, and older versions
+of psfleet can read it.
+"""
 
 import dataclasses
 import hashlib
@@ -33,11 +36,11 @@ RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int
 psfleet.core.engine.rules.rule.Slot."""
 ServerCount = Annotated[int, Range(1, 1024)]
 """Number of servers that hold a table."""
-MAX_DIM = 1024
+MAX_DIM = 1024  # largest width of a sparse row
 MAX_NAME = 512  # bytes of a table's name
 OWN = "psfleet/"  # begins the names of tables that psfleet makes for itself
-MAX_AXES = 32  # of a dense table; as many as NumPy has had for long
-LARGEST = (2 - 2.0**-23) * 2.0**127  # float32
+MAX_AXES = 32  # most axes of a dense table: NumPy's limit before version 2
+LARGEST = (2 - 2.0**-23) * 2.0**127  # largest finite float32
 BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
 
 
@@ -46,10 +49,11 @@ class LaterField:
     """Attribute that was added to a stored definition later.
 
     Attributes:
-        name: In snapshots and messages. The attribute may be renamed; this may not.
-        kind: Its type there.
-        since: The first version of snapshots that may have it; None: only messages have it.
-        inside: The object of a snapshot's document that it is a part of, whole or not at all; empty: none.
+        name: Name of the field in snapshots and messages. The attribute may be renamed; the field may not.
+        kind: Type of the field.
+        since: First version of snapshots that may have the field, or None if only messages have it.
+        inside: Object of a snapshot's document that contains the field, or empty if it is at the top. The
+            object has all of its fields or is left out.
     """
 
     name: str
@@ -72,28 +76,28 @@ def later(
     inside: str = "",
     compare: bool = True,
 ) -> Any:
-    """An attribute with a default that is stored as LaterField says.
+    """Declare an attribute with a default, and the LaterField that stores it.
 
-    Its field in messages is `optional` if 0, False or "" is a value of it without being the default.
+    In the protobuf message the field must be `optional` if 0, False or "" is a value that is not the default.
     """
     field = LaterField(name, kind, since, inside)
     return dataclasses.field(default=default, compare=compare, metadata={"later": field})
 
 
 def later_fields(definition: Any) -> list[LaterField]:
-    """Those of a definition's class, in order."""
+    """Return the later fields of a definition's class, in order."""
     return [field for field, _ in _attributes(definition)]
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
-    """Return the fields to store: those that differ from their default, and the rest of their group."""
+    """Return the fields to store: fields that differ from their defaults, and others of the same object."""
     values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
     keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}
     return {field: value for field, value in values.items() if field.key in keys}
 
 
 def arguments(definition: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constructor's arguments for stored values by name; the others are left alone."""
+    """Return the constructor's arguments for stored values by name, ignoring values of other fields."""
     return {
         of.name: values[field.name] for field, of in _attributes(definition) if field.name in values
     }
@@ -124,9 +128,9 @@ __all__ = [
 
 @lru_cache(maxsize=4096)
 def key_of(name: str) -> int:
-    """The 64-bit number that stands for a table's name on the wire and in row initialisation.
+    """Return the 64-bit number that stands for a table's name on the wire and in row initialisation.
 
-    It is a hash of the name, so every process knows it without asking anyone.
+    It is a hash of the name, so every process can compute it.
     """
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
@@ -135,8 +139,11 @@ def key_of(name: str) -> int:
 class InitializerSpec:
     """Initial values: a pure function of (seed, table, id, position), the same on every server.
 
-    `uniform`: in [low, high). `normal`: mean `low`, standard deviation `high`. `truncated`: of
-    these, those within two deviations of the mean. `constant`: `low`.
+    Attributes:
+        kind: Distribution of the values. `uniform` draws from [low, high). `normal` has mean `low` and
+            standard deviation `high`. `truncated` is `normal` within two deviations of the mean. `constant`
+            is `low`.
+        low, high: Numbers of the distribution.
     """
 
     kind: Literal["uniform", "normal", "truncated", "constant"] = "uniform"
@@ -176,26 +183,27 @@ class DecaySpec:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One table of weights and the rule that updates it.
+    """Definition of a table: its weights, and the rule that updates them.
 
     Attributes:
-        name: Unique in the fleet.
+        name: Name of the table, unique in the fleet.
         kind: `dense` (one array, cut into blocks over the servers) or `sparse` (rows by id).
-        shape: Dense: the array's shape. Sparse: (dim,).
-        rule: The update rule.
+        shape: Shape of a dense table's array, or (dim,) for a sparse table.
+        rule: Update rule.
         decay: Regularization, applied on the server after the worker's clipping.
-        initializer: Sparse: the first value of a row. A dense table's value comes with its creation.
+        initializer: Initial values of a sparse table's rows. A dense table's values come with its creation.
         seed: Seed of the row initialisation.
-        every_row: Sparse only: False updates the pushed rows ("lazy"); True also updates every other
-            row with a zero gradient, as the dense rule would.
-        entry: Sparse only: which unknown ids of a push get a row and which rows go; None: all, none.
-        device: Memory of the servers that is to hold it; None: as each server's setting says.
-        servers: Largest number of servers that hold it; None: all, see
-            psfleet.core.engine.shard.table_placement.
-        first: The first of them.
-        precision: Sparse only: how its rows are stored. What is computed is float32.
+        every_row: False updates only the pushed rows ("lazy"). True also updates every other row with a zero
+            gradient, as a dense table would. Sparse tables only.
+        entry: Rules for which unknown ids of a push get a row, and which rows are removed. None gives every
+            id a row and removes none. Sparse tables only.
+        device: Memory of the servers that holds the table, or None to follow each server's setting.
+        servers: Largest number of servers that hold the table, or None for all
+            (psfleet.core.engine.shard.table_placement).
+        first: First of these servers.
+        precision: Storage of rows; all arithmetic is float32. Sparse tables only.
 
-    Definitions that differ only in where a table lies are equal: it stays where it was made.
+    Definitions that differ only in `device`, `servers` or `first` are equal: a table stays where it was made.
 
     A new attribute is a `later` one with the next version of snapshots, and a field of TableSpec in
     protos/psfleet/v1/shard.proto; nothing else has to know of it to store it or to send it.
@@ -244,7 +252,7 @@ class TableSpec:
                 f"table {self.name!r}: its first server is {self.first!r}; it must be in [0, 2**31)"
             )
         if servers is None:
-            object.__setattr__(self, "first", 0)  # no server is the first of all
+            object.__setattr__(self, "first", 0)  # if all servers hold the table, none is the first
         if len(self.shape) > MAX_AXES:
             raise ShapeError(
                 f"table {self.name!r} has {len(self.shape)} axes; the limit is {MAX_AXES}"
@@ -258,6 +266,7 @@ class TableSpec:
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         check_functions(self.rule)
         self._check_precision()
+        # A policy can rank rows only by what the table counts.
         scores = {"shows", "clicks"}.intersection(self.policy.arguments)
         if scores and not self.pushed_scores:
             raise ConfigError(
@@ -295,12 +304,12 @@ class TableSpec:
 
     @cached_property
     def key(self) -> int:
-        """The table's number on the wire."""
+        """Number that stands for the table on the wire."""
         return key_of(self.name)
 
     @cached_property
     def size(self) -> int:
-        """Number of values of a dense table; of one row of a sparse one."""
+        """Number of values of a dense table, or of one row of a sparse table."""
         size = 1
         for extent in self.shape:
             size *= extent
@@ -313,12 +322,12 @@ class TableSpec:
 
     @property
     def slot_names(self) -> list[str]:
-        """Names of the values kept of each weight: its "value", then the rule's state slots."""
+        """Names of the values that are kept for each weight: "value", then the rule's state slots."""
         return ["value", *(slot.name for slot in self.rule.slots)]
 
     @cached_property
     def policy(self) -> EvictionPolicy:
-        """Policy by which rows of a sparse table are evicted when it is full."""
+        """Policy that decides which rows of a full sparse table are evicted."""
         capacity = part_of(self.entry, CapacityEntry)
         policy = LRU() if capacity is None else capacity.policy
         assert isinstance(policy, EvictionPolicy)
@@ -326,7 +335,7 @@ class TableSpec:
 
     @cached_property
     def pushed_scores(self) -> int:
-        """Values behind each gradient of a push: shows and clicks, where the entry asks for them."""
+        """Number of values after each gradient of a push: shows and clicks with a ShowClickEntry, or none."""
         return 0 if part_of(self.entry, ShowClickEntry) is None else 2
 
     @cached_property
@@ -336,26 +345,26 @@ class TableSpec:
 
     @cached_property
     def scores(self) -> int:
-        """Values behind a sparse row's state: its shows and clicks, then its frequency, where it has them."""
+        """Number of values after a sparse row's state: shows and clicks, then the frequency, if counted."""
         return self.pushed_scores + self.counts_frequency
 
     @cached_property
     def label(self) -> str:
-        """The table in messages: each call has one at hand, and to make it takes longer than most checks."""
+        """Words for the table in messages, cached because making them takes longer than most checks."""
         return f"table {self.name!r}"
 
     @property
     def candidate(self) -> Mapping[str, type] | None:
-        """Values that its servers remember of ids without a row; None: nothing. See Entry."""
+        """Values that servers remember of ids without a row, or None for nothing (Entry.candidate)."""
         parts = () if self.entry is None else self.entry.parts
         return next((part.candidate for part in parts if part.candidate is not None), None)
 
     @property
     def streams_evictions(self) -> bool:
-        """True if its servers remember the last evicted rows."""
+        """True if servers remember the ids of the last evicted rows."""
         return part_of(self.entry, EvictionStreamEntry) is not None
 
     @cached_property
     def push_width(self) -> int:
-        """Values of one row of a push to a sparse table: the gradient, then shows and clicks."""
+        """Number of values of one row of a push to a sparse table: the gradient, then shows and clicks."""
         return self.dim + self.pushed_scores

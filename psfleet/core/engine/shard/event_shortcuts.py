@@ -5,8 +5,8 @@ job without a log almost all calls are. `Shard.handle` gives the same result for
 faster because it skips the checks that cannot apply. A call that is not plain is left to `Shard.handle`, and
 nothing has changed.
 
-`replay` applies the records of an earlier process. A shard that has replayed all of them is in the state in
-which that process was.
+`replay` applies the records of an earlier process. A shard that has replayed every record is in the state of
+that process.
 """
 
 from typing import Protocol
@@ -55,7 +55,7 @@ def is_plain(
         push: The push, if there is one. Its own `gradients` are not read.
         updates: Gradients of the push.
         pull: The pull, if there is one.
-        base: Address to which the offsets of the updates are added.
+        base: Address of the message's memory; the updates hold offsets from it.
     """
     try:
         if push is not None:

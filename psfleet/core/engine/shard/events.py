@@ -1,6 +1,8 @@
-"""The events of a shard, its records, and the instructions that it returns.
+"""Events that a shard handles, records that it logs, and instructions that it returns.
 
-A `call` identifies an open request for the caller; the shard only returns it.
+Server code turns requests into events and carries out the instructions; the shard does no I/O. A `call`
+identifies an open request for that code, and the shard only returns it. A record is a change that must
+survive the process; some events are records too. The messages on the wire are in protos/psfleet/v1.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -107,8 +109,8 @@ class Push:
         position: Every mode but sync: the worker's position in its leases after this push.
         progress: Every mode but sync: loop position of the worker's script, or empty if it is not known.
         skipped: Number of pushes just before this one that were not sent to this server.
-        addressed: Server 0: for each server the last push that was sent to it. Empty if this push was sent
-            to all servers.
+        addressed: On server 0, for each server the last push that was sent to it. Empty if this push was
+            sent to all servers.
         withdrawn: True for the empty push that takes the place of one that a server has refused.
     """
 

@@ -35,8 +35,8 @@ class _Changes:
     Attributes:
         first: Step of the first update, or 0 if there was none.
         named: Number of ids that updates have named, repeats included.
-        updated: The ids that updates have named, or None if there are so many that it is cheaper to find the
-            rows by the stamps in the table's index.
+        updated: The ids that updates have named, or None if they are too many: it is then cheaper to find
+            the rows by the stamps in the table's index.
         others: Ids of rows that were written other than by an update, or removed.
         whole: True if any row may have changed.
     """
@@ -71,7 +71,7 @@ class ChangeLog:
     def __init__(self, limit: int = _MOST) -> None:
         self.is_kept = False
         self._limit = limit
-        self._floor = 1  # version from which on all changes are known
+        self._floor = 1  # oldest version since which all changes are known
         self._count = 0  # ids in memory
         self._silence = 0  # ids that have changed since the last request
         # For each interval between two requests, the changes of each table. The last interval is still open.
@@ -104,15 +104,15 @@ class ChangeLog:
         changes = self._now(key)
         changes.first = changes.first or step
         changes.named += len(ids)
-        kept = 0
+        recorded_change = 0
         if changes.updated is not None:
             if _SWEEP * changes.named > min(rows, self._limit):
-                kept -= sum(map(len, changes.updated))
+                recorded_change -= sum(map(len, changes.updated))
                 changes.updated = None
             else:
-                kept += len(ids)
+                recorded_change += len(ids)
                 changes.updated.append(ids.copy())
-        self._limit_to(len(ids), kept)
+        self._limit_to(len(ids), recorded_change)
 
     def _now(self, key: int) -> _Changes:
         """Return the changes of a table in the open interval."""
@@ -122,10 +122,10 @@ class ChangeLog:
             changes = interval[key] = _Changes()
         return changes
 
-    def _limit_to(self, changed: int, kept: int) -> None:
+    def _limit_to(self, changed: int, recorded: int) -> None:
         """Count `changed` changed and `kept` recorded ids, and drop the oldest intervals above the limit."""
         self._silence += changed
-        self._count += kept
+        self._count += recorded
         too_long = self._silence > _SILENCE * self._limit
         while self._intervals and (self._count > self._limit or too_long):
             self._drop_oldest()
@@ -169,11 +169,11 @@ def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> Tab
     if swept or _SWEEP * sum(changes.named for changes in updates) > len(table):
         first = table.scan.before(min(changes.first for changes in updates))
         parts = [table.segment_ids(*EVERY, first)]
-    others = [ids for changes in several for ids in changes.others]
-    if len(parts) == 1 and not others:
+    other_ids = [ids for changes in several for ids in changes.others]
+    if len(parts) == 1 and not other_ids:
         return TableChanges(parts[0])
-    ids = dedup(np.concatenate([*parts, *others]), 1).unique[0]
-    if not others:
+    ids = dedup(np.concatenate([*parts, *other_ids]), 1).unique[0]
+    if not other_ids:
         return TableChanges(ids)
-    there = table.scan.has(ids)  # rows that only updates have named exist
-    return TableChanges(ids[there], ids[~there])
+    has_row = table.scan.has(ids)  # rows that only updates have named exist
+    return TableChanges(ids[has_row], ids[~has_row])

@@ -1,9 +1,13 @@
-"""Views: who is in the fleet, decided by the coordinator and installed on every server.
+"""Views: numbered memberships of the fleet, decided by the coordinator and installed on every server.
 
-See docs/protocol.md. A change of the view freezes every server first: it closes no round, takes
-no push of the incarnations that are to end, and reports where it stands. From all reports the coordinator
-decides in which rounds each incarnation counts; servers that have installed the decision go on. So every
-server closes each round with the same incarnations, whoever died where.
+The coordinator changes the view in two steps (docs/protocol.md):
+
+    PrepareView --> every server freezes: it closes no round, refuses pushes of incarnations that end,
+                    and answers with a ViewReport
+    InstallView --> every server adopts the membership and goes on
+
+From all reports the coordinator decides in which rounds each incarnation counts. So every server closes each
+round with the pushes of the same incarnations, wherever and whenever a worker died.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,9 +19,12 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One incarnation of a seat and the rounds in which it counts: from `first` to `last`, None: and on.
+    """An incarnation of a seat, and the rounds in which it counts.
 
-    Incarnation 0: the seat is vacant and a worker is expected.
+    Attributes:
+        incarnation: Number of the incarnation. 0 means that the seat is vacant and a worker is expected.
+        first: First round in which it counts.
+        last: Last round in which it counts, or None if it has not ended.
     """
 
     incarnation: int
@@ -31,12 +38,12 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class SeatView:
-    """A seat in a view.
+    """Seat of a view with its incarnations.
 
     Attributes:
-        incarnations: In order; those that are over only as long as a server may need them.
-        rests: Collectives for which the present incarnation has rested at least.
-        left: The present incarnation has left in order.
+        incarnations: Incarnations in order. An ended incarnation stays as long as a server may need it.
+        rests: Number of collectives for which the present incarnation has rested, at least.
+        left: True if the present incarnation has left in order.
     """
 
     incarnations: tuple[Incarnation, ...]
@@ -45,7 +52,7 @@ class SeatView:
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """The present incarnation; None: the seat is removed."""
+        """The present incarnation, or None if the seat is removed."""
         return (
             self.incarnations[-1]
             if self.incarnations and self.incarnations[-1].last is None
@@ -55,10 +62,11 @@ class SeatView:
 
 @dataclass(frozen=True, slots=True)
 class PrepareView:
-    """A new view is coming. Answered with a ViewReport.
+    """Announcement of a new view, which freezes a server. The reply is a ViewReport.
 
     Attributes:
-        ended: Incarnations that are to end: their pushes are not taken any more.
+        view: Number of the coming view.
+        ended: For each seat the incarnation that will end; its pushes are refused from now on.
     """
 
     view: int
@@ -67,10 +75,12 @@ class PrepareView:
 
 @dataclass(frozen=True, slots=True)
 class InstallView:
-    """The new view. Also a record: it takes effect once.
+    """A decided view. It is also a record of the log, and takes effect once.
 
     Attributes:
-        closed: Last round that any server had closed; 0 in modes without rounds.
+        view: Number of the view.
+        seats: Every seat of the fleet.
+        closed: Last round that any server had closed, or 0 in modes without rounds.
     """
 
     view: int
@@ -80,21 +90,23 @@ class InstallView:
 
 @dataclass(frozen=True)
 class ViewReport:
-    """State of a server when it is frozen.
+    """State of a frozen server. The coordinator decides the new view from the reports of all servers.
+
+    The mappings have an entry for each seat, and describe its present incarnation.
 
     Attributes:
-        mode: The fleet's mode here; empty: no worker has joined.
+        mode: Mode of the fleet on this server, or empty if no worker has joined.
         closed: Last closed round.
-        incarnations: Present incarnation of each seat.
-        committed: By seat the last round that its present incarnation has committed or that was closed
-            with its push: every server holds the push.
-        rests: By seat the last rest of its present incarnation.
+        incarnations: Number of the incarnation.
+        committed: Last round that it has committed, or that was closed with its push. Every server holds
+            that push.
+        rests: Number of its last rest.
         left: Seats that have left in order.
-        sequences: By seat the last push of its present incarnation (async modes).
-        positions: By seat how far it is with its data after that push.
-        progress: By seat what its present incarnation has said last of how far its script is.
-        addressed: By seat, on server 0: of each server the last push that was sent to it, up to the last one
-            here; nothing where that was sent to all.
+        sequences: Its last push (modes without rounds).
+        positions: Progress in its data after that push.
+        progress: Loop position of its script, as it was last reported.
+        addressed: On server 0, for each server the last push that was sent to it, up to the last push here.
+            A seat whose last push went to all servers has no entry.
     """
 
     mode: str = ""
@@ -109,12 +121,17 @@ class ViewReport:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def last_of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
-        """`what` of this incarnation of the seat; 0: the server knows another incarnation of it."""
+        """Return a value of this incarnation, or 0 if the server knows another incarnation of the seat.
+
+        Args:
+            what: One of the mappings of this report.
+            seat, incarnation: The seat and the incarnation.
+        """
         return what.get(seat, 0) if self.incarnations.get(seat) == incarnation else 0
 
 
 def member(incarnations: Iterable[Incarnation], number: int) -> Incarnation | None:
-    """The incarnation of a seat that counts in a round."""
+    """Return the incarnation of a seat that counts in round `number`, or None."""
     return next(
         (incarnation for incarnation in incarnations if incarnation.is_member_in(number)), None
     )

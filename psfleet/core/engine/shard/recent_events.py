@@ -1,4 +1,8 @@
-"""The last events of a state machine, which an error of it brings along: what happened just before."""
+"""RecentEvents: the last 32 events of a state machine, attached to an error so that one sees what led to it.
+
+A server adds these lines to an error of a state machine as a note. Adding a push or a pull must cost next to
+nothing, so `add` only appends a tuple; `lines` makes the text.
+"""
 
 import dataclasses
 import functools
@@ -8,16 +12,16 @@ from typing import Any, TypeVar
 
 from psfleet.core.engine.shard.events import Pull, Push
 
-_MOST = 32
-_LONGEST = 60  # characters of a text
+_MOST = 32  # number of events that are kept
+_LONGEST = 60  # characters that are kept of a text
 
 T = TypeVar("T")
 
 
 class RecentEvents:
-    """A ring of the last events: their types, numbers and short texts.
+    """Ring of the last events: their types, numbers and short texts.
 
-    Not the events: a push holds tensors, perhaps in memory that a worker shares.
+    The events themselves are not kept, since a push holds tensors, perhaps in memory shared with a worker.
     """
 
     def __init__(self) -> None:
@@ -51,12 +55,14 @@ class RecentEvents:
         self._events.append(f"{name}({', '.join(filter(None, map(_words, arguments)))})")
 
     def lines(self) -> list[str]:
-        """One line for each, the newest last."""
-        return [one if isinstance(one, str) else one[0] % one[1:] for one in [*self._events]]
+        """Return one line for each event, the newest last."""
+        return [
+            event if isinstance(event, str) else event[0] % event[1:] for event in [*self._events]
+        ]
 
 
 def remembers_calls(*names: str) -> Callable[[type[T]], type[T]]:
-    """Let a class add each call of these methods to its `recent`."""
+    """Make a class decorator that adds each call of the named methods to the object's `recent`."""
 
     def change(cls: type[T]) -> type[T]:
         for name in names:
@@ -76,7 +82,7 @@ def _remembered(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(value: object) -> str:
-    """A number, a short text, or a value with those that it has; empty: it is something else."""
+    """Return a number, a short text, or a dataclass with its numbers and texts; empty for other values."""
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):
@@ -84,6 +90,8 @@ def _words(value: object) -> str:
     if not dataclasses.is_dataclass(value):
         return ""
     values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    short = {name: one for name, one in values.items() if isinstance(one, int | float | str)}
-    fields = ", ".join(f"{name}={_words(one)}" for name, one in short.items())
+    short = {
+        name: member for name, member in values.items() if isinstance(member, int | float | str)
+    }
+    fields = ", ".join(f"{name}={_words(member)}" for name, member in short.items())
     return f"{type(value).__name__}({fields})"

@@ -1,8 +1,14 @@
-"""The tables of a shard, dealt to another number of servers: what each of them gets, as records.
+"""Moves the tables of a shard to another number of servers (rescaling): the records for each server.
 
-Rows are dealt ahead while they change, and in the end, when nothing may change, those that have changed since
-they were dealt. `psfleet.core.engine.shard.table_placement` alone says which server has an id or range, so
-no server asks another what is whose. Records that come twice, or in another order, make the same tables.
+Each old server yields records (`dealt`), and each new server applies the records of all old servers to a
+DealtShard beside its own shard. Rows are dealt in two passes:
+
+    1. ahead     all rows, while training goes on and changes them
+    2. last      training is stopped: only the rows that have changed since the first pass, candidates,
+                 dense values and clocks
+
+Only table_placement.py decides which server owns an id or a range, so no server has to ask another. Records
+may arrive twice and in any order; the tables are the same.
 """
 
 import contextlib
@@ -44,24 +50,24 @@ Dealt = CreateTable | RestorePart | WriteState
 Ids = NDArray[np.int64]
 
 _NONE = np.zeros(0, np.int64)
-_AT_ONCE = 8 * PAGE  # rows among which those to deal are looked for, about
-_LEAST = 4  # segments that are looked at together: on a device that takes two launches of kernels
+_AT_ONCE = 8 * PAGE  # about how many rows one list of segments covers
+_LEAST = 4  # segments in one list, at least: on a device each list costs two launches of kernels
 _ADVANCE = 1 << 20
-"""Steps by which the clock of a table that is filled may be ahead: to set it costs a look at all rows."""
+"""Steps by which the clock of a table is set ahead while it is filled, since setting it scans all rows."""
 
 
 def dealt(
     shard: Shard, since: Mapping[int, HistoryPoint], servers: int, ahead: bool = False
 ) -> Iterator[tuple[int, Dealt]]:
-    """Yield what each of `servers` servers gets of these tables: the server, and a record for it.
+    """Yield pairs of a new server's index and a record for it, for all tables of the shard.
 
-    Ids that were evicted are not told: their positions count those of as many servers.
+    Remembered evictions are left out: readers name them by positions on the old servers.
 
     Args:
-        shard: Holds the tables.
-        since: Marks of the tables that were dealt ahead: of their rows only what has changed.
-        servers: Number of servers.
-        ahead: Only rows, which may change while they are dealt, before the others get them again.
+        shard: Shard that holds the tables.
+        since: For each table that was dealt ahead, a mark from before that; only its changes are dealt.
+        servers: New number of servers.
+        ahead: True for the first pass: rows only, which may still change.
     """
     tables = [*shard.tables.values()]
     for table in tables:
@@ -85,13 +91,15 @@ def _values(spec: TableSpec, server: int, servers: int) -> int:
 def _dealt_rows(
     table: SparseTable, since: HistoryPoint | None, servers: int, ahead: bool
 ) -> Iterator[tuple[int, Dealt]]:
-    """Each record is as the table is then, so that nothing need be kept of what changes meanwhile.
+    """Yield the records of a sparse table's rows and candidates.
 
-    A change behind it is new since a mark that was made before.
+    Each record has the rows as they are when it is made, without a copy-on-write image. A change after that
+    is found in the last pass, because its mark was made before the first pass.
     """
     spec = table.spec
     written, removed = (_NONE, _NONE) if since is None else table.set_since(since)
-    for server, ids in _split(spec, removed, servers):  # what goes makes room for what comes
+    # Removals first, to make room for the rows that follow.
+    for server, ids in _split(spec, removed, servers):
         yield server, RestorePart(spec.key, table.clock, {REMOVED: ids})
     for listed in itertools.chain([written], _listed(table, since)):
         for server, ids in _split(spec, listed, servers):
@@ -100,30 +108,34 @@ def _dealt_rows(
                 yield server, RestorePart(spec.key, table.clock, columns)
     candidates = {} if ahead else candidate_columns(table.candidates())
     for server, ids in _split(spec, candidates.get(CANDIDATE_IDS, _NONE), servers):
-        mine = np.isin(candidates[CANDIDATE_IDS], ids)
-        columns = {name: np.ascontiguousarray(column[mine]) for name, column in candidates.items()}
+        is_owned = np.isin(candidates[CANDIDATE_IDS], ids)
+        columns = {
+            name: np.ascontiguousarray(column[is_owned]) for name, column in candidates.items()
+        }
         yield server, RestorePart(spec.key, table.clock, columns)
+    # A server may get no row at all, but needs the clock.
     for server in servers_of(spec, servers):
-        yield server, RestorePart(spec.key, table.clock, {})  # the clock, also without rows
+        yield server, RestorePart(spec.key, table.clock, {})
 
 
 def _split(spec: TableSpec, ids: Ids, servers: int) -> Iterator[tuple[int, Ids]]:
-    """Yield the ids that each server is to hold, if there are any."""
+    """Yield pairs of a server and its part of these ids, without empty parts."""
     owner = owners(spec, ids, servers)
     for server in servers_of(spec, servers):
-        mine = ids[owner == server]
-        if len(mine):
-            yield server, mine
+        server_ids = ids[owner == server]
+        if len(server_ids):
+            yield server, server_ids
 
 
 def _listed(table: SparseTable, since: HistoryPoint | None) -> Iterator[Ids]:
-    """Yield the ids of all rows, or of those that updates have named since a mark."""
+    """Yield the ids of all rows, or of the rows that updates have named since a mark, in parts."""
     count = min(max(_AT_ONCE * SEGMENT_COUNT // (len(table) + 1), _LEAST), SEGMENT_COUNT)
     for first in range(0, SEGMENT_COUNT, count):
         yield table.segment_ids(first, min(first + count, SEGMENT_COUNT), since)
 
 
 def _dealt_values(table: DenseTable, shard: Shard, servers: int) -> Iterator[tuple[int, Dealt]]:
+    """Yield this server's values of a dense table, cut at the borders of the new servers' ranges."""
     spec, (step, planes) = table.spec, table.part(0, table.count)
     start, end = dense_range(spec, shard.index, shard.servers)
     for server in range(servers):
@@ -136,17 +148,17 @@ def _dealt_values(table: DenseTable, shard: Shard, servers: int) -> Iterator[tup
 
 
 class DealtShard:
-    """The tables that a server is to hold, filled beside those that it holds.
+    """New tables of a server, filled beside its present tables until the number of servers changes.
 
     Args:
-        shard: The server's shard, whose choices of memory they share. Rows on disk leave half of theirs to
-            these tables.
-        servers: Number of servers that there are to be.
-        journal: Gets records that make these tables; None: nothing is kept.
+        shard: Present shard of the server; the new tables use the same kinds of memory. If rows may be on
+            disk, it gives half of its remaining memory to the new tables.
+        servers: New number of servers.
+        journal: Receives the records that make the new tables, or None to keep no records.
 
     Attributes:
-        shard: They are its tables.
-        state: State that their server is to have beside them.
+        shard: A shard with the new tables.
+        state: State without tables that the server will have.
     """
 
     def __init__(self, shard: Shard, servers: int, journal: Journal | None = None) -> None:
@@ -162,7 +174,7 @@ class DealtShard:
         self._clocks: dict[int, TableClock] = {}
 
     def apply_record(self, record: Dealt) -> None:
-        """Take a record from any server, once or again."""
+        """Apply a record from any server. A repeated record has no further effect."""
         match record:
             case CreateTable(spec, value):
                 self.shard.create(spec, value)
@@ -173,6 +185,8 @@ class DealtShard:
             case RestorePart(table, clock, columns):
                 clock = furthest((self._clocks.get(table, clock), clock))
                 self._clocks[table] = clock
+                # Setting the clock scans all rows. So while rows arrive, a clock that is behind jumps ahead
+                # by _ADVANCE steps and then stays; the record without columns sets the exact clock.
                 filled = self.shard.tables[table]
                 if columns and isinstance(filled, SparseTable):
                     is_behind = filled.step < clock.step
@@ -182,7 +196,7 @@ class DealtShard:
                 self.shard.fill(RestorePart(table, clock, columns))
 
     def keep_values(self) -> None:
-        """Give the journal the dense tables, which have come in ranges."""
+        """Write each dense table to the journal as a whole: it has arrived in ranges, without records."""
         for table in self.shard.tables.values():
             if self.shard.journal is not None and isinstance(table, DenseTable):
                 with contextlib.closing(table.freeze()) as frozen:
@@ -190,17 +204,17 @@ class DealtShard:
                     self.shard.journal(RestorePart(table.spec.key, frozen.clock, columns))
 
     def become(self, state: ShardState) -> None:
-        """Take the state of shard 0, which all are to have beside their tables."""
+        """Keep the state of shard 0, which every new shard gets besides its tables."""
         state.workers.refused.clear()
         state.workers.addressed.clear()
         self.state = state
 
     def drop(self, shard: Shard) -> None:
-        """Let the shard go on with the tables that it has, and all of the memory."""
+        """Give the memory back to the present shard, because the change was abandoned."""
         shard.tables.budget.limit = self._limit
 
     def replace(self, shard: Shard) -> None:
-        """Let the shard for which these tables were made hold them, as one of so many servers."""
+        """Put the new tables into the server's shard, in place of its present tables."""
         tables = self.shard.tables
         tables.makers = shard.tables.makers
         tables.changes.number_after(shard.tables.changes)

@@ -1,9 +1,13 @@
-"""Sync mode: who is in which round, what is held for it, and when it closes.
+"""Rounds of sync mode: which workers are members of a round, which pushes are held for it, when it closes.
 
-The rules R2, R3 and R8 of docs/protocol.md: a push is first held by every server; only then does its
-worker commit it with the next pull. A server closes a round when every member has committed it, so a
-closed round is one that every server holds whole. Of an incarnation that has ended the coordinator says what
-its last round is, in its place.
+A worker takes part in a round in two steps (rules R2, R3 and R8 of docs/protocol.md):
+
+    1. push      each server checks it and holds it; the tables do not change
+    2. commit    sent with the next pull, once all servers hold the push
+
+A server closes a round when every member has committed it: it applies the mean of the held pushes. So no
+server closes a round of which another server lacks a push. For an incarnation that has ended, the coordinator
+decides its last round instead of a commit.
 """
 
 from collections.abc import Mapping
@@ -16,16 +20,17 @@ from psfleet.core.engine.shard.membership_view import SeatView
 
 @dataclass
 class Rounds:
-    """Rounds of one shard. `closed` is the last one whose update is in the tables.
+    """Rounds of one shard. The open round is round `closed` + 1.
 
     Attributes:
-        seats: Worker seats, taken or vacant; all of them are members unless they rest or have left.
-        first: Round from which on a seat is a member, if not from the beginning.
+        seats: Seats of workers, taken or vacant. A seat is a member unless it rests or has left.
+        closed: Last round whose update is in the tables.
+        first: First round in which a seat is a member, for seats that were not there from the beginning.
         held: Pushes of the open round, by seat.
         committed: Highest round that each seat has committed.
         counted: Last closed round with a push of the seat's present incarnation.
-        resting, left: Seats that are no members for now, or for good.
-        rests: Number of the last rest of each seat, so that a repeated one has no effect.
+        resting, left: Seats that are no members at present, and seats that have left for good.
+        rests: Number of each seat's last rest. A repeated message has the same number and no effect.
         reached: Last round that any server had closed when the view was decided.
     """
 
@@ -66,14 +71,18 @@ class Rounds:
         return push.withdrawn and is_open and bool(earlier.gradients)
 
     def hold(self, push: Push) -> None:
-        """Hold a new push for the open round, in place of one that its worker withdraws."""
+        """Hold a new push for the open round. It replaces the push that its worker withdraws, if any."""
         self.resting.discard(push.worker)
         self.held[push.worker] = push
 
     def commit(self, worker: int, number: int) -> bool:
-        """The worker knows that all servers hold its push of round `number`; whether that is news."""
+        """Note that all servers hold the worker's push of round `number`; return whether this is new.
+
+        Raises:
+            ProtocolError: The push is not here.
+        """
         if number < self.first.get(worker, 1):
-            return False  # it only waits for a round before its incarnation
+            return False  # the worker only waits for a round before its first one
         if number > self.closed and worker not in self.held:
             raise ProtocolError(f"worker {worker} committed round {number}, whose push is not here")
         is_news = number > self.sure_of(worker)
@@ -94,23 +103,23 @@ class Rounds:
         return number > self.rests.get(worker, 0)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """The worker sits out until everybody does. It has committed all its pushes."""
+        """Note that a worker rests until all workers rest or have left. It has committed all its pushes."""
         self.rests[worker] = number
         self.resting.add(worker)
         self._all_back()
 
     def leave(self, worker: int) -> None:
-        """The worker is gone for good."""
+        """Note that a worker has left for good."""
         self.left.add(worker)
         self._all_back()
 
     def go_on_from(self, last: int) -> None:
-        """The next round is the one after `last`; up to there every seat has done its part in its way."""
+        """Number rounds on from `last` after a mode switch, as if every seat had taken part in `last`."""
         self.closed = last
         self.counted = dict.fromkeys(self.seats, last)
 
     def go_back(self) -> None:
-        """Nothing of the open round counts, and no rest: all workers begin anew and do both again."""
+        """Drop the open round and all rests, because all workers restart and repeat both."""
         self.held.clear()
         self.resting.clear()
         self.rests.clear()
@@ -120,7 +129,7 @@ class Rounds:
             )
 
     def begin_incarnation(self, worker: int) -> None:
-        """An incarnation begins on a shard that has no view: what the seat's earlier one left is void."""
+        """Drop what the earlier incarnation of a seat has left, on a shard without views."""
         self.held.pop(worker, None)
         self._drop_worker(worker)
         self.rests.pop(worker, None)
@@ -128,10 +137,16 @@ class Rounds:
     def install(
         self, seats: Mapping[int, SeatView], before: Mapping[int, int], last_closed: int
     ) -> None:
-        """Be what a view says; `before`: the incarnation of each seat until now.
+        """Adopt the membership of a view.
 
-        A seat's push that is held counts if the view says so, as if it were committed; else it is
-        dropped. Who rests follows from the numbers of the rests, and is thus equal on all servers.
+        A held push stays if the view counts its incarnation in the round; if that incarnation has ended, the
+        push also counts as committed. Other held pushes are dropped. The seats that rest follow from the
+        numbers of their rests, and are therefore the same on all servers.
+
+        Args:
+            seats: Seats of the view.
+            before: Incarnation of each seat until now.
+            last_closed: Last round that any server had closed.
         """
         self.reached = last_closed
         for seat in [*self.held]:
@@ -148,6 +163,7 @@ class Rounds:
             if seats[seat].left:
                 self.left.add(seat)
         self.left &= self.seats
+        # A seat that has rested for more collectives than the slowest seat still waits for that seat.
         slowest = min((self.rests[seat] for seat in self.seats - self.left), default=0)
         self.resting = {seat for seat in self.seats - self.left if self.rests[seat] > slowest}
 
@@ -172,7 +188,7 @@ class Rounds:
         self.left.discard(worker)
 
     def members(self) -> list[int]:
-        """Seats whose pushes make up the open round, in order."""
+        """Return the seats whose pushes make up the open round, in order."""
         return sorted(
             seat for seat in self.seats | self.held.keys() if seat in self.held or self._is_in(seat)
         )
@@ -185,11 +201,11 @@ class Rounds:
         )
 
     def sure_of(self, seat: int) -> int:
-        """The last round of which every server holds the seat's push, as far as is known here."""
+        """Return the last round of which every server is known to hold the seat's push."""
         return max(self.committed.get(seat, 0), self.counted.get(seat, 0))
 
     def running(self) -> list[int]:
-        """Seats that push: all but those that rest or have left."""
+        """Return the seats that push: all seats that neither rest nor have left."""
         return sorted(self.seats - self.resting - self.left)
 
     def remaining(self) -> int:
@@ -201,7 +217,7 @@ class Rounds:
         return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
-        """Members that have not committed the open round."""
+        """Return the members that have not committed the open round."""
         return [
             seat
             for seat in self.members()
@@ -211,14 +227,15 @@ class Rounds:
     def is_complete(self) -> bool:
         """Return whether every member has committed the open round.
 
-        A round without members is complete if a later one has members. So is one of which nothing
-        is held here and which another server has closed: it had no members there.
+        A round without members is complete if a later round has members. So is a round of which nothing is
+        held here and which another server has closed: it had no members on that server.
         """
         if self.held:
             return not self.awaited()
         if self.closed < self.reached:
             return True
-        # The first question is part of the second; mostly no worker joins, and it is asked at each call.
+        # The first condition follows from the second. It is there because this runs at each call, and mostly
+        # no worker has just joined.
         return (
             max(self.first.values(), default=0) > self.closed + 1
             and any(self.first.get(seat, 1) > self.closed + 1 for seat in self.running())
@@ -226,7 +243,7 @@ class Rounds:
         )
 
     def close(self) -> list[Push]:
-        """Close the open round; its pushes in seat order."""
+        """Close the open round, and return its pushes in the order of seats."""
         pushes = [self.held[seat] for seat in sorted(self.held)]
         self.held.clear()
         self.closed += 1
@@ -243,5 +260,6 @@ class Rounds:
         assert self.resting <= self.seats
 
     def _all_back(self) -> None:
+        """End all rests if no worker runs any longer: every worker has arrived at the collective."""
         if not self.running() and not self.held:
             self.resting.clear()

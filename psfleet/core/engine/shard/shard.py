@@ -178,15 +178,15 @@ class Shard:
         self.consistency.begin_incarnation(worker)
 
     def _switch(self, event: Join) -> list[Instruction]:
-        """Switch to another mode, after a collective of all workers, with nothing under way.
+        """Switch to another mode, after a collective of all workers, with nothing in flight.
 
-        Numbers go on from the highest that was used, in rounds and in every worker's sequence, so that
-        whatever of the old mode still arrives late is recognised as old. No worker waits for a pull then:
-        those that wait here are copies that came late.
+        Rounds and the pushes of every worker are numbered on from the highest number that was used, so that
+        a late message of the old mode is recognised as old. No worker waits for a pull during the switch, so
+        pulls that wait here are late copies, and expire.
         """
         late = [instruction for call in [*self._waiting] for instruction in self._expire(call)]
         self._record(event)
-        # An incarnation of which this shard may not know has perhaps come further than those that it knows.
+        # `event.last` is from all servers: an incarnation that this shard does not know may be further.
         last = max(self.progress(), event.last)
         self.workers.go_on_from(last)
         self.consistency.switch(event, last)
@@ -212,8 +212,8 @@ class Shard:
         holds = self.consistency.declared.has_rounds
         fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
-            held = self.rounds.held if holds else None
-            waiting_bytes, evictions = plan_push_room(self.tables, push, held)
+            waiting = self.rounds.held if holds else None
+            waiting_bytes, evictions = plan_push_room(self.tables, push, waiting)
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
             # If the log is full after this record, the rows have gone all the same: the push is sent again,
@@ -233,20 +233,20 @@ class Shard:
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
     def note(self, push: Push) -> None:
-        """Know, in a mode without rounds, of a new push that is about to update the tables."""
+        """Note, in a mode without rounds, a new push that is about to update the tables."""
         self.workers.pushed(push)
         self.staleness.pushed(push.worker)
         self.consistency.pushed(push)
 
     def serve(self, pull: Pull) -> None:
-        """Know that a pull is answered."""
+        """Note that a pull is answered."""
         self.staleness.pulled(pull.worker)
         self.consistency.serve(pull)
 
     def _pull(self, pull: Pull, call: Call) -> list[Instruction]:
         self.workers.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
-            self.tables[read.table]  # or it is refused
+            self.tables[read.table]  # raises UnknownTable, which refuses the pull
         if not pull.commit and self.consistency.is_ready(pull):  # it changes nothing for others
             return [self._serve(call, pull)]
         if pull.commit and self.rounds.commit(pull.worker, pull.commit):
@@ -259,9 +259,10 @@ class Shard:
         return [] if pull is None else [SendError(call, self.consistency.late(pull))]
 
     def _advance(self) -> list[Instruction]:
-        """Close what can be closed and serve every pull that waits for nothing more.
+        """Make a due cut, close complete rounds, and serve every pull that no longer has to wait.
 
-        What led here has taken effect. A close without room waits: an error would reach one caller only.
+        The event that led here has already taken effect. If the log has no room for the close, the round
+        waits for RetryRoom, because an error would reach only the caller of this event.
         """
         instructions = [] if self.cuts.under_way is None else self._cut_if_due()
         self.waits_for_room = False
@@ -284,7 +285,9 @@ class Shard:
         return instructions
 
     def _may_close(self) -> bool:
-        settled = not self.replaying and self.workers.is_settled()  # in a replay records say it
+        settled = (
+            not self.replaying and self.workers.is_settled()
+        )  # at replay, records close rounds
         return settled and self.consistency.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
@@ -292,10 +295,15 @@ class Shard:
         return SendValues(call, pull.reads)
 
     def create(self, spec: TableSpec, value: Floats, maker: int | None = None) -> bool:
-        """Make a table unless it is there; `value` is this server's slice (dense) or empty.
+        """Make a table unless it exists; return whether it was made.
+
+        Args:
+            spec: Definition of the table.
+            value: First values of this server's range (dense), or empty (sparse).
+            maker: Worker that makes the table, if it is one.
 
         Raises:
-            TableConflict: It is there with another definition.
+            TableConflict: A table of this name has another definition.
         """
         if self.tables.has(spec):
             return False
@@ -312,7 +320,7 @@ class Shard:
         """Set a part of a table as a snapshot holds it.
 
         Raises:
-            UsageError: The table has no room, or it is not a part of it; nothing was changed.
+            UsageError: The table has no room, or the part does not fit it; nothing was changed.
         """
         with self.tables.budget.loading():
             check_room(self.tables[fill.table], fill.columns)
@@ -351,8 +359,8 @@ class Shard:
         return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
-        other = None if self.consistency.declared.has_rounds else self.mode
-        event.cutting.check_round(self.rounds.closed, other, self.index)
+        other_mode = None if self.consistency.declared.has_rounds else self.mode
+        event.cutting.check_round(self.rounds.closed, other_mode, self.index)
         self.cuts.begin_cut(event.cutting)
         return [SendOutcome(call, number=self.rounds.closed), *self._advance()]
 
@@ -364,9 +372,9 @@ class Shard:
     def _wait_for_cut(self, push: Push) -> None:
         """Refuse for now a push behind the mark of a cut that has not been made.
 
-        The mark that the push brings is a message of its own, which stays if the push is refused for now: it
-        may come before the worker's MarkCut. So this is the last check of a push, and one that is refused for
-        another reason marks nothing.
+        The mark that the push brings takes effect even if the push is refused for now, because the push may
+        arrive before the worker's MarkCut. So this is the last check of a push: a push that is refused for
+        another reason must mark nothing.
         """
         if push.cut is not None:
             number, last = push.cut
@@ -381,14 +389,14 @@ class Shard:
         assert cutting is not None
         try:
             self._record(MakeCut(cutting.number))
-        except PsfleetError:  # it cannot be kept, and is not reported as made
+        except PsfleetError:  # without its record the cut must not be reported as made
             self.cuts.give_up()
             return []
         self.cuts.complete_cut()
         return [WriteSnapshot(self.freeze(cutting))]
 
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
-        """Return an image of the shard now, which is read while the shard goes on, and then closed."""
+        """Return an image of the shard now. It may be read while the shard continues, and must be closed."""
         cutting = cutting or PendingCut(0)
         frozen = FrozenShard(
             cutting.number,
@@ -422,7 +430,7 @@ class Shard:
         self.tables.makers = state.makers
 
     def _freeze(self, event: PrepareView) -> ViewReport:
-        """Close no round until the view is installed; where this shard stands."""
+        """Stop closing rounds until the view is installed, and return the report of this shard."""
         self.workers.freeze(event)
         self.cuts.give_up()
         return self.workers.report(self.mode or "", self.rounds)
@@ -444,7 +452,8 @@ class Shard:
         return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
     def apply_view(self, event: InstallView) -> None:
-        """Let a view take effect."""
+        """Adopt the membership of a view, and begin the incarnations that are new in it."""
+        # Rounds first: they compare the view with the incarnations so far, which `workers.install` replaces.
         self.consistency.install(event, self.workers.incarnations)
         for worker, incarnation in self.workers.install(event):
             self._begin_incarnation(worker, incarnation)

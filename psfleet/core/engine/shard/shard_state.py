@@ -1,9 +1,13 @@
-"""The mode in which a fleet runs, as one shard keeps it: whose pushes it holds, what pulls wait for.
+"""The consistency mode of the fleet as one shard keeps it: which pushes are held, and what pulls wait for.
 
-In a mode without rounds a pull waits by the gate that the declaration of the mode names: until no other
-worker is too far behind the push that it follows. Workers that rest at a collective do not count (rule R14 of
-docs/protocol.md): the collective would otherwise wait for those who wait for them. When all have met, every
-clock starts again at 0, on every server at the same place in each worker's stream.
+A mode with rounds keeps them in Rounds. In a mode without rounds, a PullGate decides: in ssp mode a pull
+waits until no other worker is too many pushes behind. Workers that rest at a collective are not waited for
+(rule R14 of docs/protocol.md); otherwise the collective would wait for the pull, and the pull for workers
+that are already at the collective. After a collective every clock restarts at 0, on every server at the
+same point of each worker's stream.
+
+ConsistencyState is the part of the shard that depends on the mode, and ShardState is all that a snapshot
+stores of a shard besides its tables.
 """
 
 import copy
@@ -25,17 +29,18 @@ from psfleet.core.engine.shard.workers import Workers
 
 @dataclass
 class PullGate:
-    """The clocks of one shard's workers, and which pulls they let pass: all, unless a rule says otherwise.
+    """Clocks of one shard's workers, and the rule for pulls. This base class lets every pull pass.
 
-    A worker's clock counts its pushes since the last collective; the push brings it, and the pull that
-    follows names it. A rule derives from this class and overrides `awaited` and `wait`. Clocks and
-    `leading_steps` are durable; whatever else it keeps starts anew with the process.
+    A worker's clock is the number of its pushes since the last collective. A push brings the clock, and the
+    pull after it names the same clock. A rule is a subclass that overrides `awaited` and `wait`. Clocks and
+    `leading_steps` are stored with the shard; any other attribute of a subclass is lost when the process
+    ends.
 
     Attributes:
-        mode: With the settings that servers know.
-        at: Clock of each seat; one without it has pushed nothing.
-        leading_steps: Largest lead in steps of a worker at a pull.
-        tick_every: Wanted seconds between calls of `tick`; 0: the rule does not depend on time.
+        mode: Consistency mode, with the settings that servers know.
+        at: Clock of each seat. A seat that has pushed nothing has no entry.
+        leading_steps: Largest lead of a worker at a pull, in steps.
+        tick_every: Seconds between the calls of `tick` that the rule needs, or 0 if it ignores time.
     """
 
     mode: ConsistencyMode = NO_MODE
@@ -44,13 +49,16 @@ class PullGate:
     tick_every: ClassVar[float] = 0.0
 
     def begin_incarnation(self, worker: int, live: Iterable[int]) -> int:
-        """An incarnation begins beside others that are under way: its clock, that of the slowest of them."""
-        others = [self.at.get(seat, 0) for seat in live if seat != worker]
-        self.at[worker] = min(others, default=0)
+        """Give a new incarnation the clock of the slowest running worker, and return that clock.
+
+        A clock of 0 would make every other worker wait until the new incarnation has caught up.
+        """
+        live_clocks = [self.at.get(seat, 0) for seat in live if seat != worker]
+        self.at[worker] = min(live_clocks, default=0)
         return self.at[worker]
 
     def advance(self, worker: int, clock: int) -> None:
-        """The worker's next push has come, with that clock: lower than before if it began anew."""
+        """Set the clock that a new push has brought. It is lower than before if the worker has restarted."""
         self.at[worker] = clock
 
     def restart(self) -> None:
@@ -58,7 +66,7 @@ class PullGate:
         self.at.clear()
 
     def tick(self, seconds: float) -> None:
-        """Time has passed. Pulls that wait are asked about again."""
+        """Tell the rule that `seconds` have passed. The shard then checks its waiting pulls again."""
 
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
         """Return the workers that the pull waits for, without those that rest or have left."""
@@ -69,7 +77,7 @@ class PullGate:
         return f"worker {pull.worker} is too far ahead"
 
     def serve(self, pull: Pull, live: Iterable[int]) -> None:
-        """The pull is answered."""
+        """Note that the pull is answered."""
         behind = min((self.at.get(seat, 0) for seat in live), default=pull.clock)
         self.leading_steps = max(self.leading_steps, pull.clock - behind)
 
@@ -79,7 +87,7 @@ class PullGate:
 
 @dataclass
 class SspClock(PullGate):
-    """The bound of a mode that has the setting `staleness`."""
+    """Gate of modes with clocks: a pull waits while its worker is over `staleness` pushes ahead."""
 
     @property
     def staleness(self) -> int:
@@ -88,8 +96,8 @@ class SspClock(PullGate):
         return int(mode.staleness)
 
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
-        """Those too far behind it."""
-        slowest = pull.clock - self.staleness
+        """Return the workers that are more than `staleness` pushes behind the pull."""
+        slowest = pull.clock - self.staleness  # lowest clock that the pull does not wait for
         return [seat for seat in live if self.at.get(seat, 0) < slowest]
 
     @override
@@ -102,22 +110,21 @@ class SspClock(PullGate):
 
 
 class TickTimer:
-    """Time since the last tick of a shard.
-
-    Time in which no rule asks for ticks does not count.
+    """Decides when the next tick of a shard is due. Time in which no rule needs ticks does not count.
 
     Args:
-        now: Seconds, of a clock that never goes back.
+        now: Seconds of a monotonic clock.
     """
 
     def __init__(self, now: float) -> None:
         self._told = now
 
     def due(self, every: float, now: float) -> float:
-        """Seconds to tell the shard; 0: it is not time yet.
+        """Return the seconds since the last tick if a tick is due, else 0.
 
         Args:
-            every: The shard's `tick_every`.
+            every: Interval that the shard needs (`tick_every`), or 0 if it needs no ticks.
+            now: Seconds of the same clock.
         """
         if not every:
             self._told = now
@@ -125,20 +132,20 @@ class TickTimer:
         return seconds if every and seconds >= every else 0.0
 
     def mark_ticked(self, now: float) -> None:
-        """The shard knows."""
+        """Note that the shard has handled the tick that was due at `now`."""
         self._told = now
 
 
 @dataclass
 class ConsistencyState:
-    """The mode, and the rounds or the gate that it needs.
+    """Consistency mode of the fleet, with its rounds or its gate.
 
     Attributes:
-        server: Name of the shard's server, for messages.
-        rounds: Also says in every mode who runs, rests and has left.
+        server: Index of the shard's server, for messages.
+        rounds: Rounds of the shard. In every mode they also record which workers run, rest and have left.
         declared: The mode, with the settings that servers know.
-        switches: Changes of the mode so far.
-        gate: Rule by which pulls wait in a mode without rounds.
+        switches: Number of mode switches so far.
+        gate: Rule for the waiting of pulls in a mode without rounds.
     """
 
     server: int
@@ -152,11 +159,16 @@ class ConsistencyState:
 
     @property
     def mode(self) -> Mode | None:
-        """The name of the mode; None: no worker has joined."""
+        """Name of the mode, or None until the first worker joins."""
         return cast(Mode, self.declared.name) or None
 
     def check_mode(self, event: Join) -> None:
-        """Refuse a worker that asks for another mode, or for a change of it that cannot be made."""
+        """Refuse a worker that joins with another mode, or that asks for an impossible mode switch.
+
+        Raises:
+            ConfigError: The mode or one of its settings differs from the fleet's.
+            ProtocolError: The switch has the wrong number, or pushes of a round are still held.
+        """
         if event.switch <= self.switches:
             if self.mode is not None:
                 self._check_same(event)
@@ -181,21 +193,21 @@ class ConsistencyState:
                 f"worker {event.worker} asks for mode {event.mode.name!r}, "
                 f"but the fleet runs in mode {self.mode!r}"
             )
-        for name, own in self.declared.agreed_settings.items():
+        for name, fleet_value in self.declared.agreed_settings.items():
             setting = event.mode.agreed_settings[name]
-            if setting != own:
+            if setting != fleet_value:
                 raise ConfigError(
                     f"worker {event.worker} asks for a {name} of {setting}, "
-                    f"but the fleet runs with {own}"
+                    f"but the fleet runs with {fleet_value}"
                 )
 
     def start(self, event: Join) -> None:
-        """The fleet runs in the mode of this worker, which is its own if it has one."""
-        if event.mode.agreed() != self.declared:  # else the gate keeps what it knows
+        """Set the mode to that of a joining worker, which `check_mode` has accepted."""
+        if event.mode.agreed() != self.declared:  # the same mode again must not reset the gate
             self._be_in(event.mode, self.gate)
 
     def switch(self, event: Join, last: int) -> None:
-        """Go on in another mode; rounds go on after `last`."""
+        """Switch to another mode. Rounds are numbered on from `last`."""
         self.rounds.go_on_from(last)
         self._be_in(event.mode, PullGate())
         self.switches = event.switch
@@ -206,33 +218,39 @@ class ConsistencyState:
         self.gate = kind(self.declared, before.at, before.leading_steps)
 
     def begin_incarnation(self, worker: int) -> None:
-        """An incarnation begins: its clock."""
+        """Give a new incarnation its clock."""
         self.gate.begin_incarnation(worker, self.rounds.running())
 
     def leave(self, worker: int) -> None:
-        """The worker is gone for good."""
+        """Note that a worker has left for good, which may complete a collective."""
         rested = bool(self.rounds.resting)
         self.rounds.leave(worker)
         self._restart_after_collective(rested)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """The worker sits out until everybody does."""
+        """Note that a worker rests until all workers rest, which completes a collective."""
         self.rounds.rest_worker(worker, number)
         self._restart_after_collective(True)
 
     def install(self, event: InstallView, before: Mapping[int, int]) -> None:
-        """Be what a view says; `before`: the incarnation of each seat until now."""
+        """Adopt the membership of a view.
+
+        Args:
+            event: The view.
+            before: Incarnation of each seat until now.
+        """
         rested = bool(self.rounds.resting)
         counts = self.mode is None or self.declared.has_rounds
         self.rounds.install(event.seats, before, event.closed if counts else 0)
         self._restart_after_collective(rested)
 
     def _restart_after_collective(self, rested: bool) -> None:
-        if rested and not self.rounds.resting:  # all that were expected have come
+        # Workers rested and now none does: the last expected worker has arrived at the collective.
+        if rested and not self.rounds.resting:
             self.gate.restart()
 
     def pushed(self, push: Push) -> None:
-        """A push has come, in a mode without rounds."""
+        """Note a new push in a mode without rounds."""
         if self.declared.pull_gate:
             self.gate.advance(push.worker, push.clock)
 
@@ -243,7 +261,7 @@ class ConsistencyState:
         return pull.commit <= self.rounds.closed
 
     def serve(self, pull: Pull) -> None:
-        """The pull is answered."""
+        """Note that the pull is answered."""
         if self.declared.pull_gate:
             self.gate.serve(pull, self.rounds.running())
 
@@ -251,24 +269,25 @@ class ConsistencyState:
         """Return the error for a pull that has waited for too long."""
         if self.declared.pull_gate:
             seats = self.gate.awaited(pull, self.rounds.running())
-            what = (
+            reason = (
                 f"{self.gate.wait(pull)} on server {self.server} and was not caught up with in time"
             )
         else:
             seats = self.rounds.awaited()
-            what = f"round {pull.commit} did not close in time on server {self.server}"
+            reason = f"round {pull.commit} did not close in time on server {self.server}"
         waiting = ", ".join(f"worker {seat}" for seat in seats)
-        return DeadlineExceeded(f"{what}: it waits for {waiting}")
+        return DeadlineExceeded(f"{reason}: it waits for {waiting}")
 
     def tick_every(self, others: float) -> float:
-        """Return the wanted seconds between ticks; 0: none are wanted.
+        """Return the seconds between the ticks that gate and tables need, or 0 if both ignore time.
 
-        `others`: those that the tables want.
+        Args:
+            others: Seconds between the ticks that the tables need, or 0.
         """
         return min(filter(None, (others, self.gate.tick_every)), default=0.0)
 
     def tick(self, seconds: float) -> bool:
-        """Time has passed; whether pulls may have waited for it."""
+        """Tell the gate that `seconds` have passed; return whether waiting pulls must be checked again."""
         self.gate.tick(seconds)
         return bool(self.gate.tick_every)
 
@@ -280,13 +299,13 @@ class ConsistencyState:
 
 @dataclass(frozen=True)
 class ShardState:
-    """Stored state of a shard; everything else starts anew with its process.
+    """State of a shard that is stored with its tables. Everything else is lost with the process.
 
     Attributes:
-        workers: Their incarnations, and how far these are.
-        consistency: The mode with its rounds and clocks.
+        workers: Incarnations of the workers and their progress.
+        consistency: Consistency mode with its rounds and clocks.
         cut: Number of the last snapshot for which the shard was cut.
-        makers: By key of the table the worker that made it, if one did.
+        makers: Worker that made each table, by key. A table that no worker made has no entry.
     """
 
     workers: Workers = field(default_factory=lambda: Workers(0, 0))
@@ -297,6 +316,6 @@ class ShardState:
     makers: dict[int, int] = field(default_factory=dict)
 
     def copied(self) -> "ShardState":
-        """The same value, of which nothing changes later. Held pushes never change and are shared."""
+        """Return a deep copy. Held pushes are shared with the original, since a push never changes."""
         pushes = {id(push): push for push in self.consistency.rounds.held.values()}
         return copy.deepcopy(self, pushes)

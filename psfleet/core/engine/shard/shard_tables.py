@@ -29,7 +29,7 @@ from psfleet.core.engine.tables.row_data import HistoryPoint, TableChanges, chec
 from psfleet.core.engine.tables.row_snapshot import FrozenTable
 from psfleet.core.engine.tables.sparse import SparseTable
 
-MOST = 2**62  # that a count may reach; those on the wire have 64 bits
+MOST = 2**62  # largest count of updates or samples; counts on the wire have 64 bits
 
 
 Floats = NDArray[np.float32]
@@ -38,13 +38,13 @@ Table = DenseTable | SparseTable
 
 @dataclass
 class ShardCounters:
-    """Not part of the shard's state.
+    """Counts of pushes, for displays. They are not part of the shard's state.
 
     Attributes:
-        pushes: That were new.
-        repeats: Pushes that had come before.
-        samples: Behind the pushes of each worker.
-        losses: The last one of each worker.
+        pushes: Number of new pushes.
+        repeats: Number of pushes that had arrived before.
+        samples: Number of samples of each worker's pushes.
+        losses: Last loss of each worker.
     """
 
     pushes: int = 0
@@ -53,7 +53,12 @@ class ShardCounters:
     losses: dict[int, float] = field(default_factory=dict)
 
     def count(self, push: Push, fresh: bool) -> None:
-        """A push has come, for the first time or not."""
+        """Count a push.
+
+        Args:
+            push: The push.
+            fresh: False if it is a repeat.
+        """
         if not fresh:
             self.repeats += 1
             return
@@ -65,14 +70,18 @@ class ShardCounters:
 
 
 class ShardTables(dict[int, Table]):
-    """By their keys; for a key that is none of theirs UnknownTable. `read` may run beside everything else.
+    """Tables of one shard by key. An unknown key raises UnknownTable.
+
+    One thread at a time changes tables, under the shard's lock; `read` may run beside it in other threads.
 
     Attributes:
-        makers: By key the worker that made a table, if one did.
-        budgets: The memory that they share, by its kind.
+        index: Index of the shard's server.
+        servers: Number of servers.
+        makers: Worker that made each table, by key. A table that no worker made has no entry.
+        budgets: Budget of each kind of memory, which the tables share.
         choice: Choice of each table's memory.
         changes: Log of the last changes, for followers.
-        version: Rises when a table comes, or takes the place of another one.
+        version: Number that rises when a table is added or replaced.
     """
 
     def __init__(self, index: int, servers: int) -> None:
@@ -101,12 +110,12 @@ class ShardTables(dict[int, Table]):
 
     @property
     def budget(self) -> MemoryBudget:
-        """The host memory that they share."""
+        """Budget of host memory."""
         return self.budgets[HOST.name]
 
     @property
     def device_limit(self) -> int | None:
-        """Bytes that tables may take of memories that are not the host's; None: there is no limit."""
+        """Bytes that tables may take of memories other than the host's, or None for no limit."""
         limits = [
             budget.limit
             for name, budget in self.budgets.items()
@@ -115,41 +124,43 @@ class ShardTables(dict[int, Table]):
         return sum(limits) if limits else None
 
     def sparse(self) -> Iterator[tuple[int, SparseTable]]:
-        """The sparse ones."""
+        """Return pairs of key and table for the sparse tables."""
         return ((key, table) for key, table in self.items() if isinstance(table, SparseTable))
 
     def specs(self) -> dict[int, TableSpec]:
-        """The definitions of all, which say the servers that hold them."""
+        """Return the definition of every table by key, with the group of servers that holds it."""
         return {key: table.spec for key, table in self.items()}
 
     def has(self, spec: TableSpec) -> bool:
         """Return whether the table exists.
 
         Raises:
-            TableConflict: It is there with another definition.
+            TableConflict: A table of this name has another definition.
         """
-        there = self.get(spec.key)
-        if there is not None and spec.kind == there.spec.kind == "dense":
-            # Its first values came with it. Those of Xavier follow from its shape, which may have grown.
-            spec = replace(spec, initializer=there.spec.initializer, seed=there.spec.seed)
-        if there is not None and there.spec != spec:
+        existing = self.get(spec.key)
+        if existing is not None and spec.kind == existing.spec.kind == "dense":
+            # The initializer of a dense table does not matter once it exists, and may differ: Xavier's values
+            # follow from the shape, which `psfleet ckpt migrate` may have enlarged.
+            spec = replace(spec, initializer=existing.spec.initializer, seed=existing.spec.seed)
+        if existing is not None and existing.spec != spec:
             raise TableConflict(
                 f"table {spec.name!r} exists with another definition: "
-                f"{_difference(there.spec, spec)}; declare it alike on all workers, name it anew, or, if "
+                f"{_difference(existing.spec, spec)}; declare it alike on all workers, name it anew, or, if "
                 f"one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or with "
                 "--shape if it is dense and gets longer axes"
             )
-        return there is not None
+        return existing is not None
 
     def make(self, spec: TableSpec, value: Floats, may_refuse: bool = True) -> Table:
-        """A new table, which is not among these yet.
+        """Make a table without adding it to these tables.
 
         Args:
-            value: This server's slice (dense) or empty.
-            may_refuse: Refuse a device that is not here, or has no room; else the table gets host memory.
+            spec: Definition of the table.
+            value: First values of this server's range (dense), or empty (sparse).
+            may_refuse: True to refuse a table whose device is missing or full; False to use host memory then.
 
         Raises:
-            UsageError: There is too little memory for it.
+            UsageError: There is too little memory for the table.
         """
         kind = self.choice.kind_for(spec, may_refuse)
         try:
@@ -182,19 +193,20 @@ class ShardTables(dict[int, Table]):
         if budget is None:
             budget = self.budgets[kind.name] = kind.budget()
             budget.folder = self.choice.folder
-        if budget.limit is None:  # nothing of psfleet's is there yet
+        # Ask for the limit before the first table is made: free memory is measured without psfleet's tables.
+        if budget.limit is None:
             budget.limit = self.choice.limit(kind)
         return budget
 
     def read(self, reads: Iterable[Read]) -> list[Floats]:
-        """Values for a pull: sparse rows [n, dim] in the order of the ids, dense this slice."""
+        """Return the values for a pull: sparse float32 [n, dim] by id, or this server's dense range."""
         reads = list(reads)
         out = [np.empty(shape, np.float32) for shape in map(self.shape_of, reads)]
         self.read_into(reads, out)
         return out
 
     def shape_of(self, read: Read) -> tuple[int, ...]:
-        """The shape of the values that the read asks for."""
+        """Return the shape of the values for a read: (n, dim) or (values of this server,)."""
         table = self[read.table]
         if isinstance(table, DenseTable):
             return (table.count,)
@@ -203,7 +215,7 @@ class ShardTables(dict[int, Table]):
         return (len(read.ids), table.spec.dim)
 
     def read_into(self, reads: Iterable[Read], out: Iterable[Floats]) -> None:
-        """Write the values of each read to an array of its shape."""
+        """Write the values of each read to an array of the shape that `shape_of` gives."""
         for read, values in zip(reads, out, strict=True):
             table = self[read.table]
             if isinstance(table, DenseTable):
@@ -250,24 +262,24 @@ class ShardTables(dict[int, Table]):
             raise ShapeError(f"table {name!r} is sparse; its state has ids")
         else:
             check_rows(name, ids, state.values, table.spec.dim * count)
-            for part, wanted in (
+            for part, expected_shape in (
                 (state.touched, ids.shape),
                 (state.scores, (len(ids), table.spec.scores)),
             ):
-                if part is not None and part.shape != wanted:
+                if part is not None and part.shape != expected_shape:
                     raise ShapeError(
                         f"table {name!r}: a state of {len(ids)} rows comes with an array {part.shape}"
                     )
 
     def check_shrink(self, event: Shrink) -> None:
-        """Refuse to shrink a dense table, or by no number."""
+        """Refuse to shrink a dense table, or with a threshold that is not finite."""
         if event.table and not isinstance(table := self[event.table], SparseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
         if not math.isfinite(event.threshold or 0.0):
             raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
 
     def restore(self, state: PartState) -> None:
-        """Set a part of a table."""
+        """Set a part of a table, which `check_state` has accepted."""
         table = self[state.table]
         if isinstance(table, DenseTable):
             table.restore(state.step, list(state.values), state.start)
@@ -277,7 +289,7 @@ class ShardTables(dict[int, Table]):
             table.restore(state.ids, state.values, state.touched, state.scores)
 
     def shrink(self, event: Shrink) -> int:
-        """Let rows go that are worth little or not in use; how many went."""
+        """Remove rows that are worth little or not in use; return their number."""
         return sum(
             table.shrink(event.threshold, event.unseen)
             for key, table in self.sparse()
@@ -285,45 +297,48 @@ class ShardTables(dict[int, Table]):
         )
 
     def evicted(self, key: int, position: int, limit: int) -> EvictedIds:
-        """Evictions of a sparse table, see SparseTable.evicted."""
+        """Return up to `limit` evictions of a sparse table from `position` on (SparseTable.evicted)."""
         table = self[key]
         if isinstance(table, DenseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only rows are evicted")
         return table.evicted(position, limit)
 
     def evict(self, key: int, ids: NDArray[np.int64]) -> None:
-        """Let these rows of a sparse table go."""
+        """Evict these rows of a sparse table because memory is short."""
         table = self[key]
         assert isinstance(table, SparseTable)
         table.remove(ids, EvictionCause.MEMORY)
 
     @property
     def tick_every(self) -> float:
-        """Wanted seconds between ticks; 0: none are wanted."""
+        """Seconds between the ticks that the tables need, or 0 if none depends on time."""
         intervals = (table.tick_every for _, table in self.sparse())
         return min((every for every in intervals if every), default=0.0)
 
     def tick(self, seconds: float) -> None:
-        """So many seconds have passed."""
+        """Tell every sparse table that `seconds` have passed."""
         for _, table in self.sparse():
             table.tick(seconds)
 
 
-def _difference(there: TableSpec, spec: TableSpec) -> str:
-    """In what two definitions differ: "its shape is (4,), not (5,)"."""
+def _difference(existing: TableSpec, spec: TableSpec) -> str:
+    """Return the differences of two definitions in words: "its shape is (4,), not (5,)"."""
     pairs = (
-        (part.name, getattr(there, part.name), getattr(spec, part.name)) for part in fields(spec)
+        (part.name, getattr(existing, part.name), getattr(spec, part.name)) for part in fields(spec)
     )
     return "; ".join(
-        f"its {name} is {own}, not {other}" for name, own, other in pairs if own != other
+        f"its {name} is {value}, not {other_value}"
+        for name, value, other_value in pairs
+        if value != other_value
     )
 
 
 class DeltaBases:
-    """Cuts since which the changes of the tables are known. A restart forgets them.
+    """Marks of earlier cuts, so that a delta can contain only the changes since one. A restart loses them.
 
     Args:
-        bounded: Give a cut up once more rows have been removed or written since than marks may remember.
+        bounded: True to give up a cut once too many rows have been removed or written since
+            (SparseTable.mark), False to remember them without limit.
     """
 
     def __init__(self, *, bounded: bool = False) -> None:
@@ -331,25 +346,25 @@ class DeltaBases:
         self._marks: dict[int, dict[int, HistoryPoint]] = {}  # cut -> table -> mark
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of the cuts that are remembered."""
+        """Iterate over the numbers of the remembered cuts."""
         return iter(self._marks)
 
     def freeze(self, tables: Mapping[int, Table], since: int) -> list[FrozenTable]:
-        """The tables as they are now; of sparse ones what has changed since that cut, if it is remembered."""
+        """Return images of the tables: for sparse tables only changes since a cut, if it is remembered."""
         marks = self._marks.get(since, {})
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 
     def last(self) -> Mapping[int, HistoryPoint]:
-        """The marks of the last cut, by table."""
+        """Return the marks of the last remembered cut by table, or nothing if there is none."""
         return self._marks[max(self._marks)] if self._marks else {}
 
     def remember(self, tables: ShardTables, number: int) -> None:
-        """The cut of that number is made now."""
+        """Mark all sparse tables for cut `number`, which is made now."""
         marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}
         self._marks[number] = marks
 
     def advance(self, tables: ShardTables, number: int) -> None:
-        """The cut of that number is made now; of those before only the last is remembered."""
+        """Mark all sparse tables for cut `number`, and drop all earlier cuts but the last."""
         self.drop_before(tables, max(self._marks, default=0))
         self.remember(tables, number)
 

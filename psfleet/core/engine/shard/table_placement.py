@@ -1,11 +1,11 @@
 """Servers that hold a table, all or a group of neighbours, and the partition of a dense table over them.
 
-A worker calls each server that holds something of its step, so a table lies on as few as its size asks for.
-The group is part of the table's definition: where it begins and how many servers it has. In a smaller fleet
-it wraps round, and it has each server once.
+A worker calls every server that holds something of its step. So a small table is kept on few servers, as few
+as its size allows. The definition of the table has the group: the first server and the number of servers.
+In a fleet with fewer servers the group wraps round and contains each server once.
 
-Which servers hold a table, and what each of them owns, follows from the table and the number of servers, so
-no process has to ask another.
+All functions here are pure: the servers of a table and the ids or values of each server follow from the
+definition and the number of servers, so no process has to ask another.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, owned_by, rou
 from psfleet.core.engine.schema.table import BLOCK, TableSpec
 
 SHARE = 1 << 16
-"""Dense values for which a server is worth a call: their bytes, pulled and pushed, cost as much CPU."""
+"""Dense values per server: pulling and pushing this many costs as much CPU as one more call to a server."""
 
 
 def servers_of(spec: TableSpec, servers: int) -> list[int]:
-    """The servers that hold the table, in the order in which its blocks or ids are dealt to them."""
+    """Return the servers that hold the table, in the order in which they get its blocks or ids."""
     if spec.servers is None:
         return list(range(servers))
-    return [(spec.first + place) % servers for place in range(group_size(spec, servers))]
+    return [(spec.first + position) % servers for position in range(group_size(spec, servers))]
 
 
 def group_size(spec: TableSpec, servers: int) -> int:
@@ -44,57 +44,58 @@ def owned_rows(
 
 
 def owners(spec: TableSpec, ids: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
-    """Return the server on which the row of each id is."""
+    """Return the server that holds the row of each id: int64 [n]."""
     group = servers_of(spec, servers)
     return np.array(group)[routes(len(group))][virtual_shards(ids)]
 
 
 def located_as(there: TableSpec, spec: TableSpec) -> TableSpec:
-    """The definition `spec` of a table that lies where `there` says."""
+    """Return the definition `spec` with the group of servers of `there`."""
     return dataclasses.replace(spec, servers=there.servers, first=there.first)
 
 
 def placed(spec: TableSpec, before: Iterable[TableSpec]) -> TableSpec:
-    """Return the definition with the group of servers that holds the table; without one all do.
+    """Return the definition of a new table with its group of servers filled in.
 
-    Dense tables fill one server after the other, SHARE values each, so that a small model is on one server
-    and a large one on all. Groups of sparse tables follow each other.
+    Dense tables fill one server after another, SHARE values each, so that a small model is on one server and
+    a large one on all. The group of a sparse table begins after the groups of the sparse tables before it. A
+    sparse table without a number of servers is on all servers.
 
     Args:
-        spec: `servers` is None if the script has not said how many.
-        before: The tables that are there already.
+        spec: Definition of the table. Its `servers` is None if the script has not chosen a number.
+        before: Definitions of the existing tables.
     """
-    alike = [other for other in before if other.kind == spec.kind and other.name != spec.name]
+    alike = [table for table in before if table.kind == spec.kind and table.name != spec.name]
     if spec.kind == "sparse":
-        first = sum(other.servers or 0 for other in alike)
+        first = sum(table.servers or 0 for table in alike)
         return spec if spec.servers is None else dataclasses.replace(spec, first=first)
     count = spec.servers or min(max(-(-spec.size // SHARE), 1), VIRTUAL_SHARDS)
-    first = sum(other.size for other in alike) // SHARE
+    first = sum(table.size for table in alike) // SHARE
     return dataclasses.replace(spec, servers=count, first=first)
 
 
 def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
-    """The half-open range of the flattened array that `server` holds.
+    """Return the range of the flattened array that `server` holds, as first value and end (exclusive).
 
-    The array is cut into blocks of BLOCK values which are dealt to the servers of the table's group in equal,
-    contiguous runs. Where all servers hold a table, the first run goes to one chosen by the table's key. A
-    table whose rule needs the whole array stays on one server.
+    The array is cut into blocks of BLOCK values, and the servers of the group get equal, contiguous runs of
+    blocks. If all servers hold the table, the table's key decides which server gets the first run, so that
+    small tables spread over the servers. A table whose rule needs the whole array stays on one server.
     """
     first = spec.key if spec.servers is None else spec.first
-    place = (server - first) % servers
+    position = (server - first) % servers
     servers = group_size(spec, servers)
-    if place >= servers:
+    if position >= servers:
         return spec.size, spec.size
     blocks = 1 if spec.rule.unit != "element" else -(-spec.size // BLOCK)
     length = spec.size if blocks <= 1 else BLOCK
-    # Rounding up gives a lone block to place 0 rather than to the last one.
-    first = -(-blocks * place // servers)
-    last = -(-blocks * (place + 1) // servers)
+    # Rounding up gives a single block to the first server of the group; rounding down, to the last.
+    first = -(-blocks * position // servers)
+    last = -(-blocks * (position + 1) // servers)
     return min(first * length, spec.size), min(last * length, spec.size)
 
 
 def dense_ranges(spec: TableSpec, servers: int) -> list[tuple[int, int]]:
-    """`dense_range` of every server, in order of server."""
+    """Return `dense_range` for every server, in the order of servers."""
     return [dense_range(spec, server, servers) for server in range(servers)]
 
 

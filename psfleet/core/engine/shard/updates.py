@@ -1,8 +1,9 @@
-"""Pushes become updates of tables: is there room for them, and the updates themselves.
+"""Updates of tables by pushes, and the check that all tables have room before a push is accepted.
 
-In sync mode the pushes that are held for a round update the tables together. So the room for a push, or for
-a write between two rounds, is sought beside what all held pushes need, in all tables at once. Whatever is
-refused is refused before anything changes: a round that has begun to close must not find a table full.
+In sync mode the held pushes of a round update the tables together when the round closes. A round that closes
+must not find a table full, since its pushes have been acknowledged. So each push, and each write between two
+rounds, is checked together with all held pushes and in all tables at once, and is refused before anything
+changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,11 +28,12 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
-    """One update of every table by its rule: the mean over the pushes that name it, in their order.
+    """Update each table once by its rule, with the mean of the gradients that the pushes have for it.
 
-    A table that counts gets one update for each push.
+    The mean is over the pushes that name the table, summed in their order. A table whose rule counts gets one
+    update per push instead.
     """
-    if len(pushes) == 1:  # which names no table twice
+    if len(pushes) == 1:  # a push names no table twice, so there is nothing to group
         for gradient in pushes[0].gradients:
             table, ids, rate = tables[gradient.table], gradient.ids, gradient.learning_rate
             if isinstance(table, DenseTable):
@@ -70,7 +72,7 @@ def apply_push(tables: Mapping[int, Table], push: Push, adds: bool) -> None:
 
 
 def _add(tables: Mapping[int, Table], push: Push) -> None:
-    """Geo mode: what a push brings has been learned elsewhere and is added to the weights."""
+    """Add the deltas of a push to the weights (geo mode: the worker has applied the rule itself)."""
     for delta in push.gradients:
         table = tables[delta.table]
         if isinstance(table, DenseTable):
@@ -89,7 +91,7 @@ def _parts(gradients: Sequence[Gradient]) -> list[tuple[Ids, Floats]]:
 
 
 def _whole(gradient: Gradient, count: int) -> Floats:
-    """A dense gradient of `count` values, zero where none was sent."""
+    """Return a dense gradient as float32 [count], with zeros where the push has no value."""
     if gradient.ids is None:
         return gradient.values
     values = np.zeros(count, np.float32)
@@ -98,7 +100,7 @@ def _whole(gradient: Gradient, count: int) -> Floats:
 
 
 def _mean(gradients: Iterator[Floats]) -> Floats:
-    """The mean of gradients, summed in their order."""
+    """Return the mean of gradients, summed in their order so that the bits do not depend on anything else."""
     total = next(gradients)
     count = 1
     for values in gradients:
@@ -110,7 +112,7 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
 def check_write_room(
     tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
 ) -> None:
-    """Refuse a write whose rows have no room beside those of the pushes that are held.
+    """Refuse a write if the tables have no room for its rows and those of the held pushes.
 
     Raises:
         UsageError: There is no room; nothing has changed.
@@ -121,7 +123,7 @@ def check_write_room(
 def plan_push_room(
     tables: ShardTables, push: Push, held: Mapping[int, Push] | None
 ) -> tuple[int, Evictions]:
-    """Find the room for a push.
+    """Check that the tables have room for a push, and choose the rows to evict for it.
 
     Args:
         tables: Tables of the shard.
@@ -129,20 +131,21 @@ def plan_push_room(
         held: Pushes of the open round by seat, or None if the mode has no rounds.
 
     Returns:
-        Bytes of all pushes that then wait for their round, and by table the ids of rows to evict first.
+        Bytes of all pushes that will wait for their round, and pairs of a table's key and the ids to evict
+        before the push.
 
     Raises:
         UsageError: There is no room. Nothing has changed, so that a refused push leaves no trace.
     """
-    others: list[Push] = []
+    other_pushes: list[Push] = []
     budget = tables.budget
     before = waiting_bytes = budget.held
     if held is not None:
-        others = [other for other in held.values() if other.worker != push.worker]
-        waiting_bytes = _waiting_bytes(tables, [*others, push])
-    budget.held = waiting_bytes  # what waits leaves less room for rows
+        other_pushes = [held_push for held_push in held.values() if held_push.worker != push.worker]
+        waiting_bytes = _waiting_bytes(tables, [*other_pushes, push])
+    budget.held = waiting_bytes  # for the check only: waiting pushes leave less memory for rows
     try:
-        return waiting_bytes, _find_room(tables, push.gradients, others)
+        return waiting_bytes, _find_room(tables, push.gradients, other_pushes)
     finally:
         budget.held = before
 
@@ -150,10 +153,10 @@ def plan_push_room(
 def _find_room(
     tables: ShardTables, parts: Parts, held: Iterable[Push], *, is_write: bool = False
 ) -> Evictions:
-    """Return by table the rows to evict so that all tables have room for these parts and the held pushes.
+    """Return the rows to evict so that all tables have room for these parts and the held pushes.
 
     Raises:
-        UsageError: There is no room, whatever is evicted.
+        UsageError: There is no room even if rows are evicted.
     """
     demands = _demands(parts, held)
     sparse = [
@@ -166,7 +169,8 @@ def _find_room(
         for table, ids, is_written in sparse:
             table.check_room(ids, is_written)
         return []
-    # Mostly there is plenty, and no id need be looked up to see that.
+    # Usually there is plenty of memory, and a bound shows it without looking up ids. Try the cheap bound
+    # first, then the bound that also counts free slots.
     for counts_rows in (False, True):
         bounds = [table.growth_bound(ids, counts_rows=counts_rows) for table, ids, _ in sparse]
         if sum(bounds) <= max(budget.available_for(), 0):
@@ -182,10 +186,10 @@ def _find_room(
 
 
 def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
-    """Return the memory of pushes that wait for their round, the newest last.
+    """Return the bytes of pushes that wait for their round; `pushes` has the newest last.
 
     Raises:
-        UsageError: There is too little.
+        UsageError: The budget does not have that much memory.
     """
     budget = tables.budget
     if budget.limit is None:
@@ -205,7 +209,7 @@ def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
 
 
 def _demands(parts: Parts, held: Iterable[Push]) -> dict[int, list[Ids]]:
-    """Return by table all ids that its next update may name: those of held pushes and of these parts."""
+    """Return for each table the ids that its next update may name, from held pushes and from these parts."""
     ids_by_table: dict[int, list[Ids]] = {}
     for part in (*(gradient for push in held for gradient in push.gradients), *parts):
         if part.ids is not None:

@@ -1,7 +1,11 @@
-"""The workers as one shard knows them: which incarnation each is in, and how far that incarnation is.
+"""Workers as one shard knows them: the incarnation of each seat, and the progress of that incarnation.
 
-Without views (one process, or a fleet that nobody coordinates) an incarnation begins when it joins. With
-them an incarnation begins when a view is installed that names it, and joining only finds it there.
+This module fences: a call of an ended incarnation gets Fenced, and a call of an incarnation that has not
+begun here gets NotReady, after which the worker tries again. It also recognises repeated pushes and writes by
+their numbers.
+
+With views, an incarnation begins when a view that names it is installed; joining then only confirms it.
+Without views (one process, or a fleet without a coordinator) an incarnation begins when it joins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,22 +22,21 @@ class Workers:
     """Per-worker state of a shard, by seat.
 
     Attributes:
-        server: Name of the shard's server, for messages.
-        count: Seats of a fleet without views.
-        incarnations: Its incarnation.
-        sequences: Last applied push of its incarnation (other modes than sync).
-        writes: Last write of its incarnation.
-        positions: Progress of each worker in its data.
-        progress: Last progress of its incarnation's script, from a push that counts.
-        newest: Its last incarnation, which may be over.
-        base: The number after which pushes go on since the mode was changed, also those of later
-            incarnations.
-        view: The one that is installed; 0: none, incarnations begin when they join.
-        promised: The one for which the shard is frozen, or `view`.
-        frozen: The shard has just started and waits for a view.
-        refused: Incarnations that the next view will have ended.
-        addressed: On server 0: by server the last push of its incarnation that was sent to it, where that is
-            not the last one for all.
+        server: Index of the shard's server, for messages.
+        count: Number of seats in a fleet without views.
+        incarnations: Present incarnation.
+        sequences: Last applied push of the incarnation (modes other than sync).
+        writes: Number of the incarnation's last write.
+        positions: Progress of the incarnation in its data.
+        progress: Last loop position of the incarnation's script that came with a counting push.
+        newest: Highest incarnation that has begun, which may have ended.
+        base: Number after which pushes are numbered since the last mode switch, for later incarnations too.
+        view: Number of the installed view, or 0 for none: incarnations then begin when they join.
+        promised: Number of the view for which the shard is frozen, or `view` if it is not.
+        frozen: True if the shard has just started and waits for a view.
+        refused: Pairs of a seat and an incarnation that the coming view ends.
+        addressed: On server 0, for each server the last push of the incarnation that was sent to it. A seat
+            whose last push went to all servers has no entry.
     """
 
     server: int
@@ -52,7 +55,7 @@ class Workers:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def become(self, other: "Workers") -> None:
-        """Take over what the workers of another shard were, but not its views."""
+        """Copy the incarnations and their progress from another shard, but not its views."""
         self.incarnations, self.newest = other.incarnations, other.newest
         self.sequences, self.writes = other.sequences, other.writes
         self.positions, self.progress = other.positions, other.progress
@@ -75,7 +78,7 @@ class Workers:
             )
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
-        """Refuse to let an incarnation join that is over, or that the view does not name."""
+        """Refuse a join of an incarnation that has ended, or that the view does not name."""
         if self.has_views():
             self.admit(worker, incarnation)
         present = self.incarnations.get(worker, -1)
@@ -85,15 +88,20 @@ class Workers:
             )
 
     def admit(self, worker: int, incarnation: int, *, leaves: bool = False) -> None:
-        """Refuse a caller whose incarnation has not begun here, or is over.
+        """Refuse a caller whose incarnation has not begun here or has ended.
 
         Args:
-            worker: Its seat.
-            incarnation: Its incarnation.
-            leaves: It only says that it is done. An incarnation that this server knows may say so before the
-                first
-                view: the coordinator may have ended, so that none comes.
+            worker: Seat of the caller.
+            incarnation: Incarnation of the caller.
+            leaves: True if the caller only says that it is done. An incarnation that this server knows may
+                say so while the server waits for its first view, because a coordinator that has ended sends
+                none.
+
+        Raises:
+            NotReady: The incarnation has not begun here, or a view is awaited; the caller tries again.
+            Fenced: The incarnation has ended.
         """
+        # NotReady comes before Fenced: while a view is awaited, this server cannot know who has ended.
         waits = self.frozen and not (leaves and self.incarnations.get(worker) == incarnation)
         if waits or (worker, incarnation) in self.refused:
             raise NotReady(f"server {self.server} waits to hear who is in the fleet")
@@ -106,13 +114,13 @@ class Workers:
         raise self.fenced(worker, incarnation)
 
     def fenced(self, worker: int, incarnation: int) -> Fenced:
-        """Return the error for an incarnation that is over."""
+        """Return the error for an incarnation that has ended."""
         now = self.incarnations.get(worker)
         then = "its seat is not taken" if now is None else f"incarnation {now} has begun"
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def begin_incarnation(self, worker: int, incarnation: int) -> None:
-        """An incarnation begins."""
+        """Begin an incarnation, with no pushes and no writes."""
         self.incarnations[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
         self._drop_worker(worker)
@@ -129,7 +137,7 @@ class Workers:
         """Return whether the push is the next one of its incarnation (other modes than sync).
 
         Raises:
-            Gap: One before it has not arrived.
+            Gap: A push before it has not arrived.
         """
         last = self.sequences[push.worker]
         if push.sequence - 1 - push.skipped > last:
@@ -140,7 +148,7 @@ class Workers:
         return push.sequence > last
 
     def pushed(self, push: Push) -> None:
-        """A new push is applied."""
+        """Note a new push that is about to be applied."""
         self.sequences[push.worker] = push.sequence
         if push.addressed:
             self.addressed[push.worker] = push.addressed
@@ -152,18 +160,19 @@ class Workers:
             self.progress[push.worker] = push.progress
 
     def said(self, worker: int, progress: str) -> None:
-        """The worker has said how far its script is, or nothing."""
+        """Note the loop position of a worker's script, if it sent one."""
         if progress:
             self.progress[worker] = progress
 
     def progress_of(self, members: Iterable[int]) -> dict[int, str]:
-        """By seat what these workers said of their scripts' loops."""
+        """Return the last loop position of each of these seats, as far as they sent one."""
         return {seat: self.progress[seat] for seat in members if seat in self.progress}
 
     def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """By seat its incarnation and its last push before a cut with these marks.
+        """Return for each seat its incarnation and its last push before a cut with these marks.
 
-        Pushes up to the mark that were not sent to this server have nothing for it.
+        The last push may be the mark itself, even if it was not sent to this server: a push that was not sent
+        here has no gradients for this server, so the tables contain it.
         """
         return {
             seat: (incarnation, max(self.sequences[seat], marks.get(seat, 0)))
@@ -171,36 +180,36 @@ class Workers:
         }
 
     def is_new_write(self, write: WriteState | Shrink) -> bool:
-        """Return whether the write has not taken effect before; one without a number always is new."""
+        """Return whether the write has not taken effect before. A write without a number always is new."""
         if not write.number:  # a stock client may leave it out
             return True
         self.admit(write.worker, write.incarnation)
         return write.number > self.writes[write.worker]
 
     def wrote(self, write: WriteState | Shrink) -> None:
-        """A new write takes effect."""
+        """Note that a new write takes effect."""
         if write.number:
             self.writes[write.worker] = write.number
 
     def furthest(self) -> int:
-        """The highest sequence of any worker."""
+        """Return the highest push number of any worker."""
         return max(self.sequences.values(), default=0)
 
     def go_on_from(self, last: int) -> None:
-        """Every worker's next push is the one after `last`."""
+        """Number the pushes of every worker on from `last`, after a mode switch."""
         self.base = last
         self.sequences = dict.fromkeys(self.sequences, last)
         self.addressed.clear()
 
     def ended_at(self, worker: int, last: int) -> None:
-        """The worker makes no push after this one, and this server has what was sent to it."""
+        """Note that the worker makes no push after `last`, and that its pushes to this server are here."""
         self.sequences[worker] = max(last, self.sequences[worker])
 
     def freeze(self, event: PrepareView) -> None:
-        """A new view is coming.
+        """Freeze the shard for a new view, and refuse the incarnations that the view ends.
 
         Raises:
-            ProtocolError: A later one is installed or promised.
+            ProtocolError: A later view is installed or promised.
         """
         if event.view < self.promised or event.view <= self.view:
             raise ProtocolError(
@@ -208,10 +217,11 @@ class Workers:
                 f"on server {self.server}"
             )
         self.promised = event.view
-        self.refused |= set(event.ended.items())  # of decided views that have not come, too
+        # Add to the set: an earlier prepared view may have been decided without reaching this server.
+        self.refused |= set(event.ended.items())
 
     def report(self, mode: str, rounds: Rounds) -> ViewReport:
-        """Return the state of the shard with respect to these workers."""
+        """Return the report of the frozen shard about these workers."""
         return ViewReport(
             mode,
             rounds.closed,
@@ -234,8 +244,11 @@ class Workers:
             )
 
     def install(self, event: InstallView) -> list[tuple[int, int]]:
-        """Be what a view says of who is there; the incarnations that are to begin, as (worker,
-        incarnation)."""
+        """Adopt the incarnations of a view, and end those that it does not name.
+
+        Returns:
+            The incarnations that begin, as pairs (worker, incarnation); the caller begins them.
+        """
         self.view = self.promised = event.view
         self.refused = set()
         now = {

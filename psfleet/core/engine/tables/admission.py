@@ -42,7 +42,7 @@ class AdmissionRule:
     candidates: CandidateIds | None = None
 
     def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids without a row that the push of this step gives one. Changes nothing."""
+        """Return a mask of the ids without a row that get a row by the push of this step. Changes nothing."""
         raise NotImplementedError
 
     def pushed(self, ids: Ids, step: int) -> None:
@@ -148,6 +148,7 @@ class AdmissionFilter:
         if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
         count = max(short, len(self._index) // 16)
+        # Rank some rows more than needed, since those that the update names are taken out again.
         first = self._ranking.first(step, count + len(ids), 0)
         return first[~np.isin(first, ids)][:count]
 
@@ -164,6 +165,7 @@ class AdmissionFilter:
         if not mask.all():
             ids, gradients = ids[mask], gradients[mask]
         if self._account.evicts and len(new) > self._account.free_places:
+            # Stamp the rows of this push first, so that none of them is evicted for it.
             self._ranking.count_update(ids, step + 1)
             self.make_places(len(new), step + 1, self._account.limit)
         return ids, gradients
@@ -176,7 +178,7 @@ class AdmissionFilter:
             self._scan.drop(ids, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids that would have a row after an update that names all of them."""
+        """Return a mask of the ids that would have a row after an update that names all these ids."""
         if self._rule is None:
             return np.ones(len(ids), np.bool_)
         mask: NDArray[np.bool_] = slots != 0

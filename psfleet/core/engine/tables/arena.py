@@ -22,9 +22,8 @@ _growth_lock = threading.Lock()
 _runs = False
 
 
-_NORESERVE = (
-    0x4000  # MAP_NORESERVE: address space only; without it Linux refuses large reservations
-)
+# MAP_NORESERVE: address space only; without it Linux refuses large reservations.
+_NORESERVE = 0x4000
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
 _SMALL = 4 << 20  # an arena with fewer bytes in use makes no pages in advance
@@ -37,10 +36,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> None:
     """Queue a call of `populate(start, end)` for the background thread.
 
-    One thread serves all tables, and ends when the queue is empty: with one thread for each table a machine
-    of two cores would have none left for pushes. The thread is started by `_thread` and not by
-    `threading.Thread.start`, which waits until it runs: milliseconds on a busy machine, and pushes may come
-    here thousands of times in a second.
+    One thread serves all tables and ends when the queue is empty; with one thread per table, a machine with
+    two cores would have no core left for pushes. The thread is started by `_thread` because
+    `threading.Thread.start` waits until the thread runs: milliseconds on a busy machine, and pushes may call
+    this thousands of times per second.
     """
     global _runs
     with _growth_lock:
@@ -141,8 +140,8 @@ class Arena:
     def keep_ahead(self, end: int, most: int = AHEAD) -> None:
         """Have the background thread make up to `most` bytes of pages behind the first `end` bytes.
 
-        They count as taken at once. Each page is a request of its own: Linux holds the lock of the address
-        space meanwhile, which a push needs to map its large arrays.
+        The pages count as taken at once. Each page is a request of its own: Linux holds the lock of the
+        address space while it makes pages, and a push needs that lock to map its large arrays.
         """
         if end < _SMALL:
             return
@@ -163,12 +162,12 @@ class Arena:
 def _why() -> str:
     """Explain why memory cannot be reserved, and what to do, as the end of a sentence."""
     with suppress(OSError):
-        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with open("/proc/self/maps", "rb") as maps:
-            there = sum(1 for _ in maps)
-        if there > most - _NEAR:
+            used = sum(1 for _ in maps)
+        if used > limit - _NEAR:
             return (
-                f"the process has {there} memory mappings and the kernel allows {most}: make fewer tables in "
+                f"the process has {used} memory mappings and the kernel allows {limit}: make fewer tables in "
                 "one process, or raise the limit (sysctl vm.max_map_count)"
             )
     return "give it fewer rows or raise the limit on address space (ulimit -v)"

@@ -1,4 +1,9 @@
-"""Weights set or added to by hand, with the optimizer state of their rows left as it is."""
+"""Weights that are set, or increased by deltas, without the table's rule; the optimizer state stays.
+
+Geo mode adds the deltas that workers have computed (`add_values`, `add_rows`), scripts assign weights, and a
+snapshot restores parts of tables (`refill`). A call that adds counts as an update of the table; a call that
+sets does not.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,37 +33,37 @@ Ids = NDArray[np.int64]
 
 
 def values_of(table: DenseTable) -> Floats:
-    """The weights, float32 [m]."""
+    """Return the weights of a dense table's part: float32 [m]."""
     out = np.empty(table.count, np.float32)
     table.pull_into(out)
     return out
 
 
 def set_values(table: DenseTable, values: Floats) -> None:
-    """Set every weight; counts as no update."""
+    """Set every weight of a dense table's part. Does not count as an update."""
     table.restore(table.step, [values, *table.state()[1:]])
 
 
 def add_values(table: DenseTable, deltas: Floats) -> None:
-    """Add to every weight; counts as an update."""
+    """Add deltas to every weight of a dense table's part. Counts as an update."""
     weights, *state = table.state()
     table.restore(table.step + 1, [weights + deltas, *state])
 
 
 def weights_of(table: SparseTable, ids: Ids) -> Floats:
-    """Weights by id, float32 [n, dim]; of an id without a row its first values."""
+    """Return the weights of ids, float32 [n, dim], with initial values for ids without a row."""
     out = np.empty((len(ids), table.spec.dim), np.float32)
     table.pull_into(ids, out)
     return out
 
 
 def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> None:
-    """Set the weights of rows, adding rows with fresh state for unknown ids; counts as no update.
+    """Set the weights of rows, adding rows with fresh state for unknown ids. Does not count as an update.
 
     Args:
         ids: int64 [n], no id twice.
         weights: float32 [n, dim].
-        uses: Frequency of the rows that are added, in a table that counts it.
+        uses: Frequency of the added rows, in a table that counts it.
 
     Raises:
         UsageError: The table is full; nothing was changed.
@@ -69,16 +74,16 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> No
     scores = np.zeros((len(ids), spec.scores), np.float32)
     scores[:, spec.pushed_scores :] = uses
     order = np.argsort(ids, kind="stable")
-    there = order[np.searchsorted(ids, rows.ids, sorter=order)]
-    values[there, spec.dim :] = rows.values[:, spec.dim :]
-    scores[there] = rows.scores
+    known = order[np.searchsorted(ids, rows.ids, sorter=order)]
+    values[known, spec.dim :] = rows.values[:, spec.dim :]
+    scores[known] = rows.scores
     table.write(RowData(ids, values, np.full(len(ids), table.step), scores))
 
 
 def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
-    """Add to the weights of rows, adding those of unknown ids; counts as an update.
+    """Add deltas to the weights of rows, adding rows for unknown ids. Counts as an update.
 
-    Args and errors as for `set_rows`. Weights that are stored in 16 bits are rounded as by a push.
+    Arguments and errors as for `set_rows`. Weights that are stored in 16 bits are rounded as by a push.
     """
     spec, weights = table.spec, weights_of(table, ids) + deltas
     table.step += 1
@@ -92,7 +97,7 @@ def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[An
     """Refuse columns for whose rows the table has no room.
 
     Raises:
-        UsageError: It has none; nothing was changed.
+        UsageError: There is no room; nothing was changed.
     """
     if ROW_IDS in columns and isinstance(table, SparseTable):
         table.check_room([columns[ROW_IDS]], written=True)
@@ -104,12 +109,13 @@ def refill(
     """Set a part of a table from the columns of psfleet.core.engine.tables.row_data.
 
     Raises:
-        UsageError: The table is full, or the columns are not its own; nothing was changed.
+        UsageError: The table is full, or the columns do not fit it; nothing was changed.
     """
     spec = table.spec
     if isinstance(table, DenseTable):
         table.restore(clock.step, [column_of(spec, columns, name) for name in spec.slot_names])
         return
+    # The clock first, so that a table that evicts knows how old rows are; removals before rows, to make room.
     if table.clock != clock:
         table.set_clock(clock)
     if REMOVED in columns:

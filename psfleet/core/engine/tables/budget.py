@@ -60,7 +60,7 @@ class MemoryBudget:
         return self.limit - self.held - self.charged(besides=table)
 
     def charged(self, besides: str = "") -> int:
-        """Bytes that tables take, but for this one; within `planning` those that they are going to take."""
+        """Return the bytes that all tables but `besides` take, or within `planning` are going to take."""
         plans = self._plans
         totals = self._taken if plans is None else self._taken | plans
         return sum(total for name, total in totals.items() if name != besides)
@@ -71,14 +71,14 @@ class MemoryBudget:
         return 1 - self.available_for() / self.limit if self.limit else 0.0
 
     def can_charge(self, table: str, total: int) -> bool:
-        """Return whether the table may take so many bytes in all."""
+        """Return whether the table may take `total` bytes. A table may always keep what it has."""
         if self.limit is None or self._grants:
             return True
         return total <= max(self.available_for(table), self._taken.get(table, 0))
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Let tables take the `spare` bytes too, within the block: processes differ in what they need."""
+        """Raise the limit by `spare` within the block, because processes differ in the memory they need."""
         limit = self.limit
         if limit is not None:
             self.limit = limit + self.spare
@@ -94,9 +94,9 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
-        """Within, each `check` counts what the tables that were checked before it are going to take.
+        """Make each `check_charge` in the block count the bytes of earlier checks in the block.
 
-        Tables share the memory: what there is room for in each of them alone may be too much for all.
+        Tables share the memory, so growth that fits in each table alone may be too much for all together.
         """
         self._plans = {}
         try:
@@ -106,11 +106,11 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def granting(self) -> Iterator[None]:
-        """Within, tables may take what they need for updates for which room was found before.
+        """Refuse nothing within the block: apply an update that has already passed its checks.
 
-        What a table will take is an estimate: new ids in the slots of removed rows may still enlarge its
-        index by a few pages. Without this, the last table of a push would refuse after the others have
-        changed.
+        A check estimates the growth of a table. New ids in the slots of removed rows may still enlarge its
+        index by a few pages. Without this block, the last table of a push could refuse it after the tables
+        before have changed.
         """
         self._grants = True
         try:
@@ -119,16 +119,16 @@ class MemoryBudget:
             self._grants = False
 
     def growth(self, table: str, total: int) -> int:
-        """Return the number of bytes by which `total` exceeds what the table takes now."""
+        """Return the bytes that the table needs beyond those it takes now, to reach `total`."""
         return max(total - self._taken.get(table, 0), 0)
 
     def check_charge(self, table: str, total: int, action: str) -> None:
-        """Refuse an action for which the table would need more than it may have.
+        """Refuse an action that needs more memory than the table may take.
 
         Args:
             table: Name of the table.
             total: Bytes that the table would take.
-            action: Action that the table was asked for, for the message.
+            action: Action in words, for the message: "add 3 rows".
 
         Raises:
             UsageError: There is not enough memory.
@@ -165,13 +165,13 @@ class MemoryAccount:
         spec: Definition of the table.
         index: Index of the rows.
         waiting: The candidates, or None if every id gets a row.
-        fixed: Bytes that the table takes for other things, independent of its rows.
+        fixed: Bytes that the table takes regardless of its number of rows.
         budget: Memory that the table shares with other tables.
-        limit: Largest number of rows that pushes may bring the table to.
+        limit: Largest number of rows that the table may have after a push.
 
     Attributes:
-        limit: The argument `limit`, or fewer rows if the address space is too small for it.
-        evicts: True if rows are evicted when a full table needs others.
+        limit: The argument `limit`, or less if the address space is too small for that many rows.
+        evicts: True if old rows are evicted to make room for new ones when the table is full.
 
     Raises:
         UsageError: There is no memory for the table.
@@ -208,22 +208,19 @@ class MemoryAccount:
         return self.evicts and self._budget.limit is not None
 
     def can_surely_add(self, count: int) -> bool:
-        """Return whether any so many ids fit. Any thread may ask."""
-        if (
-            not self._have_places(count) or self._budget.is_planning
-        ):  # a plan counts the ids exactly
+        """Return whether any `count` new ids fit. Any thread may call this."""
+        # Within `planning` this bound is not enough: the plan counts the new ids of each table exactly.
+        if not self._have_places(count) or self._budget.is_planning:
             return False
         if self._budget.limit is None:
             return True
-        # Counting the rows takes longer than the rest, so first try the bound that ignores free slots.
+        # Counting the free slots takes longer than the comparison, so first try the bound that ignores them.
         return self._budget.can_charge(
             self._name, self._most_bytes_with(count)
         ) or self._budget.can_charge(self._name, self._bytes_with(count))
 
     def growth_bound(self, count: int, *, counts_rows: bool) -> float:
-        """Return an upper bound of the bytes that the table needs for any `count` ids.
-
-        Infinite if they may not fit for another reason.
+        """Return an upper bound of the growth in bytes by any `count` ids; infinite if they may not fit.
 
         Args:
             count: Number of ids.
@@ -235,18 +232,19 @@ class MemoryAccount:
         return self._budget.growth(self._name, total)
 
     def _have_places(self, count: int) -> bool:
-        """Return whether rows and index surely have places for any `count` new ids, given the memory."""
+        """Return whether slots and index suffice for any `count` new ids. Does not look at the memory."""
         index = self._index
         return count <= index.spare - (index.max_rows - self.limit) and index.has_lines(count)
 
     def reserve(self, rows: int) -> None:
-        more = max(rows - len(self._index), 0)
-        self._budget.check_charge(self._name, self._bytes_with(more), f"reserve {rows} rows")
+        """Make memory for `rows` rows in all now, if the budget allows it."""
+        new_rows = max(rows - len(self._index), 0)
+        self._budget.check_charge(self._name, self._bytes_with(new_rows), f"reserve {rows} rows")
         self._index.reserve(rows)
         self._budget.charge(self._name, self._bytes_with(0))
 
     def charge_budget(self) -> None:
-        """Charge what the table takes now, and prepare memory for the next rows in the background."""
+        """Charge the budget with the table's present size, and prepare memory for the next rows."""
         if self._budget.only_reads:
             return
         if self._budget.limit is None:
@@ -256,7 +254,7 @@ class MemoryAccount:
             self._index.keep_ahead(self._budget.available_for())
 
     def most_affordable(self, most: int) -> int:
-        """Return the number of rows, `most` at most, that may be added within the free memory."""
+        """Return how many of `most` new rows the memory allows, by bisection."""
         low, high = -1, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -269,58 +267,61 @@ class MemoryAccount:
     def check_update(
         self, count: int, new: Ids, unknown: int, written: bool = False, evicted: int = 0
     ) -> None:
-        """Refuse an update of `count` rows, of which these are new, if there is no room for it.
+        """Refuse an update of `count` rows if the table has no room for the new rows among them.
 
         Args:
             count: Number of rows that the update sets.
-            new: Ids of those that are new.
-            unknown: Number of ids that need a row or a place to wait.
-            written: True if the rows are written, not pushed.
-            evicted: Number of other rows that will be evicted before the update.
+            new: Ids that get a row by the update: int64 [n].
+            unknown: Number of ids without a row, including ids that only become candidates.
+            written: True if the rows are written or restored, False for a push.
+            evicted: Number of rows that will be evicted before the update.
+
+        Raises:
+            UsageError: There is no room; nothing was changed.
         """
-        most = self._index.max_rows if written else self.limit
-        there = len(self._index) - evicted
-        if self.evicts and count > most:
+        row_limit = self._index.max_rows if written else self.limit
+        row_count = len(self._index) - evicted
+        if self.evicts and count > row_limit:
             raise UsageError(
-                f"table {self._name!r} holds at most {most} rows on this server and was asked "
+                f"table {self._name!r} holds at most {row_limit} rows on this server and was asked "
                 f"to set {count} at once; push fewer at a time or give it more room"
             )
-        if not self.evicts and len(new) > max(most - there, 0):
+        if not self.evicts and len(new) > max(row_limit - row_count, 0):
             raise UsageError(
-                f"table {self._name!r} is full: it holds {there} rows of "
-                f"at most {most} and was asked to add {len(new)}"
+                f"table {self._name!r} is full: it holds {row_count} rows of "
+                f"at most {row_limit} and was asked to add {len(new)}"
             )
-        self._index.grow(max(min(len(new), max(most - there, 0)) - evicted, 0))
+        self._index.grow(max(min(len(new), max(row_limit - row_count, 0)) - evicted, 0))
         if not self._index.has_lines(len(new)):
             raise UsageError(
                 f"table {self._name!r} cannot add {len(new)} ids whose hashes are so much "
                 "alike that its index would outgrow its place; renumber them"
             )
-        more = len(new) if self._waiting is None else unknown
-        if (
-            not more
-        ):  # memory that was prepared ahead counts as taken, and must not refuse an update
+        new_ids = len(new) if self._waiting is None else unknown
+        # Without this, memory that was prepared ahead, which counts as taken, could refuse an update that
+        # adds nothing.
+        if not new_ids:
             return
         self._budget.check_charge(
-            self._name, self._bytes_with(more, evicted), f"add {len(new)} rows"
+            self._name, self._bytes_with(new_ids, evicted), f"add {len(new)} rows"
         )
 
-    def _bytes_with(self, more: int, evicted: int = 0) -> int:
-        """Memory that the table takes at most once `more` unknown ids have been pushed.
+    def _bytes_with(self, new_ids: int, evicted: int = 0) -> int:
+        """Return an upper bound of the bytes that the table takes after `new_ids` unknown ids were pushed.
 
-        The first of them take the slots of `evicted` rows that will have gone.
+        The first new ids take the slots of the `evicted` rows.
         """
-        # Beyond the most rows, new ones take the places of others.
-        slots = more - evicted
-        rows = max(min(slots, self._index.max_rows - len(self._index)), 0) if more else 0
+        # A table at its largest number of rows evicts one row for each new row, and grows no further.
+        slots = new_ids - evicted
+        rows = max(min(slots, self._index.max_rows - len(self._index)), 0) if new_ids else 0
         total = self._fixed + self._index.bytes_with(rows)
         if self._waiting is not None:
-            total += self._waiting.index.bytes_with(min(more, self._waiting.free_places))
+            total += self._waiting.index.bytes_with(min(new_ids, self._waiting.free_places))
         return total
 
-    def _most_bytes_with(self, more: int) -> int:
-        """Return an upper bound of `_bytes_with`, in less time."""
-        total = self._fixed + self._index.most_bytes_with(more)
+    def _most_bytes_with(self, new_ids: int) -> int:
+        """Return an upper bound of `_bytes_with` that is cheaper to compute."""
+        total = self._fixed + self._index.most_bytes_with(new_ids)
         if self._waiting is not None:
-            total += self._waiting.index.most_bytes_with(more)
+            total += self._waiting.index.most_bytes_with(new_ids)
         return total

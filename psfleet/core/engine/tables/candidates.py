@@ -81,9 +81,9 @@ class CandidateIds:
         mask: NDArray[np.bool_] = (slots != 0) | (np.cumsum(slots == 0) <= free)
         return mask
 
-    def _make_places(self, more: int, step: int) -> None:
+    def _make_places(self, new_ids: int, step: int) -> None:
         """Drop the candidates that were pushed the longest time ago, but none pushed at this step."""
-        count = rows_to_evict(len(self.index), more, self.capacity)
+        count = rows_to_evict(len(self.index), new_ids, self.capacity)
         if count:
             self.index.remove(self.index.oldest(step, count, least=1))
 
@@ -91,17 +91,17 @@ class CandidateIds:
         words = self.index.gather(slots)
         words[slots == 0] = 0
         return {
-            name: words[:, place].copy().view(np.uint32).astype(np.int64)
+            name: words[:, position].copy().view(np.uint32).astype(np.int64)
             if kind is int
-            else words[:, place].copy()
-            for place, (name, kind) in enumerate(self._candidate.items())
+            else words[:, position].copy()
+            for position, (name, kind) in enumerate(self._candidate.items())
         }
 
     def _set(self, slots: Ids, values: Values) -> None:
         words = np.zeros((len(slots), max(len(self._candidate), 1)), np.uint32)
-        for place, (name, kind) in enumerate(self._candidate.items()):
+        for position, (name, kind) in enumerate(self._candidate.items()):
             column = values[name].astype(np.uint32 if kind is int else np.float32)
-            words[:, place] = column.view(np.uint32)
+            words[:, position] = column.view(np.uint32)
         self.index.scatter(slots, words.view(np.float32))
 
 
@@ -109,7 +109,7 @@ class CandidateCounts(CandidateIds):
     """Candidates of a CountFilterEntry: for each, how often it was pushed.
 
     Args:
-        threshold: Number of the push with which an id gets its row.
+        threshold: Number of pushes of an id until it gets its row, that push included.
         capacity: Largest number of candidates.
     """
 

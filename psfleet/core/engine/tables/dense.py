@@ -1,4 +1,8 @@
-"""A server's part of one dense array, with its optimizer state."""
+"""DenseTable: one server's part of a dense table, the weights of a range and their optimizer state.
+
+A lock makes pulls, pushes and snapshots take turns. The values are in a DenseMemory (memory_kind.py), in host
+memory or on a GPU. A snapshot copies the arrays when they first change (row_snapshot.FrozenArrays).
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,20 +21,20 @@ Floats = NDArray[np.float32]
 
 
 class DenseTable:
-    """A slice of a dense array under the table's rule.
+    """Part of a dense table on one server, updated by the table's rule. Thread-safe.
 
     Attributes:
-        spec: The table's definition.
-        step: Number of updates that it has had.
-        count: Number of weights in the slice.
-        device: Memory that holds it.
-        bytes: Memory of weights and state, there.
-        changed: Called before each change.
-        device_bytes: Bytes of it in a device's memory.
+        spec: Definition of the table.
+        step: Number of updates that the table has had.
+        count: Number of weights in this part.
+        device: Name of the memory that holds the part.
+        bytes: Bytes of weights and state in that memory.
+        changed: Callback that is called before each change.
+        device_bytes: The part of `bytes` that is in a device's memory.
     """
 
     def __init__(self, spec: TableSpec, value: Floats, device: Device = "cpu") -> None:
-        """The slice starts as a copy of `value`, float32 [m]."""
+        """Make a part whose weights are a copy of `value`, float32 [m]."""
         if value.ndim != 1:
             raise ShapeError(f"table {spec.name!r}: a server's part is flat, not {value.shape}")
         self.spec = spec
@@ -66,17 +70,17 @@ class DenseTable:
             self._memory.push(gradient, scalars, self.step)
 
     def state(self) -> list[Floats]:
-        """Copies of the weights and then of each state slot, float32 [m] each.
+        """Return copies of the weights and then of each state slot, float32 [m] each.
 
-        A value that a whole unit shares is repeated for each of its weights.
+        A state value that a whole unit shares is repeated for each of its weights.
         """
         with self._lock:
             return [self._spread(plane) for plane in self._planes()]
 
     def part(self, start: int, end: int) -> tuple[int, Floats]:
-        """Return the number of updates, and values start to end - 1 of each plane of `state`.
+        """Return the number of updates, and values `start` to `end` - 1 of each array of `state`.
 
-        float32 [1 + slots, end - start]; less where the slice ends before.
+        The values are float32 [1 + slots, end - start], or fewer if the part ends before `end`.
         """
         with self._lock:
             return self.step, np.stack(
@@ -89,9 +93,9 @@ class DenseTable:
             )
 
     def restore(self, step: int, values: Sequence[Floats], start: int = 0) -> None:
-        """Set weights, state and step from what `state` gave, or from `start` on what `part` gave.
+        """Set the step, and the weights and state from arrays of `state`, or of `part` from `start` on.
 
-        Parts are for rules that update each weight by itself.
+        Only tables whose rule updates each weight by itself can be set in parts.
         """
         self.check_part(start, [len(value) for value in values])
         with self._lock:
@@ -104,7 +108,7 @@ class DenseTable:
                     self._memory.write(plane, 0, value[:: self._width or 1])
 
     def check_part(self, start: int, lengths: Sequence[int]) -> None:
-        """Refuse planes of these lengths that `restore` cannot set from `start` on."""
+        """Refuse arrays of these lengths if `restore` cannot set them from `start` on."""
         count = lengths[0] if lengths else -1
         whole = (start, count) == (0, self.count)
         in_parts = all(length == self.count for length in self._memory.lengths)
@@ -116,8 +120,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenDenseTable:
-        """The slice as it is now, to be read while the table goes on; see
-        psfleet.core.engine.tables.row_snapshot."""
+        """Return an image of the part as it is now, to be read while training goes on (row_snapshot.py)."""
         with self._lock:
             arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)
@@ -126,17 +129,18 @@ class DenseTable:
         )
 
     def _release_view(self, view: FrozenArrays) -> None:
-        with self._lock:  # else a change that goes through the views would pass one over
+        # Under the lock: a change may be iterating over the views, and would skip one if another is removed.
+        with self._lock:
             self._views.remove(view)
 
     def _keep(self) -> None:
-        """The slice is about to change."""
+        """Tell followers and images that the part is about to change."""
         self.changed()
         for view in self._views:
             view.keep()
 
     def _planes(self) -> list[Floats]:
-        """Copies of what the memory holds."""
+        """Return copies of the planes as the memory holds them."""
         return [self._memory.read(plane) for plane in range(len(self._memory.lengths))]
 
     def _spread(self, plane: Floats) -> Floats:

@@ -1,4 +1,14 @@
-"""Files without a name for rows of tables: they go with the process, however that ends."""
+"""Rows on disk: DiskArena maps an unnamed file, and MappedRowMemory keeps a whole table in one.
+
+The files have no name, so Linux deletes them when the process ends, even if it is killed. DiskRowMemory
+(disk_rows.py) uses an arena whose first part is memory and moves rows between the parts; MappedRowMemory is
+for rules that update every row at each step, where moving single rows gains nothing.
+
+    address   |  memory (near bytes)  |  file, mapped: made bytes exist, the rest may not be touched  |
+
+If a mapped page cannot be read, Linux raises SIGBUS. Its rows are lost then, so the signal handler ends the
+process, and a restart restores the rows from the log or a snapshot (`end_for`).
+"""
 
 import ctypes
 import math
@@ -29,9 +39,9 @@ _log = log_of(__name__)
 
 PAGE = 4096
 LEAST = 4 << 20
-"""Bytes of rows that a table has in memory at least."""
-_LEAST_GROWTH = 1 << 20
-_PART = 16  # of the file, by which it grows
+"""Bytes of rows that each table on disk may keep in memory, even if memory is short."""
+_LEAST_GROWTH = 1 << 20  # a file grows by at least 1 MiB
+_PART = 16  # a file grows by 1/16 beyond what is needed, to grow seldom
 _MAP_FIXED = 0x10
 _DONTNEED = 4  # MADV_DONTNEED
 _WRITTEN = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
@@ -41,40 +51,45 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_int]
 _libc.syscall.restype = ctypes.c_long
-_folders: set[str] = set()  # of all files
+_folders: set[str] = set()  # folders of all files, for the message when a page cannot be read
 
 
 def _end_at_fault(number: int) -> None:
-    """End the process: a page of a file that is used by address cannot be read."""
+    """End the process after SIGBUS: a mapped page of a file cannot be read."""
     end_for(
         f"the disk of {', '.join(map(repr, sorted(_folders)))} does not give back rows of tables"
     )
 
 
 def end_for(why: str) -> NoReturn:
-    """End the process: rows are lost, and only a snapshot and the log have them."""
+    """Log the reason and end the process: rows are lost that only the log or a snapshot can restore."""
     text = f"{why}; start again from the log or a snapshot"
     _log.critical(text)
     os.write(2, f"{text}\n".encode())
     os._exit(1)
 
 
+# Installed with libc's `signal`: a handler set through Python's `signal` module runs only between bytecodes,
+# and the faulting instruction would be retried for ever. Kept in a global so that it is not collected.
 _fault = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end_at_fault)
 
 
 class DiskArena(Arena):
-    """A range of bytes of which the first `near` are memory, and the others those of a file without a name.
+    """An address range whose first `near` bytes are memory, and whose remaining bytes map an unnamed file.
 
-    Of the latter only what `grow` has made may be touched.
+    Only the part of the file that `grow` has allocated may be touched.
 
     Args:
-        size: Bytes in all.
-        near: Bytes that are memory: whole pages.
+        size: Bytes of the range, memory and file together.
+        near: Bytes of memory at the start, in whole pages.
         folder: Folder of the file.
-        row: Bytes of the rows that `transfer` reads.
+        row: Bytes of a row, for `transfer`.
 
     Attributes:
-        made: Bytes that the file has.
+        made: Bytes of the file that are allocated on the disk.
+
+    Raises:
+        UsageError: The file cannot be made in this folder, or cannot be mapped.
     """
 
     def __init__(self, size: int, near: int, folder: str, row: int = 0) -> None:
@@ -87,15 +102,19 @@ class DiskArena(Arena):
                 self._file = self._direct = os.dup(file.fileno())
         except OSError as error:
             raise UsageError(f"cannot make a file for rows in {folder!r}: {error}") from error
-        weakref.finalize(self, os.close, self._file)  # as the memory goes, without a warning
-        with suppress(OSError):  # not every file system reads past the page cache
+        weakref.finalize(self, os.close, self._file)  # closes the file when the arena is collected
+        # A second descriptor bypasses the page cache, so that rows are not in memory twice. Not every file
+        # system supports O_DIRECT; then `_direct` remains the ordinary descriptor.
+        with suppress(OSError):
             self._direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_DIRECT)
             weakref.finalize(self, os.close, self._direct)
         where = self.address + near, self.size - near, mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(*where, mmap.MAP_SHARED | _MAP_FIXED, self._file, 0) != where[0]:
             why = os.strerror(ctypes.get_errno())
             raise UsageError(f"cannot map a file of {folder!r} into memory: {why}")
-        _libc.madvise(where[0], where[1], mmap.MADV_RANDOM)
+        _libc.madvise(
+            where[0], where[1], mmap.MADV_RANDOM
+        )  # no read-ahead: rows are read one by one
         _folders.add(folder)
         _libc.signal(signal.SIGBUS, _fault)
         self._kernels = static_kernels("disk_rows")
@@ -103,19 +122,23 @@ class DiskArena(Arena):
         self._work = np.zeros(0, np.uint8)
 
     def grow(self, end: int) -> None:
-        """Have the first `end` bytes of the file on the disk.
+        """Allocate at least the first `end` bytes of the file on the disk.
+
+        Allocation instead of a sparse file, so that a full disk refuses a push here; later, a write through
+        the map would end the process.
 
         Raises:
-            UsageError: It has no room; nothing was changed.
+            UsageError: The disk has no room; nothing was changed.
         """
         if end <= self.made:
             return
+        # Try with reserve first, then with no more than is needed.
         for size in (self.size_when_grown(end), -(-end // PAGE) * PAGE):
             try:
                 os.posix_fallocate(self._file, self.made, size - self.made)
             except OSError as error:
                 why = error.strerror
-                os.ftruncate(self._file, self.made)  # a part of it may be there
+                os.ftruncate(self._file, self.made)  # a failed call may have allocated a part
             else:
                 self.made = size
                 return
@@ -125,14 +148,22 @@ class DiskArena(Arena):
         )
 
     def size_when_grown(self, end: int) -> int:
-        """Return the bytes that the file gets when it grows to `end`: more than that, to grow seldom."""
+        """Return the file's size after growth to `end` bytes: up to 1/16 and 64 MiB more, in whole pages."""
         ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
         return -(-(end + ahead) // PAGE) * PAGE
 
     def transfer(self, writes: bool, offsets: Ids, places: Ids, sizes: Ids | None = None) -> bool:
-        """Read ranges of the file to these addresses, or write them from there. -> whether all came through.
+        """Read ranges of the file into memory, or write them from memory, many requests at a time.
 
-        sizes: Bytes of each range, whole pages at addresses of pages; None: those of a row.
+        Args:
+            writes: True to write, False to read.
+            offsets: Offset of each range in the file: int64 [n].
+            places: Address of each range in memory: int64 [n].
+            sizes: Bytes of each range: whole pages, at offsets and addresses that are multiples of a page.
+                None for single rows, which may be anywhere; they are read through page buffers.
+
+        Returns:
+            True if all requests succeeded.
         """
         if not len(self._work):
             self._set_up_requests()
@@ -140,13 +171,17 @@ class DiskArena(Arena):
         if sizes is None:
             sizes = np.full(len(offsets), self._row, np.int64)
         else:
-            pages = 0
+            pages = 0  # no page buffers: the ranges are aligned
         where = self._context.value, self._direct, int(writes)
         count = self._kernels.transfer(*where, offsets, sizes, places, work, pages)
         return bool(count == len(offsets))
 
     def _set_up_requests(self) -> None:
-        """Have what requests need; they are made one by one if there are too many in the system."""
+        """Allocate buffers and set up asynchronous I/O (io_setup).
+
+        If Linux refuses, because too many requests are reserved in the system, `transfer` makes its requests
+        one by one.
+        """
         kernels = self._kernels
         words = kernels.AT_ONCE * (kernels.REQUEST + kernels.EVENT + 16)
         pages = kernels.AT_ONCE * (-(-self._row // PAGE) + 1) * PAGE
@@ -160,18 +195,23 @@ class DiskArena(Arena):
                 weakref.finalize(self, _libc.syscall, end, ctypes.c_long(self._context.value))
 
     def drop(self) -> bool:
-        """Write what was changed by address, and keep no page of the file in memory. -> if it could."""
+        """Write the pages that were changed through the map, and keep no page of the file in memory.
+
+        Returns:
+            True if the pages were written.
+        """
+        # In this order: written first, then unmapped, since Linux drops only clean, unmapped pages.
         success: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
         self.unmap()
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         return success
 
     def unmap(self) -> None:
-        """Let go of the pages that were read or changed by address; the system still has to write them."""
+        """Unmap the pages that were read or changed through the map. Changed ones are written later."""
         _libc.madvise(self.address + self._near, self.made, _DONTNEED)
 
     def release_behind(self, end: int) -> None:
-        """Give back the memory behind the first `end` bytes of it."""
+        """Give back the memory behind the first `end` bytes, in whole huge pages."""
         start = -(-end // (1 << 21)) * (1 << 21)
         if start < self._near:
             _libc.madvise(self.address + start, self._near - start, _DONTNEED)
@@ -182,14 +222,14 @@ class DiskArena(Arena):
         return min(super().bytes_of(end), LEAST)
 
     def near_bytes_of(self, end: int) -> int:
-        """Memory that the first `end` bytes take."""
+        """Return the bytes of memory that the first `end` bytes take, without the cap of `bytes_of`."""
         return super().bytes_of(end)
 
 
 class MappedRowMemory(HostRowMemory):
-    """Rows on disk of a table of which each update changes all: they are read and written by their address.
+    """Rows on disk of a table whose every update changes all rows; kernels use them through the map.
 
-    Arguments as for DiskRowMemory.
+    The arguments are those of DiskRowMemory.
     """
 
     def __init__(
@@ -213,9 +253,9 @@ class MappedRowMemory(HostRowMemory):
     def has_lines(self, count: int) -> bool:
         return super().has_lines(count) and self._size(count) <= self._disk.made
 
-    def _size(self, more: int) -> int:
-        """Bytes of the rows with so many new ones, which take the free slots first."""
-        return (self.next_slot + max(more - self.free, 0)) * self._width * 4
+    def _size(self, new_rows: int) -> int:
+        """Return the bytes of all rows after `new_rows` new ones, which take the free slots first."""
+        return (self.next_slot + max(new_rows - self.free, 0)) * self._width * 4
 
     @override
     def grow(self, more: int) -> None:
@@ -232,5 +272,5 @@ class MappedRowMemory(HostRowMemory):
 
 
 def block_rows(row: int) -> int:
-    """Number of rows of so many bytes that fill whole pages."""
+    """Return the smallest number of rows of `row` bytes that together fill whole pages."""
     return PAGE // math.gcd(row, PAGE)

@@ -58,10 +58,11 @@ _WINDOW = 1 << 14  # blocks that compaction compares to find the emptiest
 
 
 class DiskRowMemory(HostRowMemory):
-    """Rows in memory and in a file; the index of all of them is in memory.
+    """Rows in memory and in a file. The index of all rows is in memory.
 
-    A block of the file is written as a whole. A row that leaves it for memory leaves a gap, and the block is
-    written again only when it is empty. So a row costs no write in place, and what is read is never stale.
+    A block of the file is always written whole. When one of its rows moves to memory, it leaves a gap, and
+    the block is reused only when it is empty. So no row is ever overwritten in place, and a read of the file
+    never returns stale data.
 
     Args:
         spec: Definition of the table.
@@ -78,13 +79,13 @@ class DiskRowMemory(HostRowMemory):
         width = PackedRows(spec).width
         self._row, self._block = width * 4, block_rows(width * 4)
         self._default = available_memory() // 2
-        # First slot in the file. There are 4 M slots of memory beyond what the limit allows, for the rows of
-        # one call, which are there before others have gone. Multiples of 1024 slots fill whole pages.
+        # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
+        # come into memory before other rows have left. Multiples of 1024 slots fill whole pages.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
         self._far = min(-(-slots // 1024) * 1024, 1 << 31)
         # A slot number has 32 bits, and the file has 3 slots for 2 rows (see _blocks).
-        most = min(max_rows, (2**32 - 2 - self._far) // 2)
-        super().__init__(width, most, False, spec.entry is not None, host.only_reads)
+        row_limit = min(max_rows, (2**32 - 2 - self._far) // 2)
+        super().__init__(width, row_limit, False, spec.entry is not None, host.only_reads)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
         self._moves = static_kernels("disk_rows")
@@ -167,12 +168,12 @@ class DiskRowMemory(HostRowMemory):
         return super().most_bytes_with(more) + blocks * (self._block + self._held.itemsize)
 
     @override
-    def _used(self, more: int = 0) -> list[int]:
+    def _used(self, new_slots: int = 0) -> list[int]:
         slots, chunks, parts = int(self._words[NEXT_SLOT]), int(self._words[CHUNKS]), self._parts
-        if more:
-            least = FIRST_CHUNKS + (len(self) + more) * ROW_BYTES // (CHUNK_LINES * 64)
-            chunks = max(chunks, least)
-            slots, parts = slots + more, max(parts, 4 * chunks)
+        if new_slots:
+            min_chunks = FIRST_CHUNKS + (len(self) + new_slots) * ROW_BYTES // (CHUNK_LINES * 64)
+            chunks = max(chunks, min_chunks)
+            slots, parts = slots + new_slots, max(parts, 4 * chunks)
         return self._sizes(slots, chunks, parts)
 
     @override
@@ -219,9 +220,9 @@ class DiskRowMemory(HostRowMemory):
         """
         # A slice takes at most a quarter of the places in memory, so that its rows never displace each other:
         # rows go only in `_make_room`, before the rows of the slice are read.
-        most = max(self._limit // 4, 256)
-        for start in range(0, len(ids), most):
-            part = ids[start : start + most]
+        slice_rows = max(self._limit // 4, 256)
+        for start in range(0, len(ids), slice_rows):
+            part = ids[start : start + slice_rows]
             self._make_room()
             cold = np.empty(len(part), np.int64)
             count = self._moves.look(
@@ -232,7 +233,7 @@ class DiskRowMemory(HostRowMemory):
                 self._read(cold[:count])
             new = int(self._counts[self._moves.UNKNOWN])
             self._moved = count + new
-            yield slice(start, start + most)
+            yield slice(start, start + slice_rows)
             if new:
                 self._note_new_rows(part)
 
@@ -246,28 +247,36 @@ class DiskRowMemory(HostRowMemory):
         """Move these rows from the file to memory."""
         for view in self.views:
             view.keep(ids)
-        # `fetch` changes the index before the rows have been read. Nobody looks meanwhile (the table is
-        # locked), and a failed read ends the process.
+        # `fetch` changes the index before the rows have been read. No other thread sees this state, since the
+        # table is locked, and a failed read ends the process.
         start = time.perf_counter()
-        slots, places = np.empty((2, len(ids)), np.int64)
-        arrays = self._uses, self._there, self._held, self._ids, slots, places
+        slots, row_addresses = np.empty((2, len(ids)), np.int64)
+        arrays = self._uses, self._there, self._held, self._ids, slots, row_addresses
         count = self._moves.fetch(self.address, ids, self._far, *arrays)
-        self._check_transfer(self._disk.transfer(False, slots[:count] * self._row, places[:count]))
+        self._check_transfer(
+            self._disk.transfer(False, slots[:count] * self._row, row_addresses[:count])
+        )
         self._count_file(-count)
         self._traffic.read += count
         self._traffic.seconds += time.perf_counter() - start
 
-    def _count_file(self, more: int) -> None:
-        self._in_file += more
+    def _count_file(self, change: int) -> None:
+        """Add `change` to the number of rows in the file."""
+        self._in_file += change
         self._traffic.disk_bytes = self._in_file * self._row
         # The index may have as many chunks as all rows allow, not only those in memory.
         self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
 
     def _make_room(self) -> None:
-        """Move rows to the file until the next call finds as many free places as the last one took."""
-        most = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
-        over = len(self) - self._in_file - most
+        """Move rows to the file so that the next call finds as many free slots as the last call filled.
+
+        CLOCK chooses the rows: `sweep` goes round the slots, lowers each use count, and returns slots whose
+        count has reached IDLE.
+        """
+        max_resident = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
+        over = len(self) - self._in_file - max_resident
         if over > 0:
+            # Move many rows if any must move: rows in neighbouring blocks are written by one request.
             over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
         while over > 0:
             slots = np.empty(min(over, _AT_ONCE), np.int64)
@@ -282,8 +291,8 @@ class DiskRowMemory(HostRowMemory):
         """Move the rows of these slots in memory to the file; return their number."""
         # A removed row leaves its id and uses behind. The index says whether the slot still has a row.
         ids = self._ids[slots]
-        there = self.locate(ids)[0] == slots
-        ids, slots = ids[there], slots[there]
+        has_row = self.locate(ids)[0] == slots
+        ids, slots = ids[has_row], slots[has_row]
         if len(ids):
             self._write(self._free_blocks(-(-len(ids) // self._block)), ids, super().gather(slots))
             self._count_file(len(ids))
@@ -316,12 +325,11 @@ class DiskRowMemory(HostRowMemory):
         size = self._block * self._row
         pages = _whole_pages(len(blocks) * size)
         pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
-        first = np.flatnonzero(
-            np.diff(blocks, prepend=-2) != 1
-        )  # starts of runs: one write for each
+        # Neighbouring blocks form a run, which is written by one request: find where the runs start.
+        first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
         sizes = np.diff(first, append=len(blocks)) * size
-        places = address_of(pages) + first * size
-        self._check_transfer(self._disk.transfer(True, blocks[first] * size, places, sizes))
+        run_addresses = address_of(pages) + first * size
+        self._check_transfer(self._disk.transfer(True, blocks[first] * size, run_addresses, sizes))
         slots = self._far + self._slots(blocks)[: len(ids)]
         arrays = self._uses, self._there, self._held, self._ids
         self._moves.settle(self.address, ids, slots, self._far, *arrays)
@@ -329,9 +337,11 @@ class DiskRowMemory(HostRowMemory):
         self._traffic.written += len(ids)
 
     def _slots(self, blocks: Ids) -> Ids:
+        """Return the slots of these blocks, counted from the first slot of the file."""
         return (blocks[:, None] * self._block + np.arange(self._block)).reshape(-1)
 
     def _free_blocks(self, count: int) -> Ids:
+        """Return `count` empty blocks, ascending; compacts the file until there are enough."""
         while True:
             free = np.flatnonzero(self._held == 0)
             if len(free) >= count + _SPARE:
@@ -349,8 +359,8 @@ class DiskRowMemory(HostRowMemory):
         window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))
         window %= len(self._held)
         window = window[self._held[window] > 0]
-        most = max(_SPARE * _SPARE, (1 << 20) // size)
-        blocks = window[np.argsort(self._held[window], kind="stable")[:most]]
+        max_blocks = max(_SPARE * _SPARE, (1 << 20) // size)
+        blocks = window[np.argsort(self._held[window], kind="stable")[:max_blocks]]
         counts = -(-np.cumsum(self._held[blocks]) // self._block)
         gains = (np.arange(1, len(blocks) + 1) - counts)[counts < len(free)]
         if not len(gains) or gains.max() <= 0:
@@ -359,12 +369,12 @@ class DiskRowMemory(HostRowMemory):
         count = int(np.argmax(gains)) + 1
         blocks = np.sort(blocks[:count])
         pages = _whole_pages(count * size)
-        places, sizes = address_of(pages) + np.arange(count) * size, np.full(count, size)
-        self._check_transfer(self._disk.transfer(False, blocks * size, places, sizes))
+        block_addresses, sizes = address_of(pages) + np.arange(count) * size, np.full(count, size)
+        self._check_transfer(self._disk.transfer(False, blocks * size, block_addresses, sizes))
         slots = self._slots(blocks)
-        there = self._there[slots] != 0
-        rows = pages.view(np.float32).reshape(len(slots), -1)[there]
-        self._write(free[: counts[count - 1]], self._ids[self._far + slots[there]], rows)
+        occupied = self._there[slots] != 0
+        rows = pages.view(np.float32).reshape(len(slots), -1)[occupied]
+        self._write(free[: counts[count - 1]], self._ids[self._far + slots[occupied]], rows)
 
     def _check_transfer(self, success: bool) -> None:
         if not success:
@@ -386,16 +396,16 @@ class DiskRowMemory(HostRowMemory):
         self.keep(ids)
         slots = self.locate(ids)[0]
         in_file = slots >= self._far
-        there = np.unique(slots[in_file]) - self._far
+        file_slots = np.unique(slots[in_file]) - self._far
         # The kernel links each freed slot into the free list by the first word of its row. Slots of the file
         # are not in that list. With a stride of 0 their links go to row 0, which no id has: the file is not
         # touched. Afterwards the old head of the list is put back.
         free, self._d[STRIDE] = self._words[FREE_ROW], 0
         count = super().remove(ids[in_file])
         self._d[[FREE_ROW, STRIDE]] = free, self._row
-        self._there[there] = 0
-        np.subtract.at(self._held, there // self._block, 1)
-        self._count_file(-len(there))
+        self._there[file_slots] = 0
+        np.subtract.at(self._held, file_slots // self._block, 1)
+        self._count_file(-len(file_slots))
         return count + super().remove(ids[~in_file])
 
     @override
@@ -426,8 +436,8 @@ class DiskRowMemory(HostRowMemory):
         near = slots < self._far
         blocks = len(self._held)
         part = slice(*(at * blocks // SEGMENT_COUNT * self._block for at in (first, last)))
-        there = self._far + part.start + np.flatnonzero(self._there[part])
-        also = self.recall(self._ids[there], step)
+        occupied_slots = self._far + part.start + np.flatnonzero(self._there[part])
+        also = self.recall(self._ids[occupied_slots], step)
         pairs = zip((ids[near], slots[near], steps[near]), also, strict=True)
         ids, slots, steps = map(np.concatenate, pairs)
         return ids, slots, steps
@@ -440,21 +450,20 @@ class DiskRowMemory(HostRowMemory):
         rows = np.empty((len(slots), self._width), np.float32)
         near = slots < self._far
         rows[near] = super().gather(slots[near])
-        places = slots[in_file] - self._far
-        first, end = int(places.min()), int(places.max()) + 1
-        if end - first <= 2 * len(
-            places
-        ):  # dense, as in a snapshot's scan: one read of the whole range
+        file_positions = slots[in_file] - self._far
+        first, end = int(file_positions.min()), int(file_positions.max()) + 1
+        # If at least half of the range is wanted, as in a snapshot's scan, read it as one.
+        if end - first <= 2 * len(file_positions):
             start = first * self._row // PAGE * PAGE
             size = -(-(end * self._row - start) // PAGE) * PAGE
             pages = _whole_pages(size)
             where = np.array([[start], [address_of(pages)], [size]], np.int64)
             self._check_transfer(self._disk.transfer(False, *where))
             part = pages[first * self._row - start :][: (end - first) * self._row]
-            rows[in_file] = part.view(np.float32).reshape(end - first, -1)[places - first]
+            rows[in_file] = part.view(np.float32).reshape(end - first, -1)[file_positions - first]
         else:
             to = address_of(rows) + in_file * self._row
-            self._check_transfer(self._disk.transfer(False, places * self._row, to))
+            self._check_transfer(self._disk.transfer(False, file_positions * self._row, to))
         return rows
 
     @override
@@ -480,8 +489,10 @@ class DiskScores(HostScores):
             super().use(ids[part], step)
 
     @override
-    def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
-        count = super()._rank(step, least, most, keys, ids)
+    def _rank(
+        self, step: int, min_age: int, max_key: int, keys: Keys, ids: Ids | None = None
+    ) -> int:
+        count = super()._rank(step, min_age, max_key, keys, ids)
         self._index.drop()
         return count
 

@@ -15,7 +15,7 @@ from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
 from psfleet.core.engine.tables.row_memory import Keys, RowMemory
 
 Ids = NDArray[np.int64]
-_PART = 16  # of a full table, the part that goes at a time
+_PART = 16  # a full table evicts at least 1/16 of its capacity at a time
 _NO_KEY = 2**64 - 1
 
 
@@ -35,10 +35,10 @@ class EvictionRanking(Protocol):
     """
 
     def first(self, step: int, count: int, least: int) -> Ids:
-        """Return the `count` ids to evict first, of rows that no push has named for `least` updates."""
+        """Return the `count` ids to evict first, among rows at least `least` updates old."""
 
     def count_update(self, ids: Ids, step: int) -> None:
-        """Note that the update of this step names these ids, as far as they have a row."""
+        """Record that the update of this step names these ids; ids without a row are ignored."""
 
 
 def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionRanking:
@@ -59,7 +59,7 @@ def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionR
 
 
 class AgeRanking:
-    """Evicts the rows first that were pushed the longest time ago."""
+    """Ranking by age: rows that were pushed the longest time ago go first."""
 
     def __init__(self, index: RowMemory) -> None:
         self._index = index
@@ -72,10 +72,10 @@ class AgeRanking:
 
 
 class ScoreRanking:
-    """Evicts the rows with the lowest score first; equal scores by age, and equal ages by the id's hash.
+    """Ranking by score: rows with the lowest score go first, then older rows, then smaller hashes of the id.
 
-    `first` scans all rows twice: the first scan finds the key of the last row to evict, the second lists the
-    rows up to it. Meanwhile it takes 8 bytes a row.
+    `first` scans all rows twice. The first scan finds the key of the last row to evict, the second lists the
+    rows up to that key. The keys of the first scan take 8 bytes per row.
     """
 
     def __init__(self, scores: HostScores) -> None:
@@ -86,28 +86,28 @@ class ScoreRanking:
             return np.zeros(0, np.int64)
         keys = self._scores.keys(step, least, _NO_KEY)
         edge = _NO_KEY
-        if len(keys) > count:
+        if len(keys) > count:  # only now is the key of the last row to evict needed
             keys.partition(count - 1)
             edge = int(keys[count - 1])
         ids, keys = self._listed(step, least, edge, keys)
         if len(ids) <= count:
             return ids
         sooner, level = ids[keys < edge], ids[keys == edge]
-        rest = count - len(sooner)
-        return np.append(sooner, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
+        remaining = count - len(sooner)
+        return np.append(sooner, level[np.argpartition(hash_ids(level), remaining - 1)[:remaining]])
 
     def below(self, threshold: float, step: int) -> Ids:
         """Return the ids of the rows whose score is below the threshold."""
-        most = max((_ordered(threshold) << 32) - 1, 0)
-        return self._listed(step, 0, most, self._scores.keys(step, 0, most))[0]
+        max_key = max((_ordered(threshold) << 32) - 1, 0)
+        return self._listed(step, 0, max_key, self._scores.keys(step, 0, max_key))[0]
 
     def count_update(self, ids: Ids, step: int) -> None:
         self._scores.use(ids, step)
 
-    def _listed(self, step: int, least: int, most: int, keys: Keys) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows with keys up to `most`. `keys` contains the keys of these rows."""
-        count = int(np.count_nonzero(keys <= np.uint64(most)))
-        return self._scores.listed(step, least, most, count)
+    def _listed(self, step: int, min_age: int, max_key: int, keys: Keys) -> tuple[Ids, Keys]:
+        """Return ids and keys of the rows with keys up to `max_key`; `keys` contains these keys."""
+        count = int(np.count_nonzero(keys <= np.uint64(max_key)))
+        return self._scores.listed(step, min_age, max_key, count)
 
 
 def _ordered(score: float) -> int:

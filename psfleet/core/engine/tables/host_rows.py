@@ -10,8 +10,8 @@ the address of the descriptor alone, and read the addresses of the arenas from i
                --> MARKS      int64 for each slot, only if the rule also updates rows that no push names
 
 kernels/hash_index.py explains the index. Open this module to see how much memory a table reserves and how
-much it is charged for. Calls are not thread-safe: the table holds its lock around each of them. HostScores
-ranks the rows by the table's eviction policy.
+much it is charged for. Calls are not thread-safe: the table holds its lock during each call. HostScores ranks
+the rows by the table's eviction policy.
 """
 
 import mmap
@@ -112,8 +112,8 @@ class HostRowMemory(RowStore):
         # Slots, chunks and shift at the last call of `expect`, and its `more`: the next call has nothing to
         # do while these are the same.
         self._seen, self._expected = (0, 0, 0), 0
-        places = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
-        self._d[places] = [arena.address for arena in self._arenas]
+        fields = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
+        self._d[fields] = [arena.address for arena in self._arenas]
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
         self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, width * 4
         self._d[FULL] = FULL_TO_READ if only_read else FULL_TO_CHANGE
@@ -166,8 +166,8 @@ class HostRowMemory(RowStore):
         # Worst case: every chunk is enlarged once (which leaves its old lines behind, hence 3 times), and the
         # chunks that the new ids land in once more.
         rows = self._words[NEXT_SLOT] + count
-        most = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
-        lines = max(self._words[CHUNKS], most) * CHUNK_LINES
+        max_chunks = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
+        lines = max(self._words[CHUNKS], max_chunks) * CHUNK_LINES
         return 3 * lines + 4 * count <= self._lines.size // 64
 
     @override
@@ -179,11 +179,11 @@ class HostRowMemory(RowStore):
         sizes = zip(self._arenas, self._used(more), strict=True)
         return sum(arena.bytes_of(size) for arena, size in sizes)
 
-    def _used(self, more: int = 0) -> list[int]:
+    def _used(self, new_slots: int = 0) -> list[int]:
         """Return the bytes in use in each arena, or an upper bound for `more` slots than now."""
         slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
-        if more:
-            total = slots + more
+        if new_slots:
+            total = slots + new_slots
             chunks = max(chunks, FIRST_CHUNKS + total * ROW_BYTES // _CHUNK_BYTES)
             slots, parts = total, max(parts, 4 * chunks)
         return self._sizes(slots, chunks, parts)
@@ -217,9 +217,9 @@ class HostRowMemory(RowStore):
 
     @override
     def keep_ahead(self, available: int | None = None) -> None:
-        most = AHEAD if available is None else max(available, 0) // 8
-        self._rows.keep_ahead(self._words[NEXT_SLOT] * self._width * 4, most)
-        self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, most)
+        max_bytes = AHEAD if available is None else max(available, 0) // 8
+        self._rows.keep_ahead(self._words[NEXT_SLOT] * self._width * 4, max_bytes)
+        self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, max_bytes)
 
     @override
     def reserve(self, rows: int) -> None:
@@ -272,8 +272,8 @@ class HostRowMemory(RowStore):
     def aged(
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
-        there = int(self._live[slice(*segments)].sum())
-        ids, slots, ages = (np.empty(there, np.int64) for _ in range(3))
+        row_count = int(self._live[slice(*segments)].sum())
+        ids, slots, ages = (np.empty(row_count, np.int64) for _ in range(3))
         count = self._kernels.collect(
             self.address, *segments, step, least, most, *map(address_of, (ids, slots, ages))
         )
@@ -341,7 +341,7 @@ def _reserve(
     again until the reservation succeeds.
 
     Args:
-        rows: Wanted number of rows.
+        rows: Number of rows to reserve for.
         sizes: Gives the bytes of each arena for a number of rows.
         make_first: Makes the first arena, which holds the rows.
 
@@ -351,8 +351,8 @@ def _reserve(
     rows = min(rows, max(rows * _share(_space_left()) // sum(sizes(rows)), _FEWEST_ROWS))
     while True:
         try:
-            first, *others = sizes(rows)
-            return rows, [make_first(first), *map(Arena, others)]
+            first, *other_sizes = sizes(rows)
+            return rows, [make_first(first), *map(Arena, other_sizes)]
         except UsageError:
             if rows < 2 * _FEWEST_ROWS:
                 raise
@@ -395,7 +395,7 @@ class HostScores:
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Return ids and keys of the same rows as `keys`; the caller has counted them: `count`."""
+        """Return ids and keys of the rows that `keys` selects; `count` is their number."""
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)
@@ -415,14 +415,16 @@ class HostScores:
             address_of(ages),
         )
 
-    def _rank(self, step: int, least: int, most: int, keys: Keys, ids: Ids | None = None) -> int:
+    def _rank(
+        self, step: int, min_age: int, max_key: int, keys: Keys, ids: Ids | None = None
+    ) -> int:
         """Write the keys of these rows to `keys`, and their ids to `ids` if given; return their number."""
         count: int = self._kernels.rank(
             self._index.address,
             self._place,
             step,
-            least,
-            most,
+            min_age,
+            max_key,
             address_of(self._scratch),
             0 if ids is None else address_of(ids),
             address_of(keys),

@@ -15,14 +15,17 @@ from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.engine.tables.row_memory import EVERY, RowMemory
 from psfleet.core.engine.tables.row_scan import RowScan
 
-SETTLED = 1 << 29  # a step that is a multiple of this has stamps brought up to date
-_SHRINKS = 1024  # that are remembered
+# At each multiple of this step all stamps are rewritten. A stamp is the low 32 bits of a step, and ages above
+# 2**31 would become ambiguous.
+SETTLED = 1 << 29
+_SHRINKS = 1024  # number of shrinks that are remembered
 
 
 def segments_due(step: int, ttl: int) -> tuple[int, int]:
-    """Return the segments to look over at this step, so that each has one look in ttl / 8 steps.
+    """Return the segments to sweep at this step, so that each segment is swept once in ttl / 8 steps.
 
-    A segment is chosen by the id's hash, so which step a row goes at depends on nothing else.
+    The segment of an id follows from its hash. So the step at which a row expires depends only on the id and
+    its last push.
     """
     period = max(ttl // 8, 1)
     phase = step % period
@@ -113,17 +116,19 @@ class RowLifetime:
         self._shrinks, self._ticks = clock.shrinks, clock.ticks
 
     def _decay(self, worth: ShowClickEntry, threshold: float | None, step: int) -> int:
-        least = worth.delete_threshold if threshold is None else threshold
+        min_worth = worth.delete_threshold if threshold is None else threshold
         factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
-        ids = self._index.decay(self._scores, factors, least)
+        ids = self._index.decay(self._scores, factors, min_worth)
         return self._scan.drop(ids, step, EvictionCause.SHRUNK)
 
-    def _sweep(self, segments: tuple[int, int], step: int, least: int, cause: EvictionCause) -> int:
-        """Remove rows and candidates of these segments that no push has named for `least` steps."""
+    def _sweep(
+        self, segments: tuple[int, int], step: int, min_age: int, cause: EvictionCause
+    ) -> int:
+        """Remove rows and candidates of these segments that no push has named for `min_age` steps."""
         if self._waiting is not None:
             waiting = self._waiting.index
-            waiting.remove(waiting.aged(step, least, segments)[0])
-        return self._scan.drop(self._index.aged(step, least, segments)[0], step, cause)
+            waiting.remove(waiting.aged(step, min_age, segments)[0])
+        return self._scan.drop(self._index.aged(step, min_age, segments)[0], step, cause)
 
     def _restamp(self, old: int, new: int) -> None:
         self._index.restamp(old, new)

@@ -1,6 +1,8 @@
-"""The memory of each table: the host's, files or an NVIDIA GPU, as settings and definitions say.
+"""MemoryChoice: decides whether a table is in host memory, on disk or on an NVIDIA GPU.
 
-The library of the GPU is loaded when a table is made there, or looked for."""
+The table's definition decides first (`device`), then the setting of the process. The three kinds of memory
+are here too. The CUDA library is loaded only when a table is made on a GPU or the process looks for one.
+"""
 
 import functools
 import math
@@ -73,7 +75,7 @@ class HostMemory(MemoryKind):
 
 
 class DiskMemory(HostMemory):
-    """Files for the rows of sparse tables, of which those in use are in host memory."""
+    """Files for the rows of sparse tables. Rows in use are in host memory."""
 
     name: Device = "disk"
     label = "memory"
@@ -96,7 +98,7 @@ class DiskMemory(HostMemory):
 
 
 class CudaMemory(MemoryKind):
-    """Memory of an NVIDIA GPU. Rows for which it has no room are in host memory."""
+    """Memory of an NVIDIA GPU. Rows that do not fit are in host memory."""
 
     name: Device = "cuda"
     label = "the GPU's memory"
@@ -117,7 +119,7 @@ class CudaMemory(MemoryKind):
         return ""
 
     def limit(self, most: int) -> int | None:
-        """Under a simulator there is as much as is asked for."""
+        """Return the smaller of the setting and 7/8 of the free memory, or None in the simulator."""
         from psfleet.core.engine.tables.device.device_room import device_memory  # loads numba.cuda
 
         limit = tables_share(device_memory()[0], most)
@@ -144,17 +146,21 @@ class CudaMemory(MemoryKind):
 
 
 def _load_kernels(spec: TableSpec, *names: str) -> None:
-    own = [partial(host_kernels, spec, rests) for rests in (False, True)[: 1 + spec.every_row]]
+    rule_kernels = [
+        partial(host_kernels, spec, rests) for rests in (False, True)[: 1 + spec.every_row]
+    ]
     load_in_any_order(
-        *(partial(static_kernels, name) for name in names), *own, partial(host_pull_kernels, spec)
+        *(partial(static_kernels, name) for name in names),
+        *rule_kernels,
+        partial(host_pull_kernels, spec),
     )
 
 
 HOST, DISK = HostMemory(), DiskMemory()
 KINDS: dict[str, MemoryKind] = {kind.name: kind for kind in (HOST, CudaMemory(), DISK)}
-"""The kinds of memory by name, in the order in which the setting auto looks for one that is not the host's.
+"""Kinds of memory by name. The setting `auto` takes the first one that is not the host's and is available.
 
-Code asks them for what they are and does not compare their names.
+Code looks at the properties of a kind and does not compare names.
 """
 
 
@@ -163,11 +169,11 @@ class MemoryChoice:
     """Choice of memory for each table of a process.
 
     Attributes:
-        default: For tables that name no device.
-        has_devices: True if this process may use one: only servers and embedded training do.
-        limits: By kind the bytes that tables may take of it; 0 or none: what the kind says.
-        is_auto: Tables that name no device are in host memory where the default one has no room for them.
-        folder: Folder for rows on disk; "": there is none.
+        default: Kind of memory for tables that name no device.
+        has_devices: True if this process may use a device. Only servers and embedded training may.
+        limits: Bytes that tables may take of each kind. 0 or no entry leaves the limit to the kind.
+        is_auto: True if tables that name no device go to host memory when the default memory is full.
+        folder: Folder for rows on disk, or empty if there is none.
     """
 
     default: Device = HOST.name
@@ -183,18 +189,18 @@ class MemoryChoice:
 
     @classmethod
     def of_settings(cls, settings: JobSettings) -> "MemoryChoice":
-        """Return the choice by the setting `device`, and the sizes by each memory's own.
+        """Return the choice that the settings make: `device`, `disk` and the limit of each kind.
 
         Raises:
-            ConfigError: It names a device that is not here.
+            ConfigError: The setting names a device that this process does not have.
         """
         kinds, folder = KINDS.values(), settings.disk
         limits: dict[str, int] = {
             kind.name: getattr(settings, kind.setting) for kind in kinds if kind.setting
         }
         if settings.device == _AUTO:
-            there = (kind for kind in kinds if not kind.is_host and not kind.why_missing())
-            return cls(next(there, DISK if folder else HOST).name, True, limits, True, folder)
+            available = (kind for kind in kinds if not kind.is_host and not kind.why_missing())
+            return cls(next(available, DISK if folder else HOST).name, True, limits, True, folder)
         kind = KINDS[settings.device]
         choice = cls((DISK if folder and kind is HOST else kind).name, True, limits, folder=folder)
         if why := choice._why_missing(kind):
@@ -204,18 +210,25 @@ class MemoryChoice:
         return choice
 
     def limit(self, kind: MemoryKind) -> int | None:
-        """Bytes of this memory that tables may take in all, before there is any; None: no limit."""
+        """Return the bytes of this memory that all tables may take, or None for no limit.
+
+        Call it before the first table is made there, since it may measure free memory.
+        """
         return kind.limit(self.limits.get(kind.name, 0))
 
     def kind_for(self, spec: TableSpec, may_refuse: bool = True) -> MemoryKind:
         """Return the memory for the table.
 
         Args:
-            may_refuse: It is made now. Else it was made before, perhaps by a process with another device.
+            spec: Definition of the table.
+            may_refuse: True for a new table. False for a table that was made before, perhaps by a process
+                with another device; it goes to host memory if need be.
 
         Raises:
-            ConfigError: It cannot be in the memory that its definition or the setting names.
+            ConfigError: The table cannot be in the memory that its definition or the setting names.
         """
+        # `why` is the reason against `kind`. A new table that names the kind is refused; a new table that
+        # does not is refused unless the setting is auto; every other table goes to host memory.
         kind = KINDS[spec.device or self.default]
         why = kind.why_not(spec)
         if spec.device is not None and not why:
@@ -232,10 +245,7 @@ class MemoryChoice:
         return HOST if why else kind
 
     def may_be_moved(self, spec: TableSpec, may_refuse: bool = True) -> bool:
-        """Return whether a table for which a device has no room goes to host memory.
-
-        Arguments as for `of`.
-        """
+        """Return whether a table that does not fit on a device goes to host memory, see `kind_for`."""
         return not may_refuse or (spec.device is None and self.is_auto)
 
     def _why_missing(self, kind: MemoryKind) -> str:
@@ -248,7 +258,7 @@ class MemoryChoice:
 
 @functools.cache
 def why_no_gpu() -> str:
-    """Explain why this process cannot use a GPU, as the end of a sentence; empty: it can."""
+    """Explain why this process cannot use a GPU, as the end of a sentence, or return "" if it can."""
     missing = "numba's CUDA target is not installed; pip install '.[cuda]' in psfleet's checkout"
     try:
         from numba import config, cuda

@@ -22,18 +22,18 @@ from psfleet.core.engine.tables.row_update import RowUpdate
 
 Floats = NDArray[np.float32]
 
-_SHORT = 1 << 24  # weights whose update takes long beside the copy of their gradient to a device
+_SHORT = 1 << 24  # up to this many weights a GPU has two buffers for gradients (gradient_places)
 
 
 class DenseMemory(Protocol):
     """The planes of one server's part of a dense table: plane 0 holds the weights, each other a state slot.
 
     A plane is float32, with a value for each weight, or one for each unit
-    (psfleet.core.engine.rules.rule.Slot). Not thread-safe. The memory is given back with the object.
+    (psfleet.core.engine.rules.rule.Slot). Not thread-safe. The memory is freed with the object.
 
     Attributes:
-        lengths: Lengths of the planes.
-        bytes: That it takes there.
+        lengths: Length of each plane.
+        bytes: Bytes that the planes take in this memory.
     """
 
     lengths: list[int]
@@ -52,14 +52,14 @@ class DenseMemory(Protocol):
         """Write the weights to `out`, float32 [m], contiguous."""
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
-        """A copy of values start to end - 1 of a plane."""
+        """Return a copy of values `start` to `end` - 1 of a plane."""
 
     def write(self, plane: int, start: int, values: Floats) -> None:
         """Set values of a plane from `start` on."""
 
 
 class HostDenseMemory:
-    """Arguments as for psfleet.core.engine.tables.memory_kind.MemoryKind."""
+    """Planes of a dense table in host memory. The arguments are those of MemoryKind.dense."""
 
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         rule, decay, count = spec.rule, spec.decay, len(value)
@@ -76,22 +76,22 @@ class HostDenseMemory:
         constant = width if rule.unit == "row" and width <= MAX_DIM else 0
         self._kernels = dense_kernels(rule, bool(decay.l1), bool(decay.l2), constant)
         self._scratch = scratch_for(rule)
-        # They never move, and asking NumPy where an array lies costs as much as a short update.
+        # Keep the addresses: arrays never move, and asking NumPy for one costs as much as a short update.
         self._scratch_place = address_of(self._scratch)
         self._places = [address_of(plane) for plane in self._planes]
 
     def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
-        places = self._places
+        addresses = self._places
         if self._turns:
-            fixed = len(places) - self._turns
-            places = [*places[:fixed], places[fixed + (step - 1) % self._turns]]
+            fixed = len(addresses) - self._turns
+            addresses = [*addresses[:fixed], addresses[fixed + (step - 1) % self._turns]]
         self._kernels.push(
             self._units,
             self._width,
             address_of(scalars),
             address_of(gradient),
             self._scratch_place,
-            *places,
+            *addresses,
         )
 
     def pull_into(self, out: Floats) -> None:

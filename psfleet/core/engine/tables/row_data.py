@@ -1,6 +1,8 @@
-"""Values that a sparse table reads and writes as a whole: those of rows, and those of the table.
+"""Rows, candidates and clock of a sparse table as values, and the columns that snapshots store them in.
 
-docs/formats.md describes the columns for people. A change is a new version of the format
+RowData is what a table gives and takes, independent of how it stores rows; PackedRows converts between the
+two. The functions `..._columns` and `..._of` convert to and from the named columns of a snapshot, which
+docs/formats.md describes. A change of the columns is a new version of the format
 (psfleet/checkpoint/manifest.py).
 """
 
@@ -25,7 +27,7 @@ Columns = dict[str, tuple[Any, tuple[int, ...]]]
 """Dtype and shape of each column."""
 ROW_IDS = "ids"
 REMOVED = "removed"
-"""Ids of rows that were there at the snapshot before and are not now."""
+"""Ids of rows that existed at the snapshot before and do not exist now."""
 CANDIDATE_IDS = "candidates"
 _CANDIDATE_TOUCHED = "candidate_touched"
 EVICTED = ("evicted", "evicted_steps", "evicted_causes", "evicted_next")
@@ -38,16 +40,16 @@ def _none() -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class RowData:
-    """Rows of a sparse table with everything that is known of them.
+    """Rows of a sparse table with their whole state.
 
     Attributes:
-        ids: int64 [n].
-        values: float32 [n, dim * (1 + slots)]: the weights, then each state slot; one that a whole row
-            shares is repeated for each of its weights.
-        touched: int64 [n]: the table's step when the row was last pushed. A row that has not been
-            pushed for 2**31 steps is said to have been pushed 2**31 steps ago.
-        scores: float32 [n, TableSpec.scores]: shows and clicks, then the frequency as it was at the last
-            push, in tables that count them.
+        ids: Ids of the rows: int64 [n].
+        values: Weights, then each state slot: float32 [n, dim * (1 + slots)]. A slot that a whole row shares
+            is repeated for each weight.
+        touched: Step of each row's last push: int64 [n]. A row that has not been pushed for 2**31 steps
+            counts as pushed 2**31 steps ago.
+        scores: Shows and clicks, then the frequency at the last push, in tables that count them: float32
+            [n, TableSpec.scores].
     """
 
     ids: Ids
@@ -61,10 +63,10 @@ class CandidateData:
     """Ids that have been pushed, but have no row yet.
 
     Attributes:
-        ids: int64 [n], ascending.
-        values: Values that the table's entry remembers of each (Entry.candidate), by name: int64 or
+        ids: Ids of the candidates: int64 [n], ascending.
+        values: Values that the table's entry remembers of each id (Entry.candidate), by name: int64 or
             float32 [n].
-        touched: int64 [n]: the table's step when it was last pushed.
+        touched: Step of each id's last push: int64 [n].
     """
 
     ids: Ids = field(default_factory=_none)
@@ -80,9 +82,9 @@ class TableClock:
     """Clock of a table.
 
     Attributes:
-        step: Number of updates that it has had.
-        shrinks: The steps at which it was last shrunk, ascending.
-        ticks: (seconds, step): how far the table was at that time, both ascending.
+        step: Number of updates that the table has had.
+        shrinks: Steps at which the table was last shrunk, ascending.
+        ticks: Pairs of a time in seconds and the table's step at that time, both ascending.
     """
 
     step: int = 0
@@ -91,15 +93,21 @@ class TableClock:
 
 
 def furthest(clocks: Iterable[TableClock]) -> TableClock:
-    """Return the furthest of a table's clocks on several servers: by updates, then by shrinks, then by
-    time.
-    """
+    """Return the latest of a table's clocks on several servers: by updates, then shrinks, then time."""
     return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """A point in a table's history. Made by `SparseTable.mark`; of use for that table only."""
+    """Mark in a table's history, made by `SparseTable.mark` and valid for that table only.
+
+    Attributes:
+        era: Era of the stamps; a mark of an earlier era says nothing about stamps.
+        step: Step of the table at the mark.
+        event: Number of the next event of the ChangeHistory.
+        evicted: Point of the eviction stream (EvictionStream.point), or None without a stream.
+        bounded: True if the mark may be lost when too many rows are removed.
+    """
 
     era: int
     step: int
@@ -113,9 +121,9 @@ class TableChanges:
     """Changes of a table since a mark.
 
     Attributes:
-        ids: int64 [n], ascending: of rows that are new or may differ.
-        removed: int64 [m], ascending: of rows that were there at some time since and are not now.
-        evicted: The point of the eviction stream at the mark (EvictionStream.point), if there is a stream.
+        ids: Ids of rows that are new or may differ: int64 [n], ascending.
+        removed: Ids of rows that were removed since and do not exist now: int64 [m], ascending.
+        evicted: Point of the eviction stream at the mark (EvictionStream.point), or None without a stream.
     """
 
     ids: Ids = field(default_factory=_none)
@@ -132,8 +140,8 @@ class ColumnGroup:
 
     Attributes:
         entries: Dtype of each column and the shape of one entry.
-        need: True if every file has them, else only files with such values.
-        length: Length of every column; None: it differs.
+        need: "always" if every file has the columns, or "if there are any" if only files with such values do.
+        length: Length of each column, or None if it varies.
     """
 
     entries: Columns
@@ -141,12 +149,12 @@ class ColumnGroup:
     length: int | None = None
 
     def sized(self, count: int) -> Columns:
-        """The columns with so many entries."""
+        """Return dtype and shape of each column for `count` entries."""
         return {name: (dtype, (count, *shape)) for name, (dtype, shape) in self.entries.items()}
 
 
 def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
-    """All columns that a file may have of the table."""
+    """Return all columns that a file may have for the table."""
     if spec.kind == "dense":
         return [ColumnGroup(dict.fromkeys(spec.slot_names, (np.float32, ())))]
     *stream, position = EVICTED
@@ -164,10 +172,10 @@ def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
 
 
 def column_of(spec: TableSpec, columns: Mapping[str, Column], name: str) -> Column:
-    """A column of the table.
+    """Return a column by name.
 
     Raises:
-        ShapeError: It is missing.
+        ShapeError: The column is missing.
     """
     if name not in columns:
         raise ShapeError(f"table {spec.name!r}: the part that is set has no {name!r}")
@@ -175,7 +183,7 @@ def column_of(spec: TableSpec, columns: Mapping[str, Column], name: str) -> Colu
 
 
 def row_group(spec: TableSpec) -> ColumnGroup:
-    """The columns of a sparse table's rows: of RowData."""
+    """Return the columns of a sparse table's rows, in the order of RowData."""
     width = spec.dim * len(spec.slot_names)
     entries: Columns = {
         ROW_IDS: (np.int64, ()),
@@ -186,13 +194,13 @@ def row_group(spec: TableSpec) -> ColumnGroup:
 
 
 def row_columns(rows: RowData) -> dict[str, Column]:
-    """Rows as columns."""
+    """Return rows as columns."""
     columns: dict[str, Column] = {ROW_IDS: rows.ids, _ROWS: rows.values, _TOUCHED: rows.touched}
     return columns | ({_SCORES: rows.scores} if rows.scores.shape[1] else {})
 
 
 def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
-    """Columns as rows.
+    """Return columns as rows.
 
     Raises:
         ShapeError: A column is missing.
@@ -202,7 +210,7 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
 
 
 def candidate_group(spec: TableSpec) -> ColumnGroup:
-    """The columns of CandidateData, in the order of its attributes."""
+    """Return the columns of CandidateData, in the order of its attributes."""
     values: Columns = {
         _candidate(name): (np.int64 if kind is int else np.float32, ())
         for name, kind in (spec.candidate or {}).items()
@@ -212,13 +220,13 @@ def candidate_group(spec: TableSpec) -> ColumnGroup:
 
 
 def candidate_columns(candidates: CandidateData) -> dict[str, Column]:
-    """Candidates as columns."""
+    """Return candidates as columns."""
     values = {_candidate(name): column for name, column in candidates.values.items()}
     return {CANDIDATE_IDS: candidates.ids, **values, _CANDIDATE_TOUCHED: candidates.touched}
 
 
 def candidates_of(spec: TableSpec, columns: Mapping[str, Column]) -> CandidateData:
-    """Columns as candidates.
+    """Return columns as candidates.
 
     Raises:
         ShapeError: A column is missing.
@@ -234,18 +242,22 @@ def _candidate(name: str) -> str:
     return f"candidate_{name}"
 
 
-# To compare a dtype with a type takes six times as long.
+# Comparing a dtype with a dtype takes a sixth of the time of comparing it with a type.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class PackedRows:
-    """Row layout of one table.
+    """Layout of a table's stored rows, and the conversion between stored rows and RowData.
 
-    A state slot that a whole row shares is stored once; outside it has dim columns.
+        stored row   | weights | state slots | scores |       `width` float32 words
+                     0                       `scores`
+
+    Weights and state may be packed in 16 or 8 bits. A state slot that a whole row shares is stored once, and
+    becomes dim equal columns in RowData.
 
     Attributes:
-        scores: Offset of the scores within a stored row, if there are any: the width of all else.
-        width: Width of a stored row.
+        scores: Offset of the scores within a stored row, in float32 words.
+        width: Length of a stored row, in float32 words.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -255,7 +267,7 @@ class PackedRows:
         self.width = self.scores + spec.scores
 
     def unpack(self, ids: Ids, words: Floats, steps: Ids) -> RowData:
-        """Stored rows [n, width] and the steps of their last pushes, as they are outside."""
+        """Convert stored rows [n, width] and the steps of their last pushes to RowData."""
         scores = np.ascontiguousarray(words[:, self.scores :])
         return RowData(ids, self.values(words), steps, scores)
 
@@ -271,10 +283,10 @@ class PackedRows:
         return np.concatenate(parts, axis=1)
 
     def pack(self, rows: RowData) -> Floats:
-        """The opposite of `unpack`: [n, width].
+        """Convert RowData to stored rows: float32 [n, width].
 
         Raises:
-            ShapeError: They are none of this table.
+            ShapeError: An array does not fit this table.
         """
         name, dim = self._spec.name, self._spec.dim
         count, scores = len(rows.ids), self._spec.scores

@@ -41,7 +41,7 @@ ROW_BYTES = 34  # bytes of index for each row: the most that random ids take
 _BINS = 4096  # bins of the histogram of ages
 
 
-_DEVIATIONS = 6  # standard deviations by which a server's part may exceed its expected share
+_DEVIATIONS = 6  # standard deviations that a server's part may have above its expected share
 
 
 class RowMemory(ABC):
@@ -60,7 +60,7 @@ class RowMemory(ABC):
     @property
     @abstractmethod
     def stores(self) -> "Sequence[RowStore]":
-        """The memories that make up this one; each row is in exactly one of them."""
+        """The memories that this one consists of. Each row is in exactly one memory."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -141,7 +141,7 @@ class RowMemory(ABC):
 
         Args:
             ids: int64 [n].
-            step: Present step of the table, from which ages count.
+            step: Present step of the table; an age is the number of steps before it.
         """
 
     @abstractmethod
@@ -220,8 +220,8 @@ class RowMemory(ABC):
             return np.ascontiguousarray(ids)
         edge = np.partition(ages, len(ages) - count)[len(ages) - count]
         older, level = ids[ages > edge], ids[ages == edge]
-        rest = count - len(older)
-        return np.append(older, level[np.argpartition(hash_ids(level), rest - 1)[:rest]])
+        remaining = count - len(older)
+        return np.append(older, level[np.argpartition(hash_ids(level), remaining - 1)[:remaining]])
 
     def keep(self, ids: Ids) -> None:
         """Have snapshots in progress copy the rows of these ids, which are about to change or go."""
@@ -247,7 +247,7 @@ class RowView(Protocol):
 
 
 class RowStore(RowMemory):
-    """Rows in one memory, where a row stays in its slot until it is removed (on disk: or moved).
+    """Rows in one memory. A row stays in its slot until it is removed, or moved between memory and disk.
 
     Attributes:
         listed_at_once: Number of segments that a view should list at a time: a power of two.
@@ -308,7 +308,7 @@ class RowLimits(NamedTuple):
     pushes, by six deviations.
 
     Attributes:
-        pushed: Limit up to which pushes add rows.
+        pushed: Limit for pushes.
         held: Limit for rows that are restored or written.
     """
 
@@ -333,8 +333,8 @@ class RowLimits(NamedTuple):
         limit = min([limit for limit in limits if limit], default=most * servers)
         share = max(-(-limit // servers), 1)
         largest = max(math.ceil(limit * largest_share(servers)), share)
-        more = _DEVIATIONS * math.isqrt(largest) if servers > 1 else 0
-        return cls(min(share, most), min(largest + more, most))
+        margin = _DEVIATIONS * math.isqrt(largest) if servers > 1 else 0
+        return cls(min(share, most), min(largest + margin, most))
 
 
 @dataclass

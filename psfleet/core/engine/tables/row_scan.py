@@ -61,8 +61,8 @@ class EvictionStream:
         self.next += len(ids)
         ids = ids[-self._keep :]
         self._held = min(self._held + len(ids), self._keep)
-        places = self._places(self.next - len(ids), self.next)
-        self._ids[places], self._steps[places], self._causes[places] = ids, step, cause
+        positions = self._places(self.next - len(ids), self.next)
+        self._ids[positions], self._steps[positions], self._causes[positions] = ids, step, cause
 
     def read(self, position: int, limit: int) -> EvictedIds:
         """Return up to `limit` evictions from `position` on, and how many before them are forgotten.
@@ -84,16 +84,17 @@ class EvictionStream:
 
     @property
     def point(self) -> tuple[int, int]:
-        """Present point of the stream, from which `columns` lists later evictions."""
+        """Present point of the stream; `columns` can list the evictions after it."""
         return self._sets, self.next
 
     def columns(self, since: tuple[int, int] | None = None) -> dict[str, Column]:
         """Return the remembered evictions as columns of a snapshot.
 
         Args:
-            since: Point up to which another snapshot holds the evictions, or None for all that are
-                remembered. A point from before the last `set` is ignored.
+            since: Point at which another snapshot was made, to leave out the evictions that it holds, or None
+                for all remembered evictions. A point from before the last `set` is ignored.
         """
+        # After `set`, positions count another stream: a point from before means nothing here.
         first = self.next - self._held
         if since is not None and since[0] == self._sets:
             first = max(first, since[1])
@@ -115,9 +116,9 @@ class EvictionStream:
             )
         self._sets += 1
         self.next, self._held = int(following[0]), min(count, self._keep)
-        places = self._places(self.next - self._held, self.next)
+        positions = self._places(self.next - self._held, self.next)
         ids, steps, causes = (column[count - self._held :] for column in values)
-        self._ids[places], self._steps[places], self._causes[places] = ids, steps, causes
+        self._ids[positions], self._steps[positions], self._causes[positions] = ids, steps, causes
 
     def _places(self, first: int, last: int) -> Ids:
         return np.arange(first, last) % self._keep

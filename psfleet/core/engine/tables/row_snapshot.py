@@ -87,9 +87,8 @@ class FrozenRows:
 
     def close(self) -> None:
         """End the image: later changes no longer copy rows for it. Safe to call twice."""
-        with (
-            self._lock
-        ):  # a change may be iterating over the views: removing one would make it skip another
+        # Under the lock: a change may be iterating over the views, and would skip one if another is removed.
+        with self._lock:
             if self in self._rows.views:
                 self._rows.views.remove(self)
 
@@ -123,7 +122,7 @@ class FrozenRows:
             return
         count = self._rows.listed_at_once
         while count < EVERY[1] and 2 * count * self.count <= PAGE * EVERY[1]:
-            count *= 2  # so many segments that they have about one page of rows
+            count *= 2  # until these segments have about one page of rows
         for first in range(*EVERY, count):
             with self._lock:
                 last = first + count
@@ -188,7 +187,7 @@ class FrozenArrays:
 
 
 class FrozenTable(Protocol):
-    """One server's part of a table at one moment. Read once, by any thread, then closed."""
+    """Image of one server's part of a table at one moment. Any thread may read it, once; then close it."""
 
     @property
     def spec(self) -> TableSpec: ...

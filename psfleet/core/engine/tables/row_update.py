@@ -31,11 +31,11 @@ from psfleet.core.engine.tables.row_memory import RowMemory, RowTraffic
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_FEW = 64  # ids of which each is compared with all others
+_FEW = 64  # up to this many ids, repeats are found by comparing each id with all others
 
 
 class DeviceValues(Protocol):
-    """float32 [n, width] on a device."""
+    """Rows of values on a device: float32 [n, width]."""
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> "DeviceValues":
         """Return some of the rows. The array that they were chosen from must not be used afterwards."""
@@ -166,7 +166,10 @@ class HostRowUpdate:
         )
 
     def block(self) -> NDArray[np.int64]:
-        """Return the block of psfleet/core/engine/kernels/sources/plain_call.py."""
+        """Return the constants of a plain call as int64s, as kernels/sources/plain_call.py lays them out.
+
+        A call passes the address of this block in place of its nine numbers.
+        """
         kind, low, span, stream = self._initial
         kernels = address_of_kernel(self._push), address_of_kernel(self._pull), self._index.address
         floats, last = np.array([low, span]).view(np.int64), np.array([stream]).view(np.int64)
@@ -200,14 +203,16 @@ def placed_rows(
 class PlacedRows:
     """Pulls and pushes of few rows of a table, by the addresses of their arrays.
 
-    These calls keep the GIL: releasing it takes longer than the call. Nothing else may change the table
-    meanwhile, and no follower may need its changes.
+    These calls keep the GIL, because releasing it takes longer than the call. Between `can_push` and `push`
+    nothing else may change the table, and no follower may need its changes.
 
     Args:
-        table: The table.
-        lock: Its lock.
-        rule: The rule at work on its rows.
-        index, account, lifetime: Index of these rows, memory for more, and when they go.
+        table: The table, whose step and traffic are counted here.
+        lock: Lock of the table.
+        rule: Pulls and pushes of the rows.
+        index: Memory of the rows.
+        account: Memory account of the table.
+        lifetime: Expiry of the rows.
     """
 
     def __init__(
@@ -223,7 +228,7 @@ class PlacedRows:
         self._push, self._pull, self._unknown = kernels.push, kernels.pull, kernels.unknown
         self._table, self._lock, self._index = table, lock, index
         self._account, self._lifetime = account, lifetime
-        self._rule = rule  # has the arrays whose places are in the block
+        self._rule = rule  # keeps the arrays alive whose addresses are in the block
         self._block = rule.block()
         self._place = address_of(self._block)
         self._scalars = scalars_of(spec.rule, spec.decay, 0.1, 1)
@@ -232,7 +237,9 @@ class PlacedRows:
         self._grows = False
 
     def can_push(self, ids: int, count: int) -> bool:
-        """Return whether no id is named twice, and those without a row have room for sure."""
+        """Return whether no id is named twice, and ids without a row surely have room."""
+        # For few ids a kernel finds repeats and counts unknown ids in one pass: -1 means a repeat. For many
+        # ids every id counts as unknown, which saves the look-up.
         if count <= _FEW:
             unknown = self._unknown(self._place, ids, count)
         else:
@@ -241,9 +248,10 @@ class PlacedRows:
         return unknown == 0 or (unknown > 0 and self._account.can_surely_add(count))
 
     def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
-        """Push what has been found to fit, see SparseTable.push."""
-        table, words, place = self._table, self._words, 0
+        """Push rows that `can_push` has accepted, by the addresses of ids and gradients."""
+        table, words, position = self._table, self._words, 0
         with self._lock:
+            # The same steps as SparseTable.push: huge pages before new rows, images before a change.
             if self._grows:
                 self._index.expect(count)
             if self._index.views:
@@ -251,8 +259,8 @@ class PlacedRows:
             step = table.step = table.step + 1
             spec, turns = table.spec, table.spec.rule.turns
             for number in with_decay(spec.rule.scalars(learning_rate, step), spec.decay):
-                words[place] = number
-                place += 1  # as fast as it goes
+                words[position] = number
+                position += 1  # a plain loop is the fastest way to fill the array
             table.traffic.updated += count
             turn = (step - 1) % turns if turns else 0
             self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)

@@ -91,8 +91,8 @@ class SparseTable:
         self.traffic = RowTraffic()
         self._packed = layout = PackedRows(spec)
         limits = RowLimits.from_spec(spec, layout.width, servers, max_rows)
-        budget, own = budget or MemoryBudget(), device_budget or MemoryBudget()
-        index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, own)
+        budget, kind_budget = budget or MemoryBudget(), device_budget or MemoryBudget()
+        index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, kind_budget)
         self._index, self.paging = index, index.paging
         self._ranking = ranking = eviction_ranking(spec, index, layout.scores)
         rule = admission_rule(spec, servers)
@@ -226,7 +226,7 @@ class SparseTable:
 
         Args:
             parts: The ids.
-            written: True if their rows are written, whatever the entry admits.
+            written: True if the rows are written or restored; the entry then admits every id.
             evicted: Number of other rows that will be evicted before, see `surplus`.
 
         Raises:
@@ -284,8 +284,8 @@ class SparseTable:
         with self._lock:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
-            there = ids[self._index.locate(ids)[0] != 0]
-            return self.scan.drop(ascending([there]), self.step, cause)
+            present = ids[self._index.locate(ids)[0] != 0]
+            return self.scan.drop(ascending([present]), self.step, cause)
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that are evicted first; return the number of removed rows."""
@@ -439,14 +439,14 @@ class SparseTable:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
             stores, clock = self._index.stores, self.clock
             only = None if changes is None else changes.ids
-            rows = [FrozenRows(one, self._lock, lambda: self.step, only) for one in stores]
+            rows = [FrozenRows(store, self._lock, lambda: self.step, only) for store in stores]
             since = None if changes is None else changes.evicted
             evictions = {} if self.evictions is None else self.evictions.columns(since)
-        rest = None if changes is None else changes.removed, evictions, self._packed.unpack
-        return FrozenSparseTable(self.spec, clock, rows, waiting, *rest)
+        contents = None if changes is None else changes.removed, evictions, self._packed.unpack
+        return FrozenSparseTable(self.spec, clock, rows, waiting, *contents)
 
     def mark(self, *, bounded: bool = False) -> HistoryPoint:
-        """Return a point to which `changed_since` can look back. It must be released.
+        """Mark the present state, so that `changed_since` can list later changes. Release the mark after use.
 
         Args:
             bounded: Give the mark up beyond 4 million removed ids. Ask `scan.has_history_since` before use.

@@ -1,4 +1,9 @@
-"""The index of a sparse table on a CUDA device: which id has which slot."""
+"""Hash index of a sparse table on a CUDA device: finds the slot of each id, adds ids and removes them.
+
+The host keeps only the sizes of the segments and decides when they are rebuilt; kernels do the rest, and
+psfleet.core.engine.kernels.device.cuda_index explains the entries that they work on. DeviceRowMemory owns an
+index and holds the table's lock during each call.
+"""
 
 from typing import Any
 
@@ -15,48 +20,51 @@ from psfleet.core.engine.tables.row_memory import Listed
 
 Ids = NDArray[np.int64]
 FreeSlots = tuple[Any, int, int]
-"""Slots that removed rows have left, how many these are, and the first slot that no row has had."""
+"""Slots of removed rows (a device array), the number of these slots, and the first slot never used."""
 
-_FEWEST = 4  # entries of a segment
-_GROUP = 16  # segments that are rebuilt at a time
+_FEWEST = 4  # entries of a new segment
+_GROUP = 16  # segments that are rebuilt together, so that only they need a copy
 _ENTRY_BYTES = 16
 
 cuda_index = table_kernels("cuda_index")
 
 
 class DeviceIndex:
-    """Entries as psfleet.core.engine.kernels.device.cuda_index describes them. Not thread-safe.
+    """Ids and slots of a table's rows in three device arrays: hashes, slots and stamps. Not thread-safe.
 
-    A segment is filled to three quarters at most. When one would be fuller, all are rebuilt with at least
-    twice as many entries as rows; so each row is moved a few times at most while a table grows. They are
-    rebuilt where they lie, group by group: only a copy of one group is there twice.
+    A segment is filled to three quarters at most. When an update would fill one further, all segments are
+    rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
+    table grows. The rebuild works in place, group by group, and needs extra memory for one group only.
 
     Args:
-        max_rows: The most rows it will hold.
-        queue: Queue of the table.
+        max_rows: Largest number of rows that the index will hold.
+        queue: Queue of the table's work on the device.
     """
 
     def __init__(self, max_rows: int, queue: DeviceQueue) -> None:
         self._queue = queue
         self._buffers = DeviceBuffers(queue)
-        self._used = np.zeros(SEGMENT_COUNT, np.int64)  # entries, those of removed rows included
-        most = _most_entries(max_rows)
-        self._arenas = [DeviceArena(most, dtype) for dtype in (np.uint64, np.uint32, np.uint32)]
+        # Entries in use in each segment, removed rows included: an entry keeps its hash until a rebuild.
+        self._used = np.zeros(SEGMENT_COUNT, np.int64)
+        max_entries = _most_entries(max_rows)
+        self._arenas = [
+            DeviceArena(max_entries, dtype) for dtype in (np.uint64, np.uint32, np.uint32)
+        ]
         self._shape(np.full(SEGMENT_COUNT, _FEWEST))
 
     @property
     def bytes(self) -> int:
-        """Bytes that it takes."""
+        """Device memory of the index, in bytes."""
         return sum(arena.bytes for arena in self._arenas)
 
     def bytes_with(self, rows: int) -> int:
-        """Return the most bytes that it takes with so many rows, and while it is rebuilt for them."""
+        """Return an upper bound of the bytes for `rows` rows, including the copy made while rebuilding."""
         size = sum(arena.bytes_of(_most_entries(rows)) for arena in self._arenas)
         return size + _ENTRY_BYTES * int(self._group_sizes().max())
 
     def _shape(self, sizes: Ids) -> None:
-        """Have segments of these sizes, and memory for them."""
-        ends = 1 + np.cumsum(sizes)
+        """Lay out segments of these sizes, growing the arenas if they are too small."""
+        ends = 1 + np.cumsum(sizes)  # entry 0 is that of the id whose hash is 0
         for arena in self._arenas:
             arena.grow(int(ends[-1]))
         self._sizes, self._bases, self._size = sizes, ends - sizes, int(ends[-1])
@@ -71,13 +79,13 @@ class DeviceIndex:
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
-        """Write the slots of ids and when they were last pushed; they count as pushed at `steps` now.
+        """Write the slot and the step of the last push of each id, 0 and 0 for unknown ids.
 
         Args:
             ids: uint64 [n] on the device.
-            now: The table's step.
-            steps: For each id, or one for all; None: they keep theirs.
-            slots, last_steps: int64 [n] on the device.
+            now: Present step of the table. The kernel needs it to turn 32-bit stamps into full steps.
+            steps: New steps of the last push: int64 [n], or [1] for all ids. None leaves them as they are.
+            slots, last_steps: Results: int64 [n] on the device.
         """
         self._queue.launch(
             cuda_index.find,
@@ -94,8 +102,8 @@ class DeviceIndex:
         )
 
     def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
-        """Return the step for all ids, those for each, and which of the two counts: one needs no copy."""
-        if steps is None or len(steps) == 1:
+        """Return a step for all ids, a device array of steps, and 1 if the array is to be used."""
+        if steps is None or len(steps) == 1:  # a scalar argument saves the copy of an array
             return (
                 0 if steps is None else int(steps[0]),
                 self._buffers.get("none", (1,), np.int64),
@@ -104,11 +112,19 @@ class DeviceIndex:
         return 0, self._buffers.fill("steps", steps), 1
 
     def unknown(self) -> Ids:
-        """Return the number of ids of each segment that the last `find` has not found: int64 [segments]."""
+        """Return how many ids of each segment the last `find` did not find: int64 [SEGMENT_COUNT]."""
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:
-        """Give slots to the ids that the last `find` has not found. Call `make_room` before."""
+        """Give a slot to each id that the last `find` did not find. Call `make_room` first.
+
+        Args:
+            ids: uint64 [n] on the device, the same as in `find`.
+            steps: Steps of the push: int64 [n], or [1] for all ids.
+            slots: Slots to give out: first those of removed rows, then new ones.
+            row_slots: Slots that `find` has written, int64 [n] on the device; those of new ids are filled in.
+            fresh: uint8 [n] on the device; becomes 1 for new ids, else 0.
+        """
         self._queue.launch(
             cuda_index.add,
             len(ids),
@@ -123,7 +139,7 @@ class DeviceIndex:
         )
 
     def forget(self, ids: Any, free: Any, free_count: int) -> int:
-        """Remove ids; their slots go to free[free_count:]. Returns how many were there."""
+        """Remove ids, append their slots to `free` from `free_count` on, and return how many had a row."""
         count = self._buffers.zeros("count", 1)
         self._queue.launch(
             cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, free_count, count
@@ -131,10 +147,11 @@ class DeviceIndex:
         return self._counted()
 
     def make_room(self, unknown: Ids) -> None:
-        """Have entries for so many new ids of each segment."""
+        """Make sure that each segment has entries for its number of new ids: int64 [SEGMENT_COUNT]."""
         if (4 * (self._used + unknown) <= 3 * self._sizes).all():
             self._used += unknown
             return
+        # A rebuild drops the entries of removed rows, so the new sizes follow from the live entries alone.
         keys, slots, *_ = self._entries
         live = self._buffers.zeros("live", SEGMENT_COUNT)
         self._queue.launch(cuda_index.count_entries, self._size, keys, slots, self._size, live)
@@ -145,39 +162,45 @@ class DeviceIndex:
         self._rebuild(sizes)
 
     def _rebuild(self, sizes: Ids) -> None:
-        """Move all entries to segments of these sizes.
+        """Move all entries to segments of these sizes, one group at a time.
 
-        A group whose new place begins at or behind its old one may cover only groups behind it that move
-        likewise, any other group only groups before it that do not. So those go first, the last one before
-        the others, then these, the first one before the others.
+        The new range of a group may overlap old ranges of groups that have not moved yet, so the order
+        matters. A group that moves up (to a higher or the same start) overlaps only later groups, which also
+        move up; a group that moves down overlaps only earlier groups, which also move down:
+
+            old   | A     | B     | C   |
+            new   | A         | B         | C      |     C, then B, then A
+
+        So groups that move up go first, from the last to the first, then those that move down, from the
+        first to the last. Each group is copied aside before its new range is cleared and filled.
         """
         groups, counts = self._bases[::_GROUP], self._group_sizes()
-        room = [cuda.device_array(int(counts.max()), arena.array.dtype) for arena in self._arenas]
+        copies = [cuda.device_array(int(counts.max()), arena.array.dtype) for arena in self._arenas]
         self._shape(sizes)
         later, new_counts = self._bases[::_GROUP], self._group_sizes()
         order = np.arange(len(groups))
         behind = later >= groups
         for group in [*order[behind][::-1], *order[~behind]]:
             start, count, new = int(groups[group]), int(counts[group]), int(later[group])
-            for array, copy in zip(self._entries, room, strict=False):
+            for array, copy in zip(self._entries, copies, strict=False):
                 self._queue.copy(copy[:count], array[start : start + count])
                 self._queue.zero(array[new : new + int(new_counts[group])])
             entries, shape = self._entries[:3], self._entries[3:]
-            self._queue.launch(cuda_index.rebuild, count, *room, *shape, count, *entries)
-        self._queue.finish()  # `room` is in use until then
+            self._queue.launch(cuda_index.rebuild, count, *copies, *shape, count, *entries)
+        self._queue.finish()  # kernels read `copies`, whose memory is freed when this returns
 
     def aged(
         self, step: int, least: int, segments: tuple[int, int], most: int, rows: int
     ) -> Listed:
-        """`rows`: how many there are in all."""
+        """Return ids, slots and ages of rows, see RowMemory.aged; the index holds `rows` rows in all."""
         first = int(self._bases[segments[0]]) if segments[0] else 0
         last = self._size if segments[1] == SEGMENT_COUNT else int(self._bases[segments[1]])
-        room = min(rows, last - first)
-        out = [self._buffers.get(name, (room,), np.int64) for name in ("slots", "ages")]
-        hashes = self._buffers.get("hashes", (room,), np.uint64)
+        capacity = min(rows, last - first)
+        out = [self._buffers.get(name, (capacity,), np.int64) for name in ("slots", "ages")]
+        hashes = self._buffers.get("hashes", (capacity,), np.uint64)
         self._queue.launch(
             cuda_index.collect,
-            last - first if room else 0,
+            last - first if capacity else 0,
             *self._entries[:3],
             *(first, last, step, least, most),
             *(hashes, *out, self._buffers.zeros("count", 1)),
@@ -197,7 +220,15 @@ class DeviceIndex:
     def decay(
         self, rows: Any, stride: int, place: int, numbers: tuple[float, ...], live: int
     ) -> Ids:
-        """Numbers: the factors, then `least`; live: how many rows there are."""
+        """Decay the shows and clicks of every row, see RowMemory.decay.
+
+        Args:
+            rows: Rows of the table: float32 on the device, flat.
+            stride: float32 values of a row.
+            place: Offset of the shows within a row.
+            numbers: The three factors, then the smallest worth of a row that may stay.
+            live: Number of rows.
+        """
         keys, slots, *_ = self._entries
         hashes = self._buffers.get("hashes", (live,), np.uint64)
         self._queue.launch(
@@ -213,7 +244,12 @@ class DeviceIndex:
         self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
     def unmarked(self, marks: Any, rows: int) -> tuple[Any, Any]:
-        """The slots, of `rows` in all, that have a row and no mark, and its ids: on the device."""
+        """Return slots and ids of the rows without a mark, on the device.
+
+        Args:
+            marks: uint8 on the device, one for each slot.
+            rows: Number of rows of the table, which bounds the result.
+        """
         out = self._buffers.get("slots", (rows,), np.int64)
         ids = self._buffers.get("hashes", (rows,), np.uint64)
         count = self._buffers.zeros("count", 1)
@@ -228,5 +264,5 @@ class DeviceIndex:
 
 
 def _most_entries(rows: int) -> int:
-    """Return the most entries of so many rows: less than four each, and a few for each segment."""
+    """Return an upper bound of the entries for `rows` rows: less than 4 each, 4 per segment, and entry 0."""
     return 4 * rows + SEGMENT_COUNT * _FEWEST + 1

@@ -1,4 +1,10 @@
-"""Memory of the device: the arena of rows, and dense values."""
+"""Memory of a CUDA device for tables: DeviceArena for rows and index, DeviceDenseMemory for dense tables.
+
+An arena reserves addresses for the largest size that a table may reach and maps memory as the table grows,
+so that growing neither copies rows nor needs the old and the new memory at once. cudaMalloc cannot do this;
+the module calls the virtual memory management of the CUDA driver (cuMemAddressReserve, cuMemMap) through
+numba's bindings. Under numba's simulator, host memory takes the device's place (_SimulatedRange).
+"""
 # mypy: disable-error-code="no-untyped-call,attr-defined"
 
 import mmap
@@ -29,19 +35,19 @@ Floats = NDArray[np.float32]
 
 
 class DeviceArena:
-    """A flat array in an address range as long as it may become.
+    """A flat array on the device that grows without moving. Not thread-safe.
 
-    Growing maps one more segment of memory behind the others, with the virtual memory management of the CUDA
-    driver. That copies nothing and takes no memory twice. Segments are whole granules, of 2 MiB each.
-    Not thread-safe. The memory is given back with the object and all that was made of `array`.
+    Each growth maps one more segment of memory at the end of a reserved address range. Segments are whole
+    granules of 2 MiB. The memory is freed once the arena and every array that was made
+    from `array` are gone.
 
     Args:
-        most: Elements that it may ever have.
+        most: Largest number of elements.
         dtype: Dtype of an element.
 
     Attributes:
-        array: All elements, on the device. `grow` sets it anew, at the same address.
-        bytes: That it takes.
+        array: All elements, on the device. After `grow` it is a new, longer array at the same address.
+        bytes: Device memory that the arena takes.
 
     Raises:
         UsageError: The driver has no addresses left.
@@ -56,14 +62,14 @@ class DeviceArena:
         self.array: Any = None
 
     def bytes_of(self, count: int) -> int:
-        """Bytes that it takes with so many elements."""
+        """Return the bytes that the arena takes after growth to `count` elements; it never shrinks."""
         return max(self.bytes, _whole(count * self._dtype.itemsize))
 
     def grow(self, count: int) -> None:
-        """Have so many elements, or some more. The bytes of those that are new are 0.
+        """Make the array at least `count` elements long. New elements are zero bytes.
 
         Raises:
-            UsageError: The driver has no memory left. The array is as before.
+            UsageError: The driver has no memory left; the array is unchanged.
         """
         size = self.bytes_of(count)
         if size > self.bytes:
@@ -75,17 +81,17 @@ class DeviceArena:
 
 
 def _whole(size: int) -> int:
-    """So many bytes in whole granules, one at least."""
+    """Round a number of bytes up to whole granules, at least one."""
     return -(-max(size, 1) // _granule()) * _granule()
 
 
 @cache
 def _granule() -> int:
-    """Bytes of the smallest segment."""
+    """Return the smallest segment that the driver maps, in bytes."""
     if SIMULATED:
         return _SIMULATED_GRANULE
-    least = cuda_driver.binding.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    return int(cuda_driver.driver.cuMemGetAllocationGranularity(_kind(), least))
+    smallest = cuda_driver.binding.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(cuda_driver.driver.cuMemGetAllocationGranularity(_kind(), smallest))
 
 
 def _kind() -> Any:
@@ -100,7 +106,7 @@ def _kind() -> Any:
 
 @contextmanager
 def _explained(size: int) -> Iterator[None]:
-    """Say what so many bytes, which the driver is asked for meanwhile, were for."""
+    """Turn an error of the CUDA driver within the block into a UsageError about `size` bytes for a table."""
     try:
         yield
     except cuda_driver.CudaAPIError as error:
@@ -111,7 +117,7 @@ def _explained(size: int) -> Iterator[None]:
 
 
 class _DeviceRange:
-    """Reserved addresses of the device, no more than it has memory.
+    """A reserved address range of the device, at most as long as its memory is large.
 
     Raises:
         UsageError: The driver has no addresses, or no memory, left.
@@ -124,31 +130,36 @@ class _DeviceRange:
             self._address = int(cuda_driver.driver.cuMemAddressReserve(self._size, 0, 0, 0))
         self._mapped: list[tuple[int, int]] = []  # address and bytes of each segment
         release = weakref.finalize(self, _release, self._address, self._size, self._mapped)
-        release.atexit = False  # then the process gives back everything
+        release.atexit = False  # the driver frees everything when the process ends
 
     def extend(self, start: int, end: int) -> None:
-        """Map memory for bytes start to end - 1, or leave all as it is."""
+        """Map memory for bytes `start` to `end` - 1. On failure nothing is mapped."""
         binding, driver = cuda_driver.binding, cuda_driver.driver
-        kind, place, size = _kind(), self._address + start, end - start
-        cuda.current_context().deallocations.clear()  # numba frees late
+        kind, segment_address, size = _kind(), self._address + start, end - start
+        # Numba delays the release of arrays; release those now, since the driver may need their memory.
+        cuda.current_context().deallocations.clear()
         with _explained(size):
             memory = driver.cuMemCreate(size, kind, 0)
             try:
-                driver.cuMemMap(binding.CUdeviceptr(place), size, 0, memory, 0)
+                driver.cuMemMap(binding.CUdeviceptr(segment_address), size, 0, memory, 0)
             finally:
-                driver.cuMemRelease(memory)  # what is mapped stays until it is unmapped
+                driver.cuMemRelease(
+                    memory
+                )  # drops only our handle; mapped memory stays until unmapped
             access = binding.CUmemAccessDesc()
             access.location = kind.location
             access.flags = binding.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
             try:
-                driver.cuMemSetAccess(binding.CUdeviceptr(place), size, [access], 1)
-            except cuda_driver.CudaAPIError:  # else the next growth would map this place twice
-                driver.cuMemUnmap(binding.CUdeviceptr(place), size)
+                driver.cuMemSetAccess(binding.CUdeviceptr(segment_address), size, [access], 1)
+            except (
+                cuda_driver.CudaAPIError
+            ):  # unmap, or the next growth would map these addresses twice
+                driver.cuMemUnmap(binding.CUdeviceptr(segment_address), size)
                 raise
-        self._mapped.append((place, size))
+        self._mapped.append((segment_address, size))
 
     def array(self, count: int, dtype: np.dtype[Any]) -> Any:
-        """The first elements as an array, which keeps this range."""
+        """Return the first `count` elements as a device array, which keeps the range alive."""
         interface = {
             "shape": (count,),
             "typestr": dtype.str,
@@ -159,16 +170,16 @@ class _DeviceRange:
 
 
 def _release(address: int, size: int, segments: list[tuple[int, int]]) -> None:
-    """Give back a range when no kernel uses it any more."""
-    cuda.synchronize()
+    """Unmap and free a range after the device has finished all its work."""
+    cuda.synchronize()  # a kernel that is still running may use the range
     binding, driver = cuda_driver.binding, cuda_driver.driver
-    for place, length in segments:
-        driver.cuMemUnmap(binding.CUdeviceptr(place), length)
+    for segment_address, length in segments:
+        driver.cuMemUnmap(binding.CUdeviceptr(segment_address), length)
     driver.cuMemAddressFree(binding.CUdeviceptr(address), size)
 
 
 class _SimulatedRange:
-    """The same with reserved addresses of the host, whose pages come with their first use."""
+    """A stand-in for _DeviceRange in numba's simulator: host addresses that take memory at first use."""
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -184,10 +195,10 @@ class _SimulatedRange:
 
 
 class DeviceDenseMemory:
-    """See psfleet.core.engine.tables.memory_kind.DenseMemory.
+    """Weights and optimizer state of one server's part of a dense table on the device.
 
-    A push copies its gradient to the device, where it has a place of its own. Short ones have two places, so
-    that one arrives while the update by the other is at work.
+    Each push copies its gradient into a buffer on the device. There are two buffers unless the gradient is
+    long (see gradient_places), so that the next gradient is copied while the update by the last one runs.
 
     Raises:
         UsageError: The device has too little memory.
@@ -196,8 +207,8 @@ class DeviceDenseMemory:
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         sizes = slot_sizes(spec, len(value), width)
         self.lengths = [len(value), *sizes]
-        places = gradient_places(len(value))
-        self.bytes = dense_bytes(spec, len(value), places)
+        gradient_count = gradient_places(len(value))
+        self.bytes = dense_bytes(spec, len(value), gradient_count)
         check_device_memory(spec.name, self.bytes)
         self._queue = DeviceQueue()
         self._planes = [cuda.to_device(np.ascontiguousarray(value, np.float32))]
@@ -205,7 +216,7 @@ class DeviceDenseMemory:
             cuda.to_device(np.full(size, slot.initial, np.float32))
             for slot, size in zip(spec.rule.slots, sizes, strict=True)
         ]
-        self._gradients = DeviceBuffers(self._queue, places)
+        self._gradients = DeviceBuffers(self._queue, gradient_count)
         self._gradients.reserve("gradient", len(value), np.float32)
         self._width = width
         self._update = CudaUpdate(spec.rule, spec.decay, self._queue)
@@ -225,5 +236,5 @@ class DeviceDenseMemory:
 
     def write(self, plane: int, start: int, values: Floats) -> None:
         if len(values):
-            there = self._planes[plane][start : start + len(values)]
-            self._queue.write(there, values.astype(np.float32, copy=False))
+            target = self._planes[plane][start : start + len(values)]
+            self._queue.write(target, values.astype(np.float32, copy=False))

@@ -1,10 +1,10 @@
-"""Bytes of the GPU's memory that are free, and the refusal of a table that is larger."""
+"""Free memory of the GPU, and the check that a new table fits into it."""
 
 from psfleet.core.base.errors import UsageError
 
 
 def device_memory() -> tuple[float, float]:
-    """Return the free bytes and all bytes of the GPU's memory. A simulator has infinitely many."""
+    """Return the free and the total bytes of the GPU's memory. Both are infinite in the simulator."""
     from numba import cuda
 
     free, total = cuda.current_context().get_memory_info()  # type: ignore[no-untyped-call]
@@ -12,10 +12,14 @@ def device_memory() -> tuple[float, float]:
 
 
 def check_device_memory(table: str, size: int) -> None:
-    """Refuse a table that is larger than what the GPU has left.
+    """Refuse a table that is larger than the free memory of the GPU.
+
+    Args:
+        table: Name of the table, for the message.
+        size: Bytes that the table needs.
 
     Raises:
-        UsageError: It is.
+        UsageError: The GPU has less free memory than that.
     """
     free, total = device_memory()
     if size > free:

@@ -1,4 +1,9 @@
-"""The rows of a sparse table in the memory of a CUDA device."""
+"""DeviceRowMemory: the rows of a sparse table in the memory of a CUDA device.
+
+Methods of the interface RowMemory take and return arrays of the host, so that snapshots, evictions and
+restores work as with host memory. `send`, `find`, `add` and `others` keep ids and slots on the device for
+pulls and pushes (device_updates.py), which copy only ids and values.
+"""
 
 from typing import Any
 
@@ -18,21 +23,32 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _FEWEST_ROWS = 256
-_STEP = 16  # rows become more by one in so many at least: a segment costs calls of the driver
+_STEP = (
+    16  # the rows grow by at least 1/16, because each new segment costs several calls of the driver
+)
 _PAGE = 1 << 20  # rows that are copied between host and device at a time
 
 cuda_rows = table_kernels("cuda_rows")
 
 
 class DeviceRowMemory(RowStore):
-    """See RowStore. A row stays where it is while there become more.
+    """Rows and index of one table on the device. Rows do not move while the table grows.
+
+        slot     0        | 1 ... next_slot - 1          | next_slot ... _slots - 1
+                 unused   | rows, and freed slots among  | mapped memory, never used
+                          | them, listed in _freed_slots |
+
+    Args:
+        width: float32 values of a stored row, optimizer state included.
+        max_rows: Largest number of rows.
+        marks: Reserve a mark for each slot, which `others` needs.
 
     Attributes:
-        width: Width of a row.
-        queue: Queue of the table's work.
+        width: The argument `width`.
+        queue: Queue of the table's work on the device.
     """
 
-    listed_at_once = 16  # each time costs a launch of a kernel
+    listed_at_once = 16  # each list costs the launch of a kernel
 
     def __init__(self, width: int, max_rows: int, marks: bool) -> None:
         if not 1 <= max_rows < 2**32 - 2:
@@ -65,7 +81,7 @@ class DeviceRowMemory(RowStore):
 
     @property
     def rows(self) -> Any:
-        """All of them: float32 on the device, flat."""
+        """Every row by slot: float32 [slots * width] on the device, flat."""
         return self._rows.array
 
     @property
@@ -90,16 +106,16 @@ class DeviceRowMemory(RowStore):
         return self._bytes_with(more, more)
 
     def keep_ahead(self, available: int | None = None) -> None:
-        """Do nothing: only an empty row is worth a thread, and a device clears them at once."""
+        """Do nothing: on the host zeroing pages is what takes time, and a device zeroes memory quickly."""
 
     @override
     def reserve(self, rows: int) -> None:
         self._grow(min(rows, self.max_rows) + 1)
 
-    def _bytes_with(self, more: int, slots: int) -> int:
-        if not more:
+    def _bytes_with(self, new_rows: int, slots: int) -> int:
+        if not new_rows:
             return self.bytes
-        index = self._index.bytes_with(self._live + more)
+        index = self._index.bytes_with(self._live + new_rows)
         return index + self._bytes_of_slots(self._grown(self._next + slots))
 
     def _bytes_of_slots(self, slots: int) -> int:
@@ -107,14 +123,14 @@ class DeviceRowMemory(RowStore):
         return self._rows.bytes_of(slots * self.width) + self._freed_slots.bytes_of(slots) + marks
 
     def _grown(self, slots: int) -> int:
-        """Return the number of slots after growth to at least so many."""
+        """Return the number of slots after growth to at least `slots`."""
         if slots <= self._slots:
             return self._slots
         larger = max(self._slots + self._slots // _STEP, _FEWEST_ROWS)
         return max(slots, min(larger, self.max_rows + 1))
 
     def _grow(self, slots: int) -> None:
-        """Have so many slots, the first one included."""
+        """Map memory for at least `slots` slots, the unused slot 0 included."""
         if slots > self._slots:
             size = self._grown(slots)
             self._rows.grow(size * self.width)
@@ -124,38 +140,50 @@ class DeviceRowMemory(RowStore):
             self._slots = size
 
     def send(self, ids: Ids) -> Any:
-        """Ids on the device, as uint64, until the next call."""
+        """Copy ids to the device as uint64; the copy is valid until the next call."""
         return self._buffers.fill("ids", np.ascontiguousarray(ids).view(np.uint64))
 
     def find(self, ids: Any, steps: Ids | None = None, now: int = 0) -> tuple[Any, Any]:
-        """Slots and steps of the last push of ids on the device, there too. See DeviceIndex.find."""
+        """Return slots and steps of the last push, both int64 [n] on the device, as DeviceIndex.find does.
+
+        Args:
+            ids: uint64 [n] on the device.
+            steps: New steps of the last push, [n] or [1], or None to leave them as they are.
+            now: Present step of the table.
+        """
         slots = self._buffers.get("found", ids.shape, np.int64)
         last_steps = self._buffers.get("touched", ids.shape, np.int64)
         self._index.find(ids, now, steps, slots, last_steps)
         return slots, last_steps
 
     def unknown(self) -> int:
-        """Return the number of ids that the last `find` has not found."""
+        """Return the number of ids that the last `find` did not find."""
         return int(self._index.unknown().sum())
 
     def add(self, ids: Any, steps: Ids) -> tuple[Any, Any | None]:
-        """Slots of ids on the device, new ones for unknown ids; and which of them are new, if any is.
+        """Return the slots of ids, adding unknown ids, and a mask of the new ones (None if there are none).
 
-        steps: At which they are pushed: for each, or one for all.
+        Both results are on the device: int64 [n] and uint8 [n].
+
+        Args:
+            ids: uint64 [n] on the device.
+            steps: Steps of the push: [n], or [1] for all ids.
         """
+        # One kernel finds and counts, and the host reads the counts: only then does it know whether the index
+        # or the rows must grow before a second kernel adds ids.
         slots, _ = self.find(ids, steps)
         unknown = self._index.unknown()
         new = int(unknown.sum())
         if not new:
             return slots, None
-        again = min(new, self._freed)
+        reused = min(new, self._freed)  # slots of removed rows are given out first
         self._index.make_room(unknown)
-        self._grow(self._next + new - again)
+        self._grow(self._next + new - reused)
         fresh = self._buffers.get("fresh", ids.shape, np.uint8)
         free = self._freed_slots.array, self._freed, self._next
         self._index.add(ids, steps, free, slots, fresh)
-        self._live, self._freed = self._live + new, self._freed - again
-        self._next += new - again
+        self._live, self._freed = self._live + new, self._freed - reused
+        self._next += new - reused
         return slots, fresh
 
     @override
@@ -206,8 +234,12 @@ class DeviceRowMemory(RowStore):
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
 
     def others(self, slots: Any) -> tuple[Any, Any]:
-        """The slots of all rows but these, and their ids, on the device."""
+        """Return slots and ids, on the device, of every row except those in `slots`.
+
+        Marks the given rows, collects the rows without a mark, and clears the marks again.
+        """
         assert self._marks is not None
+        # Clear the marks by the same list of slots: marks are 0 between calls, without a pass over all slots.
         marks = self._marks.array
         self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
         rows = self._index.unmarked(marks, self._live)
@@ -231,7 +263,7 @@ class DeviceRowMemory(RowStore):
         self.set_first(slots, rows)
 
     def set_first(self, slots: Ids, values: Floats) -> None:
-        """Set the first values of rows: float32 [n, at most width]."""
+        """Overwrite the leading values of rows: float32 [n, k] with k up to `width`."""
         for start in range(0, len(slots), _PAGE):
             part = self._buffers.fill("slots", slots[start : start + _PAGE])
             rows = self._buffers.fill("values", values[start : start + _PAGE].reshape(-1))

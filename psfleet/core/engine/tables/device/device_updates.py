@@ -1,4 +1,9 @@
-"""Updates of rows in the memory of the device, plain and packed."""
+"""Pulls and pushes of a sparse table on a CUDA device, for float32 rows and for packed rows.
+
+The results are the same bits as on the host (row_update.py), so that a table may move between host and
+device. `device_row_update` chooses the class. All work goes to the table's queue in order; a method returns
+before the device is done, except where it copies a result to the host.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -23,13 +28,17 @@ from psfleet.core.engine.tables.row_update import RowValues
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_PAGE = 1 << 16  # rows that rest at a time
+_PAGE = 1 << 16  # rows that one launch updates without a gradient, or widens to float32
 
 cuda_rows = table_kernels("cuda_rows")
 
 
 class MergedRows:
-    """`values`: float32 on the device, flat."""
+    """Mean gradients of a round on the device, one row for each id.
+
+    Attributes:
+        values: float32 [n * width] on the device, flat. The memory is a buffer that later calls reuse.
+    """
 
     def __init__(self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue) -> None:
         self.values = values
@@ -38,10 +47,16 @@ class MergedRows:
         self._queue = queue
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> "MergedRows":
-        places = self._buffers.fill("kept", np.flatnonzero(mask))
-        values = self._buffers.get("gradients", (len(places) * self._width,), np.float32)
+        row_numbers = self._buffers.fill("kept", np.flatnonzero(mask))
+        values = self._buffers.get("gradients", (len(row_numbers) * self._width,), np.float32)
         self._queue.launch(
-            cuda_rows.gather, len(values), self.values, self._width, places, len(values), values
+            cuda_rows.gather,
+            len(values),
+            self.values,
+            self._width,
+            row_numbers,
+            len(values),
+            values,
         )
         return MergedRows(values, self._width, self._buffers, self._queue)
 
@@ -50,10 +65,10 @@ class MergedRows:
 
 
 class DeviceRowUpdate:
-    """See psfleet.core.engine.tables.row_update.RowUpdate.
+    """Pulls and pushes of rows that are stored as float32, by the table's rule. Implements RowUpdate.
 
-    First values that are constant or uniform are made on the device. Normal ones are made on the host: they
-    take a logarithm and a cosine, which are other functions on a device.
+    Constant and uniform initial values are computed on the device. Normal ones are computed on the host: they
+    need a logarithm and a cosine, whose results differ between host and device.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
@@ -96,13 +111,13 @@ class DeviceRowUpdate:
         sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
         self._queue.zero(sums)
         start = 0
-        for one, rows in parts:
-            codes = self._buffers.fill("codes", union.inverse[start : start + len(one)])
+        for part_ids, rows in parts:
+            codes = self._buffers.fill("codes", union.inverse[start : start + len(part_ids)])
             values = self._buffers.fill("gradients", rows.reshape(-1))
             self._queue.launch(
                 cuda_rows.merge, len(values), codes, len(values), width, values, sums
             )
-            start += len(one)
+            start += len(part_ids)
         factor = np.float32(1.0 / len(parts))
         self._queue.launch(
             cuda_rows.scale, len(sums), sums, len(sums), width, self._spec.dim, factor
@@ -111,6 +126,7 @@ class DeviceRowUpdate:
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         memory, spec = self._memory, self._spec
+        # All launches below go to one queue, so each sees the results of those before it.
         device_ids = memory.send(ids)
         slots, fresh = memory.add(device_ids, np.array([step]))
         if fresh is not None:
@@ -127,21 +143,23 @@ class DeviceRowUpdate:
             *(memory.rows, memory.width, slots, len(ids)),
             *(self._form.words, spec.pushed_scores, values, spec.dim),
         )
-        self._pushed = slots
+        self._pushed = slots  # for `update_other_rows`, which comes right after
 
     def update_other_rows(self, scalars: Floats, step: int) -> None:
         width = self._spec.push_width
-        others, ids = self._memory.others(self._pushed)
-        gradients = self._buffers.get("resting", (min(len(others), _PAGE) * width,), np.float32)
+        other_slots, ids = self._memory.others(self._pushed)
+        gradients = self._buffers.get(
+            "resting", (min(len(other_slots), _PAGE) * width,), np.float32
+        )
         self._queue.zero(gradients)
-        for start in range(0, len(others), _PAGE):
-            slots = others[start : start + _PAGE]
+        for start in range(0, len(other_slots), _PAGE):
+            slots = other_slots[start : start + _PAGE]
             self._apply(
                 slots, ids[start : start + _PAGE], gradients[: len(slots) * width], scalars, step
             )
 
     def _fill_new_rows(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
-        """Give new rows their first values."""
+        """Set the rows whose `fresh` is not 0 to their initial weights and state."""
         memory, dim = self._memory, self._spec.dim if self._form.plain else 0
         self._queue.launch(
             cuda_rows.begin,
@@ -154,7 +172,7 @@ class DeviceRowUpdate:
             self._set_weights(self._queue.read(slots)[new], self._first_values(ids[new]))
 
     def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
-        """The weights of these rows, or their first values: float32 [n * dim] on the device."""
+        """Write the weights of rows to `out`, float32 [n * dim]: initial weights for an id without a slot."""
         memory, first = self._memory, self._first
         self._queue.launch(
             cuda_rows.weights,
@@ -163,11 +181,11 @@ class DeviceRowUpdate:
         )
 
     def _set_weights(self, slots: Ids, weights: Floats) -> None:
-        """Set the first weights of new rows."""
+        """Store initial weights that the host has computed: float32 [n, dim]."""
         self._memory.set_first(slots, weights)
 
     def _apply(self, slots: Any, ids: Any, gradients: Any, scalars: Floats, step: int) -> None:
-        """Update rows; slots, ids and gradients are on the device."""
+        """Update rows by the rule; slots, ids and gradients are on the device."""
         self._update.rows(self._memory.rows, slots, gradients, scalars, step)
 
     def _first_values(self, ids: Ids) -> Floats:
@@ -175,25 +193,27 @@ class DeviceRowUpdate:
         return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
 
     def _new_row(self) -> Floats:
-        """Return a new row as it is stored, without its weights: the first state, and its scores."""
+        """Return a new row as it is stored, with initial state and scores, and zeros for the weights."""
         initial = [0.0, *(slot.initial for slot in self._spec.rule.slots)]
         counts = [column.count for column in self._form.columns]
         row = np.repeat(np.array(initial, np.float32), counts)[None]
         scores = np.zeros(self._spec.scores, np.float32)
-        scores[self._spec.pushed_scores :] = 1  # updates that have named it
+        scores[self._spec.pushed_scores :] = 1  # frequency: the update that adds a row names it
         return np.append(pack_rows(self._form, row)[0], scores)
 
 
 def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:
-    """The table's rule for its rows on a device."""
+    """Return the class for the row format of the table: plain float32, or packed."""
     plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
     return (DeviceRowUpdate if plain else DevicePackedUpdate)(spec, memory)
 
 
 class DevicePackedUpdate(DeviceRowUpdate):
-    """See DeviceRowUpdate. The rule updates copies of the rows in float32, which are then rounded.
+    """Pulls and pushes of rows that are stored in 16 bits (precision="bfloat16" and others).
 
-    Roundings are drawn as psfleet.core.engine.kernels.row_rounding says.
+    An update widens a page of rows to float32, applies the rule to the copy, and rounds the result back into
+    the rows. The rounding is random, and drawn as psfleet.core.engine.kernels.row_rounding says, so that host
+    and device round alike.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
@@ -237,14 +257,15 @@ class DevicePackedUpdate(DeviceRowUpdate):
         width = self._form.width
         per_row = self._spec.push_width
         for start in range(0, len(slots), _PAGE):
-            part, own = slots[start : start + _PAGE], ids[start : start + _PAGE]
+            part, part_ids = slots[start : start + _PAGE], ids[start : start + _PAGE]
             values = gradients[start * per_row : (start + len(part)) * per_row]
             wide = self._buffers.get("wide", (len(part) * width,), np.float32)
+            # wide[i] = float32 copy of row part[i]; the rule sees rows 0 to n - 1 of `wide`.
             for column in self._form.columns:
                 self._widen(column, part, wide)
             self._update.rows(wide, _numbers()[: len(part)], values, scalars, step)
             for column in self._form.columns:
-                self._narrow(column, part, own, wide, step)
+                self._narrow(column, part, part_ids, wide, step)
 
     def _widen(self, column: RowColumn, slots: Any, wide: Any) -> None:
         """Copy a column of these rows to `wide` as float32."""
@@ -269,11 +290,11 @@ class DevicePackedUpdate(DeviceRowUpdate):
         )
 
     def _halves(self) -> Any:
-        """The memory of all rows as an array of 16 bits each."""
+        """Return the memory of all rows as uint16."""
         return self._memory.rows.view(np.uint16)
 
 
 @cache
 def _numbers() -> Any:
-    """0, 1, 2 and so on: the rows of `wide`."""
+    """Return 0 to _PAGE - 1 on the device: the slots of the rows in the buffer `wide`."""
     return cuda.to_device(np.arange(_PAGE))

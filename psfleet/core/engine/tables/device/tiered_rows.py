@@ -1,4 +1,9 @@
-"""The rows of a sparse table on a device, and those for which it has no room in host memory."""
+"""TieredRowMemory: a sparse table on a GPU that overflows into host memory.
+
+A push brings its rows to the device as far as they fit. If device memory is short, the rows that were pushed
+the longest time ago move to the host. Host and device compute the same bits, so where a row is affects only
+the speed. All calls run under the lock of the table.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,22 +24,27 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
-_BATCH = 16  # at least one in so many rows of the device moves to the host at a time
+_BATCH = (
+    16  # at least 1/16 of the device's rows move to the host at once: finding the oldest scans all
+)
 _PAGE = 1 << 16  # rows that are copied at a time
 
 
 class TieredRowMemory(RowMemory):
-    """See RowMemory. A row is on the device or in host memory, and is read and updated where it is.
+    """Rows on the device, and in host memory where the device is full; each row is in one of the two.
 
-    Both give the same bits, so where a row is matters to speed alone: `fetch` brings the rows of a push to
-    the device and makes room there by moving those that were pushed the longest time ago to host memory.
-    A slot on the host is negative.
+    A positive slot number is a slot on the device, a negative one a slot on the host, and 0 means unknown:
+
+        slot   -3            0          5
+               host slot 3   unknown    device slot 5
+
+    An id has a slot in at most one memory, so `device slot - host slot` merges the two results.
 
     Args:
         spec: Definition of the table.
-        max_rows: The most that the table can hold.
-        budget: The host memory that the table shares with others.
-        device_budget: The device's likewise.
+        max_rows: Largest number of rows on device and host together.
+        budget: Budget of host memory, which the tables of the server share.
+        device_budget: Budget of the device's memory, shared in the same way.
 
     Raises:
         UsageError: The device has too little memory for an empty table.
@@ -83,11 +93,11 @@ class TieredRowMemory(RowMemory):
         return self.host.has_lines(count)
 
     def bytes_with(self, more: int) -> int:
-        """In host memory alone."""
+        """Return the bytes of host memory alone: device memory has a budget of its own."""
         return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
 
     def most_bytes_with(self, more: int) -> int:
-        """In host memory alone, as if the device had room for no row."""
+        """Return an upper bound of the bytes of host memory alone, as if no new row fitted on the device."""
         return self.host.most_bytes_with(more)
 
     @override
@@ -104,38 +114,44 @@ class TieredRowMemory(RowMemory):
         if rows > on_device:
             self.host.reserve(rows - on_device)
 
-    def _rows_for_device(self, most: int) -> int:
-        """Return the number of rows, `most` at most, for which the device has room."""
-        if self._account.can_surely_add(most):
-            return most
-        return min(self._account.most_affordable(most), self.max_rows - len(self.device))
+    def _rows_for_device(self, rows: int) -> int:
+        """Return how many of `rows` new rows fit on the device."""
+        if self._account.can_surely_add(rows):
+            return rows
+        return min(self._account.most_affordable(rows), self.max_rows - len(self.device))
 
     def fetch(self, ids: Ids, step: int) -> Mask:
-        """Have the rows of a push on the device as far as there is room.
+        """Bring the rows of a push to the device as far as they fit, moving old rows to the host.
 
         Args:
             ids: int64 [n], no id twice.
             step: Step of the push.
 
         Returns:
-            Which ids have a row in host memory all the same, or get it there because it is new.
+            A mask of the ids whose row remains on the host, or is new and has to be made there.
         """
         if self._rows_for_device(len(ids)) < len(ids):
-            missing = self.device.touch(ids, step)[1]  # those that are there are no longer old
+            # Stamp the rows that are on the device already, so that `_spill` does not choose them as oldest.
+            missing = self.device.touch(ids, step)[1]
             if self._rows_for_device(missing) < missing:
                 self._spill(missing, step)
+        # Bring rows back only now: `_spill` has made room for the new rows and for these.
         cold = ids[self.on_host(ids)]
         self._move(cold[: self._rows_for_device(len(cold))], self.host, self.device, step)
         return self._beyond(ids)
 
-    def _spill(self, least: int, step: int) -> None:
-        """Move so many of the oldest rows of the device or more to host memory, if that has room for them."""
-        count = max(len(self.device) // _BATCH, least)
-        limit, more = self._budget.limit, self.host.bytes_with(count) - self.host.bytes_with(0)
-        if limit is None or more <= self._budget.available_for():
+    def _spill(self, min_rows: int, step: int) -> None:
+        """Move at least `min_rows` of the device's oldest rows to the host, if they fit there."""
+        count = max(len(self.device) // _BATCH, min_rows)
+        limit, extra_bytes = (
+            self._budget.limit,
+            self.host.bytes_with(count) - self.host.bytes_with(0),
+        )
+        if limit is None or extra_bytes <= self._budget.available_for():
             self._move(self.device.oldest(step, count, least=1), self.device, self.host, step)
 
     def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
+        """Move rows between the memories. The row is removed only when its copy exists."""
         for start in range(0, len(ids), _PAGE):
             part, slots, steps = source.recall(ids[start : start + _PAGE], step)
             target.put(part, steps, source.gather(slots))
@@ -149,7 +165,7 @@ class TieredRowMemory(RowMemory):
         return mask
 
     def _beyond(self, ids: Ids) -> Mask:
-        """Return a mask of the ids that have a row in host memory, or get it there because it is new."""
+        """Return a mask of the ids whose row is on the host, or is new and does not fit on the device."""
         mask = self.on_host(ids)
         fitting = self._rows_for_device(len(ids))
         if fitting < len(ids):
@@ -183,8 +199,8 @@ class TieredRowMemory(RowMemory):
     @override
     def recall(self, ids: Ids, step: int) -> Listed:
         _, slots, steps = self.device.recall(ids, step)
-        _, on_host, earlier = self.host.recall(ids, step)
-        return ids, slots - on_host, steps + earlier
+        _, on_host, host_steps = self.host.recall(ids, step)
+        return ids, slots - on_host, steps + host_steps
 
     @override
     def restamp(self, old: int, new: int) -> None:
@@ -196,8 +212,8 @@ class TieredRowMemory(RowMemory):
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
         ids, slots, ages = self.device.aged(step, least, segments, most)
-        also, on_host, their = self.host.aged(step, least, segments, most)
-        return np.append(ids, also), np.append(slots, -on_host), np.append(ages, their)
+        host_ids, on_host, host_ages = self.host.aged(step, least, segments, most)
+        return np.append(ids, host_ids), np.append(slots, -on_host), np.append(ages, host_ages)
 
     @override
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
@@ -210,14 +226,14 @@ class TieredRowMemory(RowMemory):
     @override
     def gather(self, slots: Ids) -> Floats:
         out = np.empty((len(slots), self.device.width), np.float32)
-        for store, part, own in self._parts(slots):
-            out[part] = store.gather(own)
+        for store, part, store_slots in self._parts(slots):
+            out[part] = store.gather(store_slots)
         return out
 
     @override
     def scatter(self, slots: Ids, rows: Floats) -> None:
-        for store, part, own in self._parts(slots):
-            store.scatter(own, rows[part])
+        for store, part, store_slots in self._parts(slots):
+            store.scatter(store_slots, rows[part])
 
     def _parts(self, slots: Ids) -> Iterator[tuple[RowStore, Mask, Ids]]:
         """Yield each memory with a mask of the slots that are in it, and their numbers there."""
@@ -227,7 +243,7 @@ class TieredRowMemory(RowMemory):
 
 
 class TieredRowUpdate:
-    """Each row is read and updated where it is."""
+    """Pulls and pushes of a tiered table: each row is read and updated in the memory that has it."""
 
     def __init__(self, spec: TableSpec, memory: TieredRowMemory) -> None:
         self._memory = memory
