@@ -153,9 +153,9 @@ def save_inference(
     weights = _write_weights(folder, arrays)
     document = _FORMAT.document(weights=weights.name, feeds=inputs, **document)
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
-    for other in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
-        if other != weights:
-            other.unlink(missing_ok=True)
+    for stale_file in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
+        if stale_file != weights:
+            stale_file.unlink(missing_ok=True)
 
 
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:

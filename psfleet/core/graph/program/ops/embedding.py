@@ -171,5 +171,5 @@ class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
         return values
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        others = (None for _ in context.record.inputs[2:])
-        return None, PooledGradient(context.saved[0], gradient), *others
+        no_gradients = (None for _ in context.record.inputs[2:])
+        return None, PooledGradient(context.saved[0], gradient), *no_gradients

@@ -93,14 +93,14 @@ class Reshape(Op, saved="reshape shape"):
         # An unknown batch extent copied by 0 divides out on both sides.
         copies = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]
         size = size_of(tuple(n for i, n in enumerate(x.shape) if i not in copies))
-        rest = size_of(
+        target_size = size_of(
             tuple(1 if i in copies or self.shape[i] == -1 else n for i, n in enumerate(target))
         )
-        if size is None or rest is None:
+        if size is None or target_size is None:
             return
-        if -1 in self.shape and rest and size % rest == 0:
-            target[self.shape.index(-1)] = size // rest
-        elif size != rest:
+        if -1 in self.shape and target_size and size % target_size == 0:
+            target[self.shape.index(-1)] = size // target_size
+        elif size != target_size:
             raise ShapeError(
                 f"reshape of {x.name!r} {x.shape} to {self.shape}: {size} values do not fill it"
             )
@@ -164,18 +164,18 @@ class Concat(Op, saved="concat axis"):
         need_one_dtype("concat", *inputs)
         axis = axis_of(self.axis, first.shape, f"concat of {first.name!r}")
         shape = list(first.shape)
-        for other in inputs[1:]:
-            rest = [n for i, n in enumerate(other.shape) if i != axis]
-            if len(other.shape) != len(shape) or not same(
-                tuple(rest), tuple(n for i, n in enumerate(shape) if i != axis)
+        for x in inputs[1:]:
+            other_extents = [n for i, n in enumerate(x.shape) if i != axis]
+            if len(x.shape) != len(shape) or not same(
+                tuple(other_extents), tuple(n for i, n in enumerate(shape) if i != axis)
             ):
                 raise ShapeError(
                     f"concat along axis {axis} of {first.name!r} {first.shape} and "
-                    f"{other.name!r} {other.shape}: the other extents differ"
+                    f"{x.name!r} {x.shape}: the other extents differ"
                 )
-            here, more = shape[axis], other.shape[axis]
-            shape = [a if a is not None else b for a, b in zip(shape, other.shape, strict=True)]
-            shape[axis] = None if here is None or more is None else here + more
+            extent, added_extent = shape[axis], x.shape[axis]
+            shape = [a if a is not None else b for a, b in zip(shape, x.shape, strict=True)]
+            shape[axis] = None if extent is None or added_extent is None else extent + added_extent
         return tuple(shape), first.dtype
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
@@ -198,11 +198,11 @@ class Stack(Op, saved="stack axis"):
             raise ShapeError("stack needs at least one input")
         first = inputs[0]
         need_one_dtype("stack", *inputs)
-        for other in inputs[1:]:
-            if not same(first.shape, other.shape):
+        for x in inputs[1:]:
+            if not same(first.shape, x.shape):
                 raise ShapeError(
-                    f"stack of {first.name!r} {first.shape} and {other.name!r} "
-                    f"{other.shape}: the shapes differ"
+                    f"stack of {first.name!r} {first.shape} and {x.name!r} "
+                    f"{x.shape}: the shapes differ"
                 )
         axis = axis_of(self.axis, (*first.shape, None), f"stack of {first.name!r}")
         shape: Shape = (*first.shape[:axis], len(inputs), *first.shape[axis:])

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -> None:
-    for each in vectors:
-        if not same(each.shape, (size,)):
-            raise ShapeError(f"{what}: {each.name!r} is {each.shape}, it must be ({size},)")
+    for vector in vectors:
+        if not same(vector.shape, (size,)):
+            raise ShapeError(f"{what}: {vector.name!r} is {vector.shape}, it must be ({size},)")
 
 
 @dataclass(frozen=True)
@@ -118,39 +118,39 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
         x, mean, variance = inputs[:3]
         batch = not (self.is_test or self.fixed or context.program.for_test)
-        others = tuple(i for i in range(x.ndim) if i != self.axis % x.ndim)
+        reduced_axes = tuple(i for i in range(x.ndim) if i != self.axis % x.ndim)
         if batch:
             if not x.size:
                 raise UsageError(
                     f"batch_norm {context.record.output.name!r} trains on a batch without samples; "
                     "leave it out, or run a program cloned for tests"
                 )
-            mean = x.mean(axis=others, dtype=x.dtype)
+            mean = x.mean(axis=reduced_axes, dtype=x.dtype)
         normal = x - self._spread(mean, x)
         if batch:
-            variance = (normal * normal).mean(axis=others, dtype=x.dtype)
+            variance = (normal * normal).mean(axis=reduced_axes, dtype=x.dtype)
             self._note(context, mean, variance)
         root = 1 / np.sqrt(variance + x.dtype.type(self.epsilon))
         normal *= self._spread(root, x)
         scale = inputs[3] if self.has_scale else None
-        context.save(normal, root, scale, others, batch)
+        context.save(normal, root, scale, reduced_axes, batch)
         out: Array = normal if scale is None else normal * self._spread(scale, x)
         return out + self._spread(inputs[-1], x) if self.has_shift else out
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        normal, root, scale, others, batch = context.saved
+        normal, root, scale, reduced_axes, batch = context.saved
         parts: list[Gradient | None] = [None, None, None]
         if context.needs[0]:
             inner = gradient if scale is None else gradient * self._spread(scale, gradient)
             if batch:
-                mean = inner.mean(axis=others, keepdims=True, dtype=inner.dtype)
-                along = (inner * normal).mean(axis=others, keepdims=True, dtype=inner.dtype)
+                mean = inner.mean(axis=reduced_axes, keepdims=True, dtype=inner.dtype)
+                along = (inner * normal).mean(axis=reduced_axes, keepdims=True, dtype=inner.dtype)
                 inner = inner - mean - normal * along
             parts[0] = inner * self._spread(root, gradient)
         if self.has_scale:
-            parts.append((gradient * normal).sum(axis=others))
+            parts.append((gradient * normal).sum(axis=reduced_axes))
         if self.has_shift:
-            parts.append(gradient.sum(axis=others))
+            parts.append(gradient.sum(axis=reduced_axes))
         return parts
 
     def _spread(self, values: Array, x: Array) -> Array:

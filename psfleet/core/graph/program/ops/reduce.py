@@ -226,14 +226,14 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
             np.put_along_axis(out, steps, gradients, axis=1)
         return [out.reshape(shape), *(None for _ in context.record.inputs[1:])]
 
-    def _present(self, x: Array, others: Sequence[Array]) -> NDArray[np.bool_]:
+    def _present(self, x: Array, lengths_or_mask: Sequence[Array]) -> NDArray[np.bool_]:
         """Return a mask of the steps that are part of their sequence: [batch, time]."""
         batch, time = x.shape[:2]
-        if not others:
+        if not lengths_or_mask:
             return np.ones((batch, time), np.bool_)
         if self.masked:
-            return np.asarray(others[0] != 0)
-        lengths = others[0].reshape(-1)
+            return np.asarray(lengths_or_mask[0] != 0)
+        lengths = lengths_or_mask[0].reshape(-1)
         wrong = lengths[(lengths < 0) | (lengths > time)]
         if len(wrong):
             raise ShapeError(
