@@ -1,4 +1,12 @@
-"""Normalisation within a sample, and over a batch."""
+"""Normalisation operations: layer_norm within each sample, and batch_norm over a batch.
+
+Both compute y = (x - mean) / sqrt(variance + epsilon). With r = 1 / sqrt(variance + epsilon), gradients g
+of y, and means over the normalised axes, the gradient is
+
+    dx = r * (g - mean(g) - y * mean(g * y))
+
+because mean and variance depend on x too. batch_norm with fixed statistics has dx = r * g.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -> None:
+    """Refuse vectors, such as a scale, whose shape is not [size]."""
     for vector in vectors:
         if not same(vector.shape, (size,)):
             raise ShapeError(f"{what}: {vector.name!r} is {vector.shape}, it must be ({size},)")
@@ -33,7 +42,7 @@ def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -
 class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) over the axes from `axis` on, then * scale + shift.
 
-    Inputs: x, then scale and shift, flat, as far as `has_scale` and `has_shift` say.
+    Inputs: x, then a flat scale if `has_scale`, then a flat shift if `has_shift`.
     """
 
     axis: int = 1
@@ -84,10 +93,10 @@ class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
 class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) for each channel, then * scale + shift.
 
-    Inputs: x, the moving mean and the moving variance [channels], then scale and shift as far as
-    `has_scale` and `has_shift` say. In training mean and (biased) variance are the batch's, over all axes
-    but `axis`, and the program notes them for the moving ones; with `is_test`, with `fixed` and in
-    programs for tests they are the moving ones.
+    Inputs: x, the moving mean and the moving variance [channels], then a scale if `has_scale`, then a shift
+    if `has_shift`. In training mean and (biased) variance are those of the batch, over all axes but `axis`,
+    and the program notes them for the moving averages. With `is_test`, with `fixed` and in programs for
+    tests the moving averages are used.
     """
 
     axis: int = 1
@@ -154,11 +163,14 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
         return parts
 
     def _spread(self, values: Array, x: Array) -> Array:
-        """Values of the channels as they stand beside x."""
+        """Reshape one value per channel so that it broadcasts against x."""
         return values.reshape([-1 if i == self.axis % x.ndim else 1 for i in range(x.ndim)])
 
     def _note(self, context: Context, mean: Array, variance: Array) -> None:
-        """Leave the batch's statistics with the program, once for each run."""
+        """Leave the batch's statistics with the program, for the update to add to the moving averages.
+
+        The entry is replaced if a recomputing run computes the record twice, so that a batch counts once.
+        """
         moving = [variable.parameter for variable in context.record.inputs[1:3]]
         context.program.observed[context.record.output.name] = [
             (parameter, self.momentum, value)
