@@ -1,11 +1,11 @@
-"""The older face: names under which scripts for the reference run with their imports changed.
+"""Compatibility names of the reference: its scripts run with only their imports changed.
 
     import psfleet.fluid as fluid      # was: import paddle.fluid as fluid
     import psfleet.fluid as paddle     # was: import paddle (nn, optimizer, static, to_tensor, ...)
 
-What differs from psfleet's own names: `layers.data` prepends the batch axis, `layers.embedding`
-squeezes ids [..., 1], `metrics.Recall` is that of two classes, and the modules `dygraph`, `nn`, `static`
-and `io` are here.
+Most names are psfleet's. These differ: `layers.data` prepends the batch axis, `layers.embedding` squeezes
+ids [..., 1], and `metrics.Recall` is for two classes. The modules `dygraph`, `nn`, `static` and `io` exist
+only here.
 """
 
 from psfleet import clip, initializer, optimizer, regularizer

@@ -1,4 +1,12 @@
-"""Eager mode under its older name, with its layers."""
+"""Eager mode under the reference's older name (`fluid.dygraph`), with its layers and schedules.
+
+    with fluid.dygraph.guard():
+        model = fluid.dygraph.Linear(4, 1)
+        loss = fluid.layers.mean(model(fluid.dygraph.to_variable(x)))
+        loss.backward()
+
+The layers are those of `nn`, with older argument names.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -56,14 +64,14 @@ __all__ = [
 
 @contextlib.contextmanager
 def guard(place: Any = None) -> Iterator[None]:
-    """Operations inside the block compute at once."""
+    """Compute operations inside the block at once. `place` has no effect."""
     with eager_guard():
         yield
 
 
 @checked
 class Linear(nn.Linear):
-    """act(x @ weight + bias), with the older argument names."""
+    """Fully connected layer act(x @ weight + bias), with the older argument names."""
 
     def __init__(
         self,
@@ -78,21 +86,22 @@ class Linear(nn.Linear):
         self._act = act
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """[..., in] to [..., out]."""
+        """Return [..., out] for an input [..., in]."""
         return activate(super().forward(*inputs), self._act)
 
 
 @checked
 class Embedding(nn.Embedding):
-    """Rows of a table by id, with the older arguments.
+    """Embedding layer, which looks up rows of a table by id, with the older arguments.
 
     Args:
-        name_scope: May be left out: `Embedding([rows, dim])`.
+        name_scope: Name of the layer, which may be left out: `Embedding([rows, dim])`.
         size: [rows, dim].
-        is_sparse: The gradient holds the batch's rows only.
-        is_distributed: Implies is_sparse.
-        padding_idx: This id gives zeros and its row is never updated.
+        is_sparse: True if the gradient has only the rows of the batch.
+        is_distributed: True implies is_sparse.
+        padding_idx: Id that gives zeros. Its row is never updated.
         param_attr: Attributes of the table.
+        dtype: Accepted for scripts of the reference, without effect.
     """
 
     def __init__(
@@ -121,7 +130,7 @@ class Embedding(nn.Embedding):
         )
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """Ids [..., 1] (or [...]) to [..., dim]."""
+        """Return rows [..., dim] for ids [..., 1] or [...]."""
         (ids,) = inputs
         return super().forward(
             ids.reshape(ids.numpy().shape[:-1]) if ids.shape[-1:] == (1,) else ids
@@ -130,7 +139,7 @@ class Embedding(nn.Embedding):
 
 @checked
 class Dropout(nn.Dropout):
-    """Dropout in training, with the older arguments."""
+    """Dropout layer with the older arguments. It is active in training."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""Schedules of eager mode under their older names.
+"""Schedules of eager mode under the reference's older names (`fluid.dygraph.NoamDecay`, ...).
 
-Those that count updates are advanced by the optimizer, and by each call: `decay()` gives the current
-rate and goes on. Those that count epochs are advanced by `epoch()`.
+Schedules that count updates are advanced by the optimizer, and by each call: `decay()` returns the current
+rate and goes on to the next. Schedules that count epochs are advanced by `epoch()`. The classes only rename
+and reorder the arguments of psfleet.optimizer.lr; their constructors are made from its signatures.
 """
 
 import inspect
@@ -34,10 +35,12 @@ S = TypeVar("S", bound=LRScheduler)
 
 
 class _PerUpdateSchedule(PerUpdateSchedule):
-    """An older schedule at begin + step * (updates before this one).
+    """Base of schedules that count updates: the rate of the older schedule at begin + step * n after n
+    updates.
 
-    A subclass names the function that makes the older schedule. Its constructor has the function's
-    arguments, the first `place` of them before `begin`, `step` and `dtype`, and the others after these.
+    A subclass names the function that makes the older schedule. Its constructor has the arguments of that
+    function, with `begin`, `step` and `dtype` inserted after the first `place` of them, or at the end
+    without `place`.
     """
 
     def __init_subclass__(
@@ -45,43 +48,43 @@ class _PerUpdateSchedule(PerUpdateSchedule):
         older: Callable[..., PerUpdateSchedule],
         begin: Any = 0,
         place: int | None = None,
-        **more: Any,
+        **class_options: Any,
     ) -> None:
-        super().__init_subclass__(**more)
+        super().__init_subclass__(**class_options)
         arguments = [*inspect.signature(older).parameters.values()]
-        own = [
+        shared_arguments = [
             argument("begin", NonNegativeInt, begin),
             argument("step", PositiveInt, 1),
             argument("dtype", str, "float32"),
         ]
 
         def construct(self: _PerUpdateSchedule, values: dict[str, Any]) -> None:
-            begin, step, _ = (values.pop(each.name) for each in own)
+            begin, step, _ = (values.pop(shared.name) for shared in shared_arguments)
             older_schedule = older(**values)
             PerUpdateSchedule.__init__(
                 self, older_schedule.base_lr, lambda n: older_schedule.rate(begin + step * n)
             )
 
         place = len(arguments) if place is None else place
-        set_constructor(cls, [*arguments[:place], *own, *arguments[place:]], construct)
+        set_constructor(cls, [*arguments[:place], *shared_arguments, *arguments[place:]], construct)
 
     if TYPE_CHECKING:  # what `set_constructor` makes is checked when it is called
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def __call__(self) -> float:
-        """The current rate; the next call, or update, has the one after it."""
+        """Return the current rate and advance, so that the next call or update gets the next rate."""
         rate = self.last_lr
         self.step()
         return rate
 
 
 class NoamDecay(_PerUpdateSchedule, older=lr.noam_decay, begin=1, place=2):
-    """learning_rate * d_model^-0.5 * min(n^-0.5, n * warmup_steps^-1.5), n from `begin`."""
+    """Rate learning_rate * d_model^-0.5 * min(n^-0.5, n * warmup_steps^-1.5), for n from `begin` on."""
 
 
 class PiecewiseDecay(_PerUpdateSchedule, older=lr.piecewise_decay, begin=Parameter.empty):
-    """values[i] until update boundaries[i], the last value from then on."""
+    """Rate values[i] until update boundaries[i], and the last value from then on."""
 
 
 class ExponentialDecay(_PerUpdateSchedule, older=lr.exponential_decay):
@@ -105,22 +108,28 @@ class CosineDecay(_PerUpdateSchedule, older=lr.cosine_decay):
 
 
 class LinearLrWarmup(_PerUpdateSchedule, older=lr.linear_lr_warmup, begin=1):
-    """From start_lr to end_lr in warmup_steps updates, then `learning_rate`, or that schedule."""
+    """Rise from start_lr to end_lr in warmup_steps updates, then `learning_rate`, a number or a schedule."""
 
 
 def _with_arguments(order: str, *ignored: Parameter) -> Callable[[type[S]], type[S]]:
-    """Give a schedule the older constructor: arguments of its own one, in this order, some by other names.
+    """Give a schedule the older constructor, with its arguments in another order and partly with other names.
 
     Args:
-        order: Names, separated by spaces; `gamma:decay_rate` is `gamma` by the name `decay_rate`.
-        ignored: Arguments behind these, for scripts written for the reference.
+        order: Names of the arguments in the older order, separated by spaces. `gamma:decay_rate` gives
+            `gamma` the name `decay_rate`.
+        ignored: Further arguments at the end, which scripts of the reference pass and which have no effect.
     """
-    names = {older or own: own for own, _, older in (name.partition(":") for name in order.split())}
+    names = {
+        older or new_name: new_name
+        for new_name, _, older in (name.partition(":") for name in order.split())
+    }
 
     def decorate(kind: type[S]) -> type[S]:
         inherited: Callable[..., None] = kind.__init__
-        own = inspect.signature(inherited).parameters
-        arguments = [own[name].replace(name=older) for older, name in names.items()]
+        inherited_parameters = inspect.signature(inherited).parameters
+        arguments = [
+            inherited_parameters[name].replace(name=older) for older, name in names.items()
+        ]
 
         def construct(self: S, values: dict[str, Any]) -> None:
             inherited(self, **{name: values[older] for older, name in names.items()})
@@ -132,7 +141,7 @@ def _with_arguments(order: str, *ignored: Parameter) -> Callable[[type[S]], type
 
 
 class _PerEpochSchedule(LRScheduler):
-    """A schedule that counts epochs, with the older name of `step`."""
+    """Base of schedules that count epochs. Adds `epoch`, the older name of `step`."""
 
     if TYPE_CHECKING:  # what `_with_arguments` makes is checked when it is called
 
@@ -146,17 +155,17 @@ class _PerEpochSchedule(LRScheduler):
 
 @_with_arguments("learning_rate step_size gamma:decay_rate")
 class StepDecay(_PerEpochSchedule, lr.StepDecay):
-    """learning_rate times decay_rate after every step_size epochs."""
+    """Rate that is multiplied by decay_rate after every step_size epochs."""
 
 
 @_with_arguments("learning_rate milestones gamma:decay_rate")
 class MultiStepDecay(_PerEpochSchedule, lr.MultiStepDecay):
-    """learning_rate times decay_rate for every milestone that has been reached."""
+    """Rate that is multiplied by decay_rate at every milestone."""
 
 
 @_with_arguments("learning_rate lr_lambda")
 class LambdaDecay(_PerEpochSchedule, lr.LambdaDecay):
-    """learning_rate * lr_lambda(epoch)."""
+    """Rate learning_rate * lr_lambda(epoch)."""
 
 
 @_with_arguments(
@@ -165,7 +174,7 @@ class LambdaDecay(_PerEpochSchedule, lr.LambdaDecay):
     argument("dtype", str, "float32"),
 )
 class ReduceLROnPlateau(lr.ReduceOnPlateau):
-    """lr.ReduceOnPlateau with the older arguments."""
+    """Schedule as lr.ReduceOnPlateau, with the older arguments."""
 
     if TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""Saving and loading models, with the argument order of the older face."""
+"""Saving and loading of models, with the reference's argument order. `executor` has no effect."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["load_inference_model", "load_persistables", "save_inference_model", 
 def save_persistables(
     executor: Any, dirname: FilePath, main_program: Program | None = None
 ) -> None:
-    """Write every table, optimizer state included, as fleet.save_persistables."""
+    """Write every table with its optimizer state, as fleet.save_persistables does."""
     fleet.save_persistables(dirname)
 
 
@@ -25,7 +25,7 @@ def save_persistables(
 def load_persistables(
     executor: Any, dirname: FilePath, main_program: Program | None = None
 ) -> None:
-    """Set every table from such a folder, as fleet.load_model."""
+    """Set every table from a folder of save_persistables, as fleet.load_model does."""
     fleet.load_model(dirname)
 
 
@@ -38,7 +38,7 @@ def save_inference_model(
     main_program: Program | None = None,
     features: FeatureSet | None = None,
 ) -> None:
-    """Write what predicting needs: the program up to the targets, weights, and features if there are some."""
+    """Write a model for prediction: the program up to the targets, its weights, and `features` if given."""
     save_inference(dirname, feeded_var_names, target_vars, main_program, features)
 
 
@@ -46,5 +46,5 @@ def save_inference_model(
 def load_inference_model(
     dirname: FilePath, executor: Any = None
 ) -> tuple[Program, list[str], list[Variable]]:
-    """A program for prediction, the names of its feeds, and its targets."""
+    """Load a model for prediction. Returns the program, the names of its feeds, and its targets."""
     return load_inference(dirname)

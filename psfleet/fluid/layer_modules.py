@@ -1,4 +1,16 @@
-"""Eager layers as objects that own their parameters, and files of state dicts."""
+"""Layer: base class of eager layers, which own their parameters; and files of state dicts.
+
+    class Model(Layer):
+        def __init__(self):
+            super().__init__()
+            self.hidden = Linear(4, 8)  # found by `parameters` and `state_dict`, as attributes are
+        def forward(self, x):
+            return self.hidden(x)
+
+A state dict maps names of attributes ("hidden.weight") to arrays. `save` writes one to a safetensors file.
+Once an optimizer has bound a parameter, its value is in the fleet's table, so `set_state_dict` writes
+there; all workers must then call it.
+"""
 
 import json
 import os
@@ -41,7 +53,7 @@ Floats = NDArray[np.float32]
 
 
 class ParameterState(dict[str, Any]):
-    """A state dict of parameters, to tell it from an optimizer's."""
+    """State dict of parameters. The class distinguishes it from the state dict of an optimizer."""
 
 
 @checked
@@ -49,8 +61,8 @@ def save(state_dict: dict[str, Any], path: FilePath) -> None:
     """Write a state dict to a file, which appears whole or not at all.
 
     Args:
-        state_dict: Arrays and variables by name; and numbers, strings, lists and dicts of those.
-        path: The file.
+        state_dict: Arrays and variables by name, and values that JSON can hold.
+        path: Path of the file.
 
     Raises:
         UsageError: A value cannot be saved. CheckpointError: The file cannot be written.
@@ -60,9 +72,9 @@ def save(state_dict: dict[str, Any], path: FilePath) -> None:
         for name, value in state_dict.items()
         if isinstance(value, Variable | np.ndarray)
     }
-    rest = {name: value for name, value in state_dict.items() if name not in arrays}
+    plain_values = {name: value for name, value in state_dict.items() if name not in arrays}
     try:
-        document = _FORMAT.document(values=json.loads(json.dumps(rest, default=_plain)))
+        document = _FORMAT.document(values=json.loads(json.dumps(plain_values, default=_plain)))
     except TypeError as error:
         raise UsageError(f"the state dict cannot be saved to {path!r}: {error}") from None
     try:
@@ -73,10 +85,10 @@ def save(state_dict: dict[str, Any], path: FilePath) -> None:
 
 @checked
 def load(path: FilePath) -> dict[str, Any]:
-    """A state dict from a file written by `save`.
+    """Read a state dict from a file written by `save`.
 
     Raises:
-        CheckpointError: The file is missing, damaged or another's.
+        CheckpointError: The file is missing, damaged or of another kind.
     """
     with reading(local_path(path)):
         fields, arrays = read_arrays(local_path(path), _FORMAT)
@@ -86,17 +98,17 @@ def load(path: FilePath) -> dict[str, Any]:
 
 @checked
 def save_dygraph(state_dict: dict[str, Any], model_path: FilePath) -> None:
-    """Write a layer's state dict to `<model_path>.pdparams`, an optimizer's to `.pdopt`."""
+    """Write a layer's state dict to `<model_path>.pdparams`, or an optimizer's to `<model_path>.pdopt`."""
     suffix = "pdparams" if isinstance(state_dict, ParameterState) else "pdopt"
     save(state_dict, f"{model_path}.{suffix}")
 
 
 @checked
 def load_dygraph(model_path: FilePath) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state dicts of parameters and of the optimizer; empty if there is no such file.
+    """Read the state dicts of parameters and of the optimizer. One of them is empty if its file is missing.
 
     Raises:
-        CheckpointError: There is neither file.
+        CheckpointError: Both files are missing.
     """
     base = os.fspath(model_path).removesuffix(".pdparams").removesuffix(".pdopt")
     parts = [local_path(f"{base}.{suffix}") for suffix in ("pdparams", "pdopt")]
@@ -107,7 +119,10 @@ def load_dygraph(model_path: FilePath) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def set_value(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
-    """Set parameters, in the fleet's tables where they have one.
+    """Set the values of parameters, and of their tables in the fleet if they have one.
+
+    Args:
+        pairs: Parameters and their new values.
 
     Raises:
         ShapeError: A value has another shape than its parameter. Nothing was changed.
@@ -135,7 +150,7 @@ def _write_all(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
 
 
 def _write(parameter: Parameter, value: NDArray[Any]) -> None:
-    """Set a table's weights and leave its state; rows that had no state start theirs."""
+    """Set a table's weights and keep its optimizer state. Rows without a state get a fresh one."""
     spec = active().specs()[key_of(parameter.name)]
     ids = np.arange(len(value), dtype=np.int64) if spec.kind == "sparse" else None
     tables().set_weights(spec, np.array(value, np.float32), ids)
@@ -149,7 +164,11 @@ def _plain(value: Any) -> Any:
 
 @checked
 class Layer:
-    """Base of eager layers: a subclass gives `forward` and sets parameters and layers as attributes.
+    """Base of eager layers. A subclass defines `forward` and sets parameters and layers as attributes.
+
+    Args:
+        name_scope: Prefix for the names of parameters, or None for the name of the class.
+        dtype: Accepted for scripts of the reference, without effect.
 
     Attributes:
         training: True if layers such as Dropout act as in training.
@@ -160,14 +179,14 @@ class Layer:
         self.training = True
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """The output for these inputs."""
+        """Compute the output for these inputs."""
         raise NotImplementedError
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self.forward(*inputs, **options)
 
     def full_name(self) -> str:
-        """The unique name, of which the parameters' names are made."""
+        """Return the unique name from which the names of parameters are made."""
         return self._label
 
     def create_parameter(
@@ -181,14 +200,16 @@ class Layer:
         sparse: bool = False,
         by_row: bool = False,
     ) -> Parameter:
-        """A new parameter `<name>.w_0` or `<name>.b_0`, or of the attribute's name.
+        """Make a parameter named `<name>.w_0` or `<name>.b_0`, or as the attribute says.
 
         Args:
-            shape: Known extents.
-            attr: A ParamAttr, a name or an initializer.
-            is_bias: It starts as zeros if nothing else is said; else by Xavier.
-            sparse: Its gradients are SparseGrad.
-            by_row: It starts with the bits of a sparse one.
+            shape: Shape, without unknown extents.
+            attr: Settings as a ParamAttr, a name or an initializer.
+            dtype: Accepted for scripts of the reference, without effect.
+            is_bias: True if the parameter starts as zeros by default. Otherwise it starts by Xavier.
+            default_initializer: Initializer if `attr` has none, instead of these defaults.
+            sparse: True if gradients are SparseGrad.
+            by_row: True if a dense parameter starts with the same bits as a sparse one.
         """
         usual = initializer.Constant() if is_bias else initializer.Xavier()
         start = usual if default_initializer is None else default_initializer
@@ -203,7 +224,7 @@ class Layer:
         )
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Own parameters and those of the layers within, by the attributes that hold them."""
+        """Yield the parameters of this layer and of layers in it, with their paths of attributes."""
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
                 yield prefix + name, value
@@ -211,36 +232,36 @@ class Layer:
                 yield from value.named_parameters(f"{prefix}{name}.")
 
     def parameters(self, include_sublayers: bool = True) -> list[Parameter]:
-        """The parameters."""
+        """Return the parameters, without those of layers in this one if `include_sublayers` is False."""
         return [p for name, p in self.named_parameters() if include_sublayers or "." not in name]
 
     def sublayers(self) -> list["Layer"]:
-        """The layers within, at any depth."""
-        own = [value for value in vars(self).values() if isinstance(value, Layer)]
-        return [layer for child in own for layer in (child, *child.sublayers())]
+        """Return the layers in this one, at any depth."""
+        children = [value for value in vars(self).values() if isinstance(value, Layer)]
+        return [layer for child in children for layer in (child, *child.sublayers())]
 
     def add_sublayer(self, name: str, sublayer: "Layer") -> "Layer":
-        """Hold a layer under a name."""
+        """Set a layer as the attribute of this name."""
         setattr(self, name, sublayer)
         return sublayer
 
     def train(self) -> None:
-        """Act as in training."""
+        """Make this layer and all layers in it act as in training."""
         for layer in (self, *self.sublayers()):
             layer.training = True
 
     def eval(self) -> None:
-        """Act as in tests."""
+        """Make this layer and all layers in it act as in tests."""
         for layer in (self, *self.sublayers()):
             layer.training = False
 
     def clear_gradients(self) -> None:
-        """Forget the parameters' gradients."""
+        """Set the gradients of all parameters to None."""
         for parameter in self.parameters():
             parameter.grad = None
 
     def state_dict(self, include_sublayers: bool = True) -> ParameterState:
-        """The parameters' values, float32 by the names of `named_parameters`."""
+        """Return copies of the parameters' values, float32, by the names of `named_parameters`."""
         return ParameterState(
             {
                 name: parameter.numpy().copy()
@@ -253,7 +274,8 @@ class Layer:
         """Set the parameters from a dict made by `state_dict`.
 
         Raises:
-            UsageError: One is missing. ShapeError: One has another shape. Nothing was changed.
+            UsageError: A parameter is missing. Nothing was changed.
+            ShapeError: A value has another shape than its parameter. Nothing was changed.
         """
         parameters = {
             name: p for name, p in self.named_parameters() if include_sublayers or "." not in name
@@ -272,7 +294,7 @@ class Layer:
 
 @checked
 class Sequential(Layer):
-    """Layers one after the other."""
+    """Chain of layers, each of which gets the output of the layer before."""
 
     def __init__(self, *layers: Layer) -> None:
         super().__init__()
@@ -280,7 +302,7 @@ class Sequential(Layer):
             self.add_sublayer(str(number), layer)
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The last layer's output."""
+        """Return the output of the last layer."""
         (value,) = inputs
         for layer in vars(self).values():
             if isinstance(layer, Layer):

@@ -1,6 +1,8 @@
-"""Layers as the older face has them: all of psfleet.layers, some of them with its habits.
+"""Layers under the reference's older names (`fluid.layers`): all layers of psfleet, a few with older
+arguments.
 
-Those below take the place of the ones that are not imported.
+`data`, `create_global_var`, `embedding` and `sequence_pool` are defined here, with the reference's
+arguments and shapes. All other layers, and the schedules that are functions, are imported.
 """
 
 from collections.abc import Sequence
@@ -64,14 +66,19 @@ def data(
     type: Any = None,
     stop_gradient: bool = True,
 ) -> Variable:
-    """A variable that each run is fed.
+    """Declare a variable that each run is fed.
+
+        x = fluid.layers.data("x", [4])  # shape (None, 4)
 
     Args:
-        name: Its key in the feed.
-        shape: Without the batch axis, unless an extent is -1 or None, or append_batch_size is False.
+        name: Key in the feed.
+        shape: Shape of a sample. If an extent is -1 or None, or append_batch_size is False, it is the whole
+            shape with the batch axis.
+        append_batch_size: False if `shape` has the batch axis.
         dtype: float32, or int64 for ids and labels.
         lod_level: Must be 0.
-        type: Accepted for the reference's sake.
+        type: Accepted for scripts of the reference, without effect.
+        stop_gradient: False if gradients by this variable are needed.
     """
     is_open = any(extent is None or extent < 0 for extent in shape)
     whole = [None, *shape] if append_batch_size and not is_open else list(shape)
@@ -87,10 +94,11 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """A variable of one value, such as a learning rate.
+    """Make a variable filled with one value, such as a learning rate.
 
     Args:
-        persistable, force_cpu, name: Accepted for the reference's sake.
+        shape, value, dtype: Shape, value and dtype of the variable.
+        persistable, force_cpu, name: Accepted for scripts of the reference, without effect.
     """
     return layers.fill_constant(shape, dtype, value)
 
@@ -106,7 +114,8 @@ def embedding(
     dtype: DTypeLike = "float32",
     entry: Entry | None = None,
 ) -> Variable:
-    """Rows of a table by ids [..., 1]: [..., dim]. Arguments as in psfleet.layers.embedding."""
+    """Look up rows of a table by ids [..., 1], which gives [..., dim]. Arguments as in
+    psfleet.layers.embedding."""
     rows = layers.embedding(
         input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry=entry
     )
@@ -126,10 +135,11 @@ def sequence_pool(
     lengths: Any = None,
     mask: Any = None,
 ) -> Variable:
-    """One row for each padded sequence, as psfleet.layers.sequence_pool.
+    """Pool each padded sequence to one row, as psfleet.layers.sequence_pool does.
 
     Args:
-        is_test: Accepted for the reference's sake.
-        lengths, mask: End of each sequence, which a LoDTensor knows of itself.
+        input, pool_type, pad_value: As in psfleet.layers.sequence_pool.
+        is_test: Accepted for scripts of the reference, without effect.
+        lengths, mask: End of each sequence. The reference's LoDTensor carries it; here it must be passed.
     """
     return layers.sequence_pool(input, pool_type, lengths, mask, pad_value)

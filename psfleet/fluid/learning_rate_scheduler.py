@@ -1,4 +1,4 @@
-"""The step counter that schedules of the older face read."""
+"""Step counters as variables of a program, from which the reference's scripts compute learning rates."""
 
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.graph.program.ops.manipulate import StepCounter
@@ -11,11 +11,12 @@ __all__ = ["_decay_step_counter", "autoincreased_step_counter"]
 def autoincreased_step_counter(
     counter_name: str | None = None, begin: int = 1, step: int = 1
 ) -> Variable:
-    """The number of training runs of the program, this one included: int64 [1].
+    """Return a variable with the number of training runs of the program, including the present one: int64
+    [1].
 
     Args:
         counter_name: Name of the result.
-        begin, step: Other than 1: the number is begin + step * (runs - 1).
+        begin, step: First value and increment: the value is begin + step * (runs - 1).
     """
     count = apply(StepCounter(), name=counter_name)
     return count if (begin, step) == (1, 1) else (count + -1) * step + begin
@@ -23,5 +24,5 @@ def autoincreased_step_counter(
 
 @checked
 def _decay_step_counter(begin: int = 0) -> Variable:
-    """The number of training runs before this one plus `begin`: int64 [1]."""
+    """Return a variable with `begin` plus the number of training runs before the present one: int64 [1]."""
     return apply(StepCounter()) + (begin - 1)

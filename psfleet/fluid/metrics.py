@@ -1,6 +1,6 @@
-"""Metrics under their names of the older face: `Recall` is that of two classes.
+"""Metrics under the reference's names: here `Recall` is the recall of two classes.
 
-psfleet.metrics.Recall, of the highest predictions of each user, is not here.
+psfleet.metrics.Recall, which looks at the highest predictions of each user, has no name here.
 """
 
 from psfleet.metrics import (

@@ -1,4 +1,9 @@
-"""Eager layers under their newer names: sizes come one by one."""
+"""Eager layers under the reference's newer names (`paddle.nn`): Linear, Embedding, BatchNorm, Dropout and
+others.
+
+Each owns its parameters (`layer_modules.Layer`) and applies the operation that the layer function of the
+same name records in a program. `dygraph.py` has them with older arguments.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -37,12 +42,13 @@ DropoutMode = Literal["upscale_in_train", "downscale_in_infer", "downgrade_in_in
 
 @checked
 class Linear(layer_modules.Layer):
-    """x @ weight + bias.
+    """Fully connected layer x @ weight + bias.
 
     Args:
         in_features, out_features: Extents of the weight.
-        weight_attr: Attributes of the weight. Default start: Xavier.
-        bias_attr: Attributes of the bias, False for none. Default start: zeros.
+        weight_attr: Attributes of the weight, which starts by Xavier by default.
+        bias_attr: Attributes of the bias, which starts as zeros by default; or False for no bias.
+        name: Prefix for the names of the parameters.
     """
 
     def __init__(
@@ -62,21 +68,22 @@ class Linear(layer_modules.Layer):
         )
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """[..., in] to [..., out]."""
+        """Return [..., out] for an input [..., in]."""
         (x,) = inputs
-        rest = [] if self.bias is None else [self.bias]
-        return apply(Affine(max(x.ndim - 1, 0)), x, self.weight, *rest)
+        optional_bias = [] if self.bias is None else [self.bias]
+        return apply(Affine(max(x.ndim - 1, 0)), x, self.weight, *optional_bias)
 
 
 @checked
 class Embedding(layer_modules.Layer):
-    """Rows of a table by id.
+    """Embedding layer, which looks up rows of a table by id.
 
     Args:
         num_embeddings, embedding_dim: Extents of the table.
-        padding_idx: This id gives zeros and its row is never updated.
-        sparse: The gradient holds the batch's rows only.
+        padding_idx: Id that gives zeros. Its row is never updated. Negative values count from the end.
+        sparse: True if the gradient has only the rows of the batch.
         weight_attr: Attributes of the table.
+        name: Prefix for the name of the table.
     """
 
     def __init__(
@@ -103,27 +110,27 @@ class Embedding(layer_modules.Layer):
         )
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """[...] to [..., dim]."""
+        """Return rows [..., dim] for ids [...]."""
         (ids,) = inputs
         return apply(self._op, ids, self.weight)
 
 
 @checked
 class BatchNorm(layer_modules.Layer):
-    """layers.batch_norm: in training by the batch, after `eval()` by the moving statistics.
+    """Batch normalisation layer: by the batch in training, and by moving averages after `eval()`.
 
-    `weight` and `bias` are trained; `_mean` and `_variance` are the moving statistics, which an optimizer's
-    step takes the batches of since the last step into. All four are in `state_dict`.
+    `weight` and `bias` are trained. `_mean` and `_variance` are the moving averages; an optimizer's step
+    adds to them the batches since the last step. All four are in `state_dict`.
 
     Args:
-        num_channels: Extent of the channels' axis.
-        act: The name of an activation (psfleet.layers.activations), or None.
-        param_attr, bias_attr: Attributes of scale and shift, False for none.
+        num_channels: Extent of the axis of channels.
+        act: Name of an activation (psfleet.layers.activations), or None.
+        param_attr, bias_attr: Attributes of scale and shift, or False for none.
         data_layout: NCHW or NHWC.
         momentum, epsilon, is_test, use_global_stats, moving_mean_name, moving_variance_name: As in
             layers.batch_norm.
-        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for the
-            reference's sake.
+        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for scripts of the
+            reference, without effect.
     """
 
     def __init__(
@@ -149,12 +156,12 @@ class BatchNorm(layer_modules.Layer):
         self._act, self._layout, self._fixed = act, data_layout, use_global_stats
         self._momentum, self._epsilon = momentum, epsilon
         self.training = not is_test
-        one = initializer.Constant(1.0)
+        start_scale = initializer.Constant(1.0)
         shape = [num_channels]
         self.weight = (
             None
             if param_attr is False
-            else self.create_parameter(shape, param_attr, default_initializer=one)
+            else self.create_parameter(shape, param_attr, default_initializer=start_scale)
         )
         self.bias = (
             None if bias_attr is False else self.create_parameter(shape, bias_attr, is_bias=True)
@@ -168,7 +175,7 @@ class BatchNorm(layer_modules.Layer):
         )
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The normalised input."""
+        """Return the normalised input."""
         (x,) = inputs
         op = BatchNormOp(
             channel_axis(self._layout, x.ndim),
@@ -179,8 +186,10 @@ class BatchNorm(layer_modules.Layer):
             self.weight is not None,
             self.bias is not None,
         )
-        rest = [weights for weights in (self.weight, self.bias) if weights is not None]
-        out = apply(op, x, self._mean, self._variance, *rest)
+        scale_and_shift = [weights for weights in (self.weight, self.bias) if weights is not None]
+        out = apply(op, x, self._mean, self._variance, *scale_and_shift)
+        # An eager layer has no run whose update would take the batch's statistics, so they go along with the
+        # next push at once.
         if out.value is not None:
             for average in default_main_program().take_observed():
                 note(*average)
@@ -189,7 +198,14 @@ class BatchNorm(layer_modules.Layer):
 
 @checked
 class Dropout(layer_modules.Layer):
-    """Dropout in training: x * mask / (1 - p), or x * mask with another mode than upscale_in_train."""
+    """Dropout layer, active in training.
+
+    Args:
+        p: Probability to drop a value.
+        mode: `upscale_in_train` computes x * mask / (1 - p) in training. Other modes compute x * mask in
+            training and x * (1 - p) in tests.
+        name: Name of the layer, on which the masks depend.
+    """
 
     def __init__(
         self,
@@ -202,7 +218,7 @@ class Dropout(layer_modules.Layer):
         self._way = "upscale_in_train" if mode == "upscale_in_train" else "downgrade_in_infer"
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The input with some values 0."""
+        """Return the input with some values set to 0."""
         return layers.dropout(
             inputs[0],
             self._p,
@@ -214,7 +230,7 @@ class Dropout(layer_modules.Layer):
 
 @checked
 class LayerNorm(layer_modules.Layer):
-    """layers.layer_norm over the last axis of the given extent."""
+    """Layer normalisation over the last axis, whose extent is `normalized_shape`."""
 
     def __init__(
         self,
@@ -232,33 +248,33 @@ class LayerNorm(layer_modules.Layer):
         self.bias = self.create_parameter([normalized_shape], bias_attr, is_bias=True)
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The normalised input."""
+        """Return the normalised input."""
         (x,) = inputs
         return apply(normalize.LayerNorm(x.ndim - 1, self._epsilon), x, self.weight, self.bias)
 
 
 @checked
 class ReLU(layer_modules.Layer):
-    """max(x, 0)."""
+    """Rectifier layer max(x, 0)."""
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The activation."""
+        """Apply the activation."""
         return layers.relu(inputs[0])
 
 
 @checked
 class Sigmoid(layer_modules.Layer):
-    """1 / (1 + exp(-x))."""
+    """Logistic layer 1 / (1 + exp(-x))."""
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The activation."""
+        """Apply the activation."""
         return layers.sigmoid(inputs[0])
 
 
 @checked
 class Tanh(layer_modules.Layer):
-    """The hyperbolic tangent."""
+    """Hyperbolic tangent as a layer."""
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """The activation."""
+        """Apply the activation."""
         return layers.tanh(inputs[0])

@@ -1,4 +1,8 @@
-"""Concrete variables made of nothing, and feeding lists of samples."""
+"""Functions that make concrete variables (zeros, arange, randn, ...), and DataFeeder for lists of samples.
+
+Random numbers come from a generator of this module, which `seed` restarts. They are not those of dropout or
+of initial values, which depend on a program's seed and on names only.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -33,7 +37,7 @@ _random = np.random.default_rng(0)
 
 @checked
 def seed(value: NonNegativeInt) -> None:
-    """Start the random numbers of this module anew, and those of the default programs."""
+    """Restart the random numbers of this module, and set the seed of the default programs."""
     global _random
     _random = np.random.default_rng(value)
     program.default_main_program().random_seed = value
@@ -47,7 +51,7 @@ def to_tensor(
     place: object = None,
     stop_gradient: bool = True,
 ) -> Variable:
-    """A concrete variable of an array."""
+    """Make a concrete variable from an array. `place` has no effect."""
     if isinstance(data, Variable):
         return data
     return to_variable(data, dtype=dtype, stop_gradient=stop_gradient)
@@ -57,7 +61,7 @@ def to_tensor(
 def arange(
     start: float, end: float | None = None, step: float = 1, dtype: DTypeLike = "int64"
 ) -> Variable:
-    """Numbers from start (or 0) up to, and without, end."""
+    """Make a variable with the numbers from `start` to `end`, exclusive. `arange(end)` starts from 0."""
     low, high = (0, start) if end is None else (start, end)
     if not step:
         raise ConfigError("arange: step is 0; use another number")
@@ -72,7 +76,8 @@ def uniform(
     max: float = 1.0,
     seed: NonNegativeInt = 0,
 ) -> Variable:
-    """Random numbers in [min, max); a seed other than 0 makes them repeatable."""
+    """Make a variable with random numbers in [min, max). With a seed other than 0 they are always the
+    same."""
     _check_order("uniform", min, max)
     source = np.random.default_rng(seed) if seed else _random
     return to_variable(source.uniform(min, max, tuple(shape)), dtype=dtype)
@@ -80,7 +85,7 @@ def uniform(
 
 @checked
 def randn(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """Normal random numbers."""
+    """Make a variable with random numbers of the standard normal distribution."""
     return to_variable(_random.normal(size=tuple(shape)), dtype=dtype)
 
 
@@ -88,7 +93,7 @@ def randn(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
 def randint(
     low: int = 0, high: int | None = None, shape: Sequence[int] = (1,), dtype: DTypeLike = "int64"
 ) -> Variable:
-    """Random whole numbers in [low, high), or in [0, low)."""
+    """Make a variable with random whole numbers in [low, high), or in [0, low) without `high`."""
     first, last = (0, low) if high is None else (low, high)
     _check_order("randint", first + 1, last)
     return to_variable(_random.integers(first, last, tuple(shape)), dtype=dtype)
@@ -96,13 +101,13 @@ def randint(
 
 @checked
 def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """An array of ones."""
+    """Make a variable filled with ones."""
     return to_variable(np.ones(tuple(shape), dtype_of(dtype)), dtype=dtype)
 
 
 @checked
 def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """An array of zeros."""
+    """Make a variable filled with zeros."""
     return to_variable(np.zeros(tuple(shape), dtype_of(dtype)), dtype=dtype)
 
 
@@ -112,21 +117,25 @@ def _check_order(what: str, low: float, high: float) -> None:
 
 
 def enable_static() -> None:
-    """Nothing: what is symbolic is recorded, what has a value is computed, side by side."""
+    """Do nothing. Operations on symbolic variables are always recorded, and those on values always
+    computed."""
 
 
 def disable_static() -> None:
-    """Nothing, as enable_static."""
+    """Do nothing, for the same reason as enable_static."""
 
 
 @checked
 class DataFeeder:
-    """Turns samples into feeds.
+    """Converts lists of samples to feeds.
+
+        feeder = DataFeeder([x, label])
+        exe.run(feed=feeder.feed([([0.1, 0.2], 1), ([0.3, 0.4], 0)]), fetch_list=[loss])
 
     Args:
         feed_list: Data variables or their names, in the order of a sample's fields.
-        place: Accepted for the reference's sake.
-        program: Program in which the names are looked up; None: the default main program.
+        place: Accepted for scripts of the reference, without effect.
+        program: Program in which to look up names, or None for the default main program.
     """
 
     def __init__(
@@ -140,7 +149,7 @@ class DataFeeder:
         ]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Array]:
-        """A feed of a batch of samples, each a tuple with one field per variable.
+        """Convert a batch of samples, each a tuple with one field per variable, to a feed.
 
         Raises:
             ShapeError: A sample has another number of fields, or a field does not fit its variable.
@@ -161,7 +170,7 @@ class DataFeeder:
 
 
 def _batch(variable: Variable, fields: list[Any]) -> Array:
-    """Fields one below the other; a flat field gets its variable's shape."""
+    """Stack one field of all samples to an array. A flat field is reshaped to its variable's shape."""
     shape = [-1 if extent is None else extent for extent in variable.shape]
     try:
         batch = np.array(fields)
@@ -171,6 +180,6 @@ def _batch(variable: Variable, fields: list[Any]) -> Array:
             f"feed {variable.name!r}: the fields do not make an array of shape "
             f"{variable.shape}: {error}"
         ) from None
-    # Fractions stay what they are where ids are wanted: the executor refuses them.
+    # Fractions for a variable of ids are not cut off here, so that the executor can refuse them.
     fits = batch.dtype.kind == variable.dtype.kind or variable.dtype.kind == "f"
     return batch.astype(variable.dtype) if fits else batch

@@ -306,9 +306,11 @@ def share_of_hits(scores: Numbers, labels: Numbers, k: int) -> float:
             f"classes 0 to {values.shape[1] - 1}"
         )
     classes = numbers.reshape(-1, 1)
-    own = np.take_along_axis(values, classes, axis=1)
+    label_scores = np.take_along_axis(values, classes, axis=1)
     # Ties are broken towards the lower class, as argmax does. What is not known to be behind is ahead: NaN.
-    behind = (values < own) | ((values == own) & (np.arange(values.shape[1]) >= classes))
+    behind = (values < label_scores) | (
+        (values == label_scores) & (np.arange(values.shape[1]) >= classes)
+    )
     return float(np.mean((~behind).sum(axis=1) < k)) if count else 0.0
 
 

@@ -321,8 +321,10 @@ class FleetMetrics:
                 f"[{name}]": metric.scores(part)
                 for name, part in zip(self._slices.labels, sums, strict=False)
             }
-            for place, scores in values.items():
-                readings |= {f"{prefix}{label}{place}": value for label, value in scores.items()}
+            for slice_suffix, scores in values.items():
+                readings |= {
+                    f"{prefix}{label}{slice_suffix}": value for label, value in scores.items()
+                }
         return readings
 
     # -- its parts -----------------------------------------------------------------------------

@@ -203,8 +203,8 @@ def _counted(
     """Sums of columns [n] by slice and number, float64 [slices, size]."""
     assert numbers is not None
     count = metric.size // len(columns)
-    places = numbers if slices is None else slices * count + numbers
-    return sums_by_slice(columns, places, len(metric.sums) * count).reshape(metric.sums.shape)
+    sum_indices = numbers if slices is None else slices * count + numbers
+    return sums_by_slice(columns, sum_indices, len(metric.sums) * count).reshape(metric.sums.shape)
 
 
 @checked

@@ -114,8 +114,8 @@ def finite_numbers(numbers: Numbers, what: str) -> Floats:
     """
     values = np.asarray(numbers, np.float64).reshape(-1)
     if not np.isfinite(values).all():
-        place = int(np.argmin(np.isfinite(values)))
-        raise ShapeError(f"{what} {place} is {values[place]}; metrics need finite numbers")
+        position = int(np.argmin(np.isfinite(values)))
+        raise ShapeError(f"{what} {position} is {values[position]}; metrics need finite numbers")
     return values
 
 
@@ -335,8 +335,8 @@ class SumTable:
         """
         with self.lock:
             self._give_back()
-            own = self.pending.copy()
-        total = reduce(own)
+            local_sums = self.pending.copy()
+        total = reduce(local_sums)
         with self.lock:
             self.pending[:] = total if carries else 0
             self._shared = total
@@ -376,17 +376,17 @@ class SumTable:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums that no push has carried, as JSON can hold them."""
         with self.lock:
-            places = np.flatnonzero(self.pending)
-            values = self.pending[places]
-        return {"places": _text(places), "sums": _text(values)}
+            positions = np.flatnonzero(self.pending)
+            values = self.pending[positions]
+        return {"places": _text(positions), "sums": _text(values)}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` has returned."""
-        places = np.frombuffer(base64.b64decode(state["places"]), np.int64)
+        positions = np.frombuffer(base64.b64decode(state["places"]), np.int64)
         with self.lock:
             self._left = None
             self.pending[:] = 0
-            self.pending[places] = np.frombuffer(base64.b64decode(state["sums"]), np.float64)
+            self.pending[positions] = np.frombuffer(base64.b64decode(state["sums"]), np.float64)
 
 
 def _text(values: NDArray[Any]) -> str:
@@ -398,8 +398,8 @@ def _ids_on_one_server(count: int, key: int, servers: int) -> Ids:
     ids, missing = np.zeros(count, np.int64), np.arange(count)
     for salt in range(1 << _SALT):
         candidates = missing << _SALT | salt
-        mine = owned_by(candidates, key % servers, servers)
-        ids[missing[mine]], missing = candidates[mine], missing[~mine]
+        is_on_server = owned_by(candidates, key % servers, servers)
+        ids[missing[is_on_server]], missing = candidates[is_on_server], missing[~is_on_server]
         if not len(missing):
             break
     return ids

@@ -44,8 +44,8 @@ class ParameterGroup:
         # A group that sets weight_decay must not inherit regularization, its other name.
         if _DECAY & own_names:
             own_names |= _DECAY
-        others = {name: value for name, value in values.items() if name not in own_names}
-        return others | self.settings
+        whole_settings = {name: value for name, value in values.items() if name not in own_names}
+        return whole_settings | self.settings
 
     def lend(self, whole: Any, lender: Any) -> None:
         """Make the whole optimizer treat the group's parameters with the settings of `lender`."""
@@ -112,18 +112,20 @@ def as_documented(
 
     def decorate(construct: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
         form = Form(construct)
-        place = form.names.index("parameters")
+        position = form.names.index("parameters")
 
         @functools.wraps(construct)
         def constructed(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
             owner = type(self).__name__
             by_name: dict[str, Any] = {n: _number(form, owner, n, v) for n, v in kwargs.items()}
-            places = itertools.chain(form.names, itertools.repeat(""))
-            args = tuple(_number(form, owner, n, v) for n, v in zip(places, args))  # type: ignore[assignment]  # noqa: B905
-            rest = args[place:]
-            if not _fit(form, rest, form.names[place:]) and _fit(form, rest, order):
-                args = args[:place]  # type: ignore[assignment]  # those before `parameters`
-                for name, value in zip(order, rest, strict=False):
+            argument_names = itertools.chain(form.names, itertools.repeat(""))
+            args = tuple(_number(form, owner, n, v) for n, v in zip(argument_names, args))  # type: ignore[assignment]  # noqa: B905
+            trailing_values = args[position:]
+            if not _fit(form, trailing_values, form.names[position:]) and _fit(
+                form, trailing_values, order
+            ):
+                args = args[:position]  # type: ignore[assignment]  # those before `parameters`
+                for name, value in zip(order, trailing_values, strict=False):
                     if name in by_name:
                         raise WrongType(f"{owner} got two values for {name!r}")
                     by_name[name] = value
@@ -165,5 +167,5 @@ def _fit(form: Form, values: Sequence[Any], names: Sequence[str]) -> bool:
 def _by_name(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, without `self` and with those of `**older` beside the
     others."""
-    rest = {name: value for name, value in arguments.items() if name not in ("self", "older")}
-    return rest | dict(arguments.get("older", {}))
+    by_name = {name: value for name, value in arguments.items() if name not in ("self", "older")}
+    return by_name | dict(arguments.get("older", {}))

@@ -34,13 +34,13 @@ class ClipGradBase:
     def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Return clipped pairs in the same order. The given gradients are not changed."""
         result = [(p, held_by(g)) for p, g in params_grads]
-        places = [i for i, (p, g) in enumerate(result) if g is not None]
-        pairs = [result[i] for i in places]
+        positions = [i for i, (p, g) in enumerate(result) if g is not None]
+        pairs = [result[i] for i in positions]
         symbolic = [hasattr(g, "record") for _, g in pairs]
         if any(symbolic) and not all(symbolic):
             raise UsageError("params_grads mixes arrays and variables; give one kind")
         clips = self._record(pairs) if any(symbolic) else self._clip_pairs(pairs)
-        for i, pair in zip(places, clips, strict=True):
+        for i, pair in zip(positions, clips, strict=True):
             result[i] = pair
         return result
 
@@ -173,8 +173,8 @@ def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
     clips = {id(p.gradient_clip): p.gradient_clip for p, _ in pairs if p.gradient_clip is not None}
     result = list(pairs)
     for clip in clips.values():
-        places = [i for i, (p, _) in enumerate(result) if p.gradient_clip is clip]
-        for i, pair in zip(places, clip([result[i] for i in places]), strict=True):
+        positions = [i for i, (p, _) in enumerate(result) if p.gradient_clip is clip]
+        for i, pair in zip(positions, clip([result[i] for i in positions]), strict=True):
             result[i] = pair
     return result
 

@@ -60,12 +60,12 @@ class RuleOptimizer(Optimizer):
         return dataclasses.replace(rules.rule, **{self._spec.decay: 0.0})
 
     def _is_without_decay(self, parameter: Parameter) -> bool:
-        given = self._by_parameter.get
-        decays, excludes = given("apply_decay_param_fun"), given("exclude_from_weight_decay_fn")
+        setting = self._by_parameter.get
+        decays, excludes = setting("apply_decay_param_fun"), setting("exclude_from_weight_decay_fn")
         return bool(
             (decays is not None and not decays(parameter.name))
             or (excludes is not None and excludes(parameter))
-            or any(part in parameter.name for part in given("exclude_from_weight_decay") or ())
+            or any(part in parameter.name for part in setting("exclude_from_weight_decay") or ())
         )
 
     @override
@@ -98,7 +98,7 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
 
     def __init__(self: RuleOptimizer, /, **values: Any) -> None:
         values = defaults | values
-        own = {fields[name]: values.pop(name) for name in fields if name in values}
+        hyperparameters = {fields[name]: values.pop(name) for name in fields if name in values}
         options = {name: values.pop(name) for name in spec.options}
         lazy = values.pop("lazy_mode", spec.lazy)
         for name in spec.ignored:
@@ -106,9 +106,9 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
         self._by_parameter = {name: values.pop(name) for name in BY_PARAMETER if name in values}
         Optimizer.__init__(self, **values)
         if spec.rules is None:
-            self._rules = OptimizerRules(rule(**own), None, lazy)
+            self._rules = OptimizerRules(rule(**hyperparameters), None, lazy)
         else:
-            self._rules = spec.rules(rule, own, self.get_lr(), lazy, **options)
+            self._rules = spec.rules(rule, hyperparameters, self.get_lr(), lazy, **options)
         self._rule, self.lazy = self._rules.rule, self._rules.lazy
         self.every_row = self._rules.every_row
 
@@ -131,8 +131,10 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
 def _fields(rule: type[Rule], spec: OptimizerSpec) -> dict[str, str]:
     """Return, for each argument of the constructor, the field of the rule that it sets."""
     renamed = spec.fields.values()
-    own = {one.name: one.name for one in dataclasses.fields(rule) if one.name not in renamed}
-    return own | dict(spec.fields)
+    unrenamed = {
+        field.name: field.name for field in dataclasses.fields(rule) if field.name not in renamed
+    }
+    return unrenamed | dict(spec.fields)
 
 
 def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
@@ -143,7 +145,7 @@ def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
     values = {field.name: field.default for field in dataclasses.fields(rule)}
     fields = _fields(rule, spec)
     usual = *fields, "parameters", "weight_decay", "grad_clip", "name"
-    more = {**BY_PARAMETER, **spec.options, "lazy_mode": (bool, False)}
+    extra_arguments = {**BY_PARAMETER, **spec.options, "lazy_mode": (bool, False)}
     arguments = [
         shared["self"],
         _argument("learning_rate", types["learning_rate"], spec.learning_rate),
@@ -156,15 +158,16 @@ def _signature(rule: type[Rule], spec: OptimizerSpec) -> inspect.Signature:
             value = spec.ignored[name]
             kind = NonNegativeInt if isinstance(value, int) else float
             arguments.append(_argument(name, kind, value))
-        elif name in more:
-            arguments.append(_argument(name, *more[name]))
+        elif name in extra_arguments:
+            arguments.append(_argument(name, *extra_arguments[name]))
         else:
             arguments.append(shared[name].replace(annotation=types[name]))
     required = {*spec.required.split()} | (
         {"learning_rate"} if spec.learning_rate is None else set()
     )
     arguments = [
-        one.replace(default=Argument.empty) if one.name in required else one for one in arguments
+        parameter.replace(default=Argument.empty) if parameter.name in required else parameter
+        for parameter in arguments
     ]
     older = Argument("older", Argument.VAR_KEYWORD, annotation=Unpack[LegacyArguments])
     return inspect.Signature([*arguments, older], return_annotation=None)

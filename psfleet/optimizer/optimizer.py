@@ -120,8 +120,12 @@ class Optimizer(StatefulOptimizer):
 
     def _regularizer(self, parameter: Parameter | None) -> WeightDecay | None:
         """Return the parameter's own regularizer or, if it has none, the optimizer's."""
-        own = parameter.regularizer if parameter is not None else None
-        return self.regularization if own is None else as_regularizer(own, self._name)
+        own_regularizer = parameter.regularizer if parameter is not None else None
+        return (
+            self.regularization
+            if own_regularizer is None
+            else as_regularizer(own_regularizer, self._name)
+        )
 
     def common(self) -> dict[str, Any]:
         """Return the arguments that every optimizer takes, to make another optimizer with the same ones."""
@@ -310,8 +314,8 @@ class Optimizer(StatefulOptimizer):
         """
         out = []
         for parameter, gradient in parameters_and_grads:
-            own = self.lender(parameter).regularization
-            regularizer = parameter.regularizer or regularization or own
+            default_regularization = self.lender(parameter).regularization
+            regularizer = parameter.regularizer or regularization or default_regularization
             regularizer = as_regularizer(regularizer, self._name)
             out.append((parameter, program_access.regularized(parameter, gradient, regularizer)))
         return out
@@ -377,9 +381,11 @@ class Optimizer(StatefulOptimizer):
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
-        for own in {id(p.optimizer): p.optimizer for p, _ in pairs if p.optimizer}.values():
-            if own is not self:
-                own.advance()
+        for parameter_optimizer in {
+            id(p.optimizer): p.optimizer for p, _ in pairs if p.optimizer
+        }.values():
+            if parameter_optimizer is not self:
+                parameter_optimizer.advance()
 
     def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
         """Return the gradients of the trainable parameters, checked and as arrays in the parameters'
@@ -397,8 +403,10 @@ class Optimizer(StatefulOptimizer):
             return (self._grad_clip or clip_by_own)(pairs)
         gradients: dict[str, Grad] = {p.name: g for p, g in pairs}
         for lender in dict.fromkeys((*self._lenders.values(), self)):
-            own = [(p, g) for p, g in pairs if self._lenders.get(p.name, self) is lender]
-            gradients.update({p.name: g for p, g in (lender._grad_clip or clip_by_own)(own)})
+            lender_pairs = [(p, g) for p, g in pairs if self._lenders.get(p.name, self) is lender]
+            gradients.update(
+                {p.name: g for p, g in (lender._grad_clip or clip_by_own)(lender_pairs)}
+            )
         return [(p, gradients[p.name]) for p, _ in pairs]
 
     def _check_whole(self) -> None:

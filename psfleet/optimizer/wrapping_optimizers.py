@@ -269,7 +269,7 @@ def _evicted(home: BoundTables, reader: EvictionReader) -> Ids:
     """Return the ids whose rows were evicted since the last call."""
     if len(reader.position) != max(home.runtime.server_num, 1):
         reader.position = ()  # positions start again when the number of servers changes
-    return np.concatenate([np.zeros(0, np.int64), *(gone.ids for gone in reader)])
+    return np.concatenate([np.zeros(0, np.int64), *(eviction.ids for eviction in reader)])
 
 
 def _joined(
@@ -407,23 +407,27 @@ class PipelineOptimizer(WrappingOptimizer):
         if here().processes > 1 and self.cut_list:
             self._settle_process(here())
 
-    def _settle_process(self, place: StagePosition) -> None:
+    def _settle_process(self, position: StagePosition) -> None:
         """Pin this process to its stage's cores, and warn if there are fewer copies than the script asks
         for."""
         from psfleet.core.graph.execution.executor import CUDAPlace
         from psfleet.core.graph.program.pipeline.cutting import pin
 
         parts = len(self.cut_list)
-        each = max(parts // place.stages, 1)
-        own = range(place.stage * each, min((place.stage + 1) * each, parts))
-        if self.place_list and not all(isinstance(self.place_list[i], CUDAPlace) for i in own):
-            pin(place, self.start_cpu_core_id)
-        sections = {i for part in own for i in (part, 2 * parts - 2 - part)}
+        parts_per_stage = max(parts // position.stages, 1)
+        own_parts = range(
+            position.stage * parts_per_stage, min((position.stage + 1) * parts_per_stage, parts)
+        )
+        if self.place_list and not all(
+            isinstance(self.place_list[i], CUDAPlace) for i in own_parts
+        ):
+            pin(position, self.start_cpu_core_id)
+        sections = {i for part in own_parts for i in (part, 2 * parts - 2 - part)}
         copies = max((self.concurrency_list[i] for i in sections), default=1)
-        if copies > place.copies[place.stage] and place.copy == 0:
+        if copies > position.copies[position.stage] and position.copy == 0:
             warnings.warn(
-                f"concurrency_list asks for {copies} copies of stage {place.stage}, and the job was "
-                f"started with {place.copies[place.stage]}; set copies in the strategy's part pipeline",
+                f"concurrency_list asks for {copies} copies of stage {position.stage}, and the job was "
+                f"started with {position.copies[position.stage]}; set copies in the strategy's part pipeline",
                 stacklevel=2,
             )
 

@@ -1,4 +1,4 @@
-"""Layers of programs under their newer names and argument names."""
+"""Layers of programs with the reference's newer argument names (`paddle.static.nn`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def fc(
     activation: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """A fully connected layer, as psfleet.layers.fc."""
+    """Add a fully connected layer, as psfleet.layers.fc does."""
     return layers.fc(x, size, num_flatten_dims, weight_attr, bias_attr, activation, name)
 
 
@@ -37,7 +37,7 @@ def embedding(
     dtype: str = "float32",
     entry: Entry | None = None,
 ) -> Variable:
-    """Rows of a table by id, as psfleet.layers.embedding."""
+    """Look up rows of a table by id, as psfleet.layers.embedding does."""
     return layers.embedding(
         input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry=entry
     )

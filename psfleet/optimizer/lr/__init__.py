@@ -1,4 +1,13 @@
-"""Learning-rate schedules, as `psfleet.optimizer.lr` names them."""
+"""Learning-rate schedules. Pass one to an optimizer as its learning_rate.
+
+    rate = lr.StepDecay(0.1, step_size=10)
+    optimizer = SGD(rate)
+    ...
+    rate.step()  # after each epoch
+
+Classes (`schedules.py`) count calls of `step()`. Functions such as `noam_decay` (`update_counted.py`) make
+schedules that the optimizer advances after each update. `scheduler.py` has their common base.
+"""
 
 from psfleet.optimizer.lr.scheduler import LRScheduler, ReduceOnPlateau
 from psfleet.optimizer.lr.schedules import (

@@ -1,4 +1,18 @@
-"""Base of learning-rate schedules: a rate that changes when its owner calls `step()`."""
+"""LRScheduler: base class of learning-rate schedules; the decorator that makes their constructors;
+ReduceOnPlateau.
+
+A schedule holds the present rate (`last_lr`), which an optimizer reads at each update. `step()` computes
+the next one. A subclass declares its arguments as fields, like a dataclass, and `get_lr`:
+
+    @schedule
+    class Halving(LRScheduler):
+        learning_rate: NonNegative
+        last_epoch: Epoch = -1
+        verbose: bool = False
+        def get_lr(self): return self.base_lr / 2**self.last_epoch
+
+`schedule` makes a constructor from the fields that checks each argument.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +34,7 @@ from psfleet.core.base.validation.annotations import (
 
 S = TypeVar("S", bound="LRScheduler")
 Epoch = Annotated[int, Range(-1)]
-"""That of the last `step()`, before the first one -1."""
+"""Epoch of the last `step()`, or -1 before the first."""
 
 
 Mode = Annotated[str, Must(lambda v: v.lower() in ("min", "max"), "min or max")]
@@ -28,15 +42,22 @@ Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs
 
 
 class LRScheduler:
-    """Base of the schedules. A subclass gives `get_lr()` as a function of `self.last_epoch`.
+    """Base of schedules. A subclass defines `get_lr()` as a function of `self.last_epoch`.
 
-    An epoch is whatever one call of `step()` stands for: a batch or a pass over the data.
+    An epoch is the time between two calls of `step()`: for example a batch, or a pass over the data. The
+    constructor calls `step()` too, so that a new schedule is in epoch 0.
+
+    Args:
+        learning_rate: Rate that the schedule starts from.
+        last_epoch: Epoch before the first one, to continue an earlier run.
+        verbose: True to print the rate at each step.
 
     Attributes:
-        base_lr: The rate that the schedule starts from.
-        last_epoch: Number of `step()` calls so far, unless `step(epoch)` set it.
-        last_lr: The current rate; calling the scheduler returns it too.
-        steps_itself: The optimizer calls `step()` after each update, as the older functions want.
+        base_lr: Rate that the schedule starts from.
+        last_epoch: Present epoch: the number of `step()` calls after the constructor, unless `step(epoch)`
+            set it.
+        last_lr: Present rate, which calling the schedule returns too.
+        steps_itself: True if the optimizer calls `step()` after each update.
     """
 
     _kept: ClassVar[tuple[str, ...]] = ("last_epoch", "last_lr")
@@ -53,24 +74,24 @@ class LRScheduler:
         self.step()
 
     def __call__(self) -> float:
-        """The current rate."""
+        """Return the present rate."""
         return self.last_lr
 
     def get_lr(self) -> float:
-        """The rate of epoch `last_epoch`."""
+        """Compute the rate of epoch `last_epoch`."""
         raise NotImplementedError
 
     def _first_rate(self) -> float:
-        """Check the fields together, and give the rate that the schedule starts from."""
+        """Check how the fields fit together, and return the rate that the schedule starts from."""
         rate: float = vars(self)["learning_rate"]
         return rate
 
     @checked
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next epoch, or to `epoch`.
+        """Go to the next epoch, or to `epoch`, and compute its rate.
 
         Raises:
-            ConfigError: The schedule has no rate for it.
+            ConfigError: The schedule has no rate for this epoch.
         """
         self._go_to(epoch)
         self.last_lr = self._computed()
@@ -87,7 +108,7 @@ class LRScheduler:
             self.last_epoch = check(type(self).__name__, "epoch", epoch, NonNegative)
 
     def _reply(self, name: str, value: Any) -> float:
-        """Return the result of a script's function as a number."""
+        """Check that the result of a user's function is a number, and return it."""
         return float(check(type(self).__name__, f"what {name} gives", value, float))
 
     def _computed(self) -> float:
@@ -99,25 +120,25 @@ class LRScheduler:
         return float(check(owner, rate, value, float))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that `set_state_dict` needs to go on from here: plain numbers by name."""
+        """Return the state from which `set_state_dict` continues: numbers by name."""
         return {name: getattr(self, name) for name in self._kept}
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from where `state_dict()` was called.
+        """Continue from the state that `state_dict()` has returned.
 
         Raises:
-            UsageError: An entry is missing, or no number; nothing was changed.
+            UsageError: An entry is missing or is no number. Nothing was changed.
         """
         self.check_state(state_dict)
         for name in self._kept:
             setattr(self, name, state_dict[name])
 
     def check_state(self, state_dict: Any) -> None:
-        """Refuse what `set_state_dict` cannot take.
+        """Refuse a state that `set_state_dict` cannot take.
 
         Raises:
-            UsageError: Errors as there.
+            UsageError: An entry is missing or is no number.
         """
         if not isinstance(state_dict, Mapping):
             raise UsageError(
@@ -140,7 +161,10 @@ class LRScheduler:
 
 @dataclass_transform()
 def schedule(kind: type[S]) -> type[S]:
-    """Give a schedule the constructor that its fields declare. Each argument is checked, and an attribute."""
+    """Class decorator: give a schedule the constructor that its fields declare.
+
+    The constructor checks each argument against the field's annotation and stores it as an attribute.
+    """
     fields = inspect.get_annotations(kind)
 
     def construct(self: S, values: dict[str, Any]) -> None:
@@ -156,14 +180,20 @@ def schedule(kind: type[S]) -> type[S]:
 
 
 def argument(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
-    """Make an argument that is given by place or by name."""
+    """Make an argument of a signature that can be passed by position or by name."""
     return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def set_constructor(
     kind: type[S], arguments: Sequence[Parameter], construct: Callable[[S, dict[str, Any]], None]
 ) -> None:
-    """Give a class a constructor that checks these arguments and hands all of them on by name."""
+    """Give a class a constructor that checks its arguments and passes them to a function by name.
+
+    Args:
+        kind: Class to change.
+        arguments: Arguments of the constructor after `self`, with annotations to check.
+        construct: Function that gets the new object, and the values of the arguments by name.
+    """
     signature = inspect.Signature([argument("self", Parameter.empty), *arguments])
 
     def __init__(self: S, *args: Any, **kwargs: Any) -> None:
@@ -173,22 +203,32 @@ def set_constructor(
         construct(self, bound.arguments)
 
     __init__.__signature__ = signature.replace(return_annotation=None)  # type: ignore[attr-defined]
-    __init__.__annotations__ = {each.name: each.annotation for each in arguments} | {"return": None}
+    __init__.__annotations__ = {parameter.name: parameter.annotation for parameter in arguments} | {
+        "return": None
+    }
     __init__.__module__, __init__.__qualname__ = kind.__module__, f"{kind.__qualname__}.__init__"
     kind.__init__ = checked(__init__)  # type: ignore[method-assign, assignment]
 
 
 @checked
 class ReduceOnPlateau(LRScheduler):
-    """The rate is cut by `factor` when a metric has not improved for more than `patience` steps.
+    """Schedule that multiplies the rate by `factor` if a metric has not improved for more than `patience`
+    steps.
+
+        rate = ReduceOnPlateau(0.1, patience=3)
+        rate.step(validation_loss)  # after each epoch
 
     Args:
-        mode: `min`: smaller metrics are better; `max`: larger ones.
-        threshold, threshold_mode: An improvement is larger than this, relative to the best (`rel`)
-            or not (`abs`).
-        cooldown: Steps after a reduction in which nothing counts as bad.
-        min_lr: The rate does not fall below it.
-        epsilon: A reduction by less than this is not made.
+        learning_rate: Rate to start from.
+        mode: `min` if smaller metrics are better, `max` if larger ones are.
+        factor: Factor of a reduction.
+        patience: Number of steps without improvement that are tolerated.
+        threshold, threshold_mode: Least difference that counts as an improvement, relative to the best metric
+            (`rel`) or absolute (`abs`).
+        cooldown: Number of steps after a reduction in which no step counts as bad.
+        min_lr: Lowest rate.
+        epsilon: Least difference by which the rate is reduced. Smaller reductions are not made.
+        verbose: True to print each reduction.
     """
 
     _kept = ("last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter")
@@ -223,12 +263,17 @@ class ReduceOnPlateau(LRScheduler):
         self.cooldown_counter = 0
 
     def get_lr(self) -> float:
-        """The current rate."""
+        """Return the present rate, which only `step` changes."""
         return self.last_lr
 
     @checked
     def step(self, metrics: Any = None, epoch: int | None = None) -> None:  # type: ignore[override]  # needs a metric
-        """Go to the next epoch, or to `epoch`, with this value of the metric."""
+        """Go to the next epoch, or to `epoch`, and reduce the rate if the metric does not improve.
+
+        Args:
+            metrics: Value of the metric: a number, or an array or variable with one value.
+            epoch: Epoch to go to, or None for the next one.
+        """
         metric = np.asarray(metrics.numpy() if hasattr(metrics, "numpy") else metrics)
         if metric.size != 1 or metric.dtype.kind not in "iuf":
             raise ConfigError(f"ReduceOnPlateau: metrics is {metrics!r}, it must be one number")
@@ -248,7 +293,8 @@ class ReduceOnPlateau(LRScheduler):
             self._reduce()
 
     def _better(self, metric: float, best: float) -> bool:
-        # As the reference: the relative margin is a factor on the best value, whatever its sign.
+        # As in the reference, the relative margin is a factor on the best value. If that is negative, so is
+        # the margin, and a slightly worse metric counts as better.
         margin = best * self.threshold if self.threshold_mode == "rel" else self.threshold
         return metric < best - margin if self.mode == "min" else metric > best + margin
 

@@ -1,4 +1,8 @@
-"""Schedules in which the rate falls, is cut at given epochs, warms up or goes in cycles."""
+"""Learning-rate schedules that count epochs: decay, steps, warm-up, cosine annealing and cycles.
+
+Each computes the rate of epoch `last_epoch` in `get_lr`. Names, arguments and results are those of the
+reference. The functions at the top are shared with the schedules that count updates (`update_counted.py`).
+"""
 
 import itertools
 import math
@@ -47,7 +51,7 @@ def inverse_time(rate: float, gamma: float, n: float) -> float:
 
 @schedule
 class NoamDecay(LRScheduler):
-    """learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5)."""
+    """Rate learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5): a rise, then a fall."""
 
     d_model: Positive
     warmup_steps: Positive
@@ -63,7 +67,7 @@ class NoamDecay(LRScheduler):
 
 @schedule
 class PiecewiseDecay(LRScheduler):
-    """values[i] until epoch boundaries[i], the last value from then on."""
+    """Rate values[i] until epoch boundaries[i], and the last value from then on."""
 
     boundaries: Sequence[float]
     values: Sequence[NonNegative]
@@ -91,7 +95,7 @@ class PiecewiseDecay(LRScheduler):
 
 @schedule
 class NaturalExpDecay(LRScheduler):
-    """learning_rate * e^(-gamma * epoch)."""
+    """Rate learning_rate * e^(-gamma * epoch)."""
 
     learning_rate: NonNegative
     gamma: Positive
@@ -104,7 +108,7 @@ class NaturalExpDecay(LRScheduler):
 
 @schedule
 class InverseTimeDecay(LRScheduler):
-    """learning_rate / (1 + gamma * epoch)."""
+    """Rate learning_rate / (1 + gamma * epoch)."""
 
     learning_rate: NonNegative
     gamma: NonNegative
@@ -117,9 +121,10 @@ class InverseTimeDecay(LRScheduler):
 
 @schedule
 class PolynomialDecay(LRScheduler):
-    """From learning_rate to end_lr in decay_steps epochs, along (1 - epoch / decay_steps)^power.
+    """Fall from learning_rate to end_lr in decay_steps epochs, by (1 - epoch / decay_steps)^power.
 
-    With `cycle` the way is stretched to the next multiple of decay_steps instead of ending.
+    Afterwards the rate stays at end_lr. With `cycle` decay_steps is raised to the next multiple that is not
+    yet over, so that the rate jumps up and falls again.
     """
 
     learning_rate: NonNegative
@@ -137,13 +142,13 @@ class PolynomialDecay(LRScheduler):
             length *= max(1, math.ceil(epoch / length))
         else:
             epoch = min(epoch, length)
-        rest = float((1 - epoch / length) ** self.power)
-        return (self.base_lr - self.end_lr) * rest + self.end_lr
+        remaining_share = float((1 - epoch / length) ** self.power)
+        return (self.base_lr - self.end_lr) * remaining_share + self.end_lr
 
 
 @schedule
 class ExponentialDecay(LRScheduler):
-    """learning_rate * gamma^epoch."""
+    """Rate learning_rate * gamma^epoch."""
 
     learning_rate: NonNegative
     gamma: InsideOne
@@ -156,7 +161,7 @@ class ExponentialDecay(LRScheduler):
 
 @schedule
 class MultiStepDecay(LRScheduler):
-    """learning_rate times gamma for every milestone that has been reached."""
+    """Rate that is multiplied by gamma at every milestone, an epoch."""
 
     learning_rate: NonNegative
     milestones: Sequence[float]
@@ -177,7 +182,7 @@ class MultiStepDecay(LRScheduler):
 
 @schedule
 class StepDecay(LRScheduler):
-    """learning_rate times gamma after every step_size epochs."""
+    """Rate that is multiplied by gamma after every step_size epochs."""
 
     learning_rate: NonNegative
     step_size: PositiveInt
@@ -191,7 +196,7 @@ class StepDecay(LRScheduler):
 
 @schedule
 class LambdaDecay(LRScheduler):
-    """learning_rate * lr_lambda(epoch)."""
+    """Rate learning_rate * lr_lambda(epoch)."""
 
     learning_rate: NonNegative
     lr_lambda: Callable[[int], float]
@@ -204,7 +209,7 @@ class LambdaDecay(LRScheduler):
 
 @schedule
 class MultiplicativeDecay(LRScheduler):
-    """learning_rate * lr_lambda(1) * ... * lr_lambda(epoch)."""
+    """Rate learning_rate * lr_lambda(1) * ... * lr_lambda(epoch)."""
 
     learning_rate: NonNegative
     lr_lambda: Callable[[int], float]
@@ -220,7 +225,7 @@ class MultiplicativeDecay(LRScheduler):
 
 @schedule
 class CosineAnnealingDecay(LRScheduler):
-    """Half a cosine from learning_rate to eta_min in T_max epochs, and back, and on."""
+    """Fall from learning_rate to eta_min along half a cosine in T_max epochs, then back up, and so on."""
 
     learning_rate: NonNegative
     T_max: PositiveInt
@@ -229,7 +234,9 @@ class CosineAnnealingDecay(LRScheduler):
     verbose: bool = False
 
     def get_lr(self) -> float:
-        """A step from the rate before it, as in the reference."""
+        """Compute the rate from the one before it, as the reference does."""
+        # (1 + cos(pi * t / T)) / (1 + cos(pi * (t - 1) / T)) is the ratio of neighbouring rates, both less
+        # eta_min. After the bottom of the cosine the divisor is 0, and the first rise is added instead.
         if self.last_epoch == 0:
             return self.base_lr
         if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:
@@ -242,7 +249,7 @@ class CosineAnnealingDecay(LRScheduler):
 
 @schedule
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Half a cosine to eta_min in T_0 epochs, then again T_mult times as long, and on."""
+    """Fall to eta_min along half a cosine in T_0 epochs, then restart; each fall is T_mult times as long."""
 
     _kept = ("last_epoch", "last_lr", "T_i", "T_cur")
 
@@ -278,7 +285,7 @@ def _check_rising(owner: str, name: str, values: Sequence[float]) -> None:
 
 @schedule
 class LinearWarmup(LRScheduler):
-    """From start_lr to end_lr in warmup_steps epochs, then `learning_rate` or that schedule."""
+    """Rise from start_lr to end_lr in warmup_steps epochs, then `learning_rate`, a number or a schedule."""
 
     learning_rate: NonNegative | LRScheduler
     warmup_steps: NonNegativeInt
@@ -306,7 +313,7 @@ class LinearWarmup(LRScheduler):
         return self.learning_rate
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state as the base does; a schedule that follows is under `LinearWarmup_LR`."""
+        """Return the state as the base class does, with that of a following schedule as `LinearWarmup_LR`."""
         state = super().state_dict()
         if isinstance(self.learning_rate, LRScheduler):
             state["LinearWarmup_LR"] = self.learning_rate.state_dict()
@@ -314,7 +321,7 @@ class LinearWarmup(LRScheduler):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Set the state as the base does, and for the schedule that follows."""
+        """Set the state as the base class does, and that of a following schedule."""
         super().set_state_dict(state_dict)
         inner = state_dict.get("LinearWarmup_LR")
         if isinstance(self.learning_rate, LRScheduler) and isinstance(inner, dict):
@@ -323,7 +330,7 @@ class LinearWarmup(LRScheduler):
 
 @schedule
 class LinearLR(LRScheduler):
-    """learning_rate times a factor from start_factor to end_factor in total_steps epochs."""
+    """Rate times a factor that goes from start_factor to end_factor in total_steps epochs."""
 
     learning_rate: NonNegative
     total_steps: PositiveInt
@@ -339,10 +346,10 @@ class LinearLR(LRScheduler):
 
 @schedule
 class OneCycleLR(LRScheduler):
-    """Up to max_learning_rate and down to end_learning_rate within total_steps epochs.
+    """Rise to max_learning_rate and fall to end_learning_rate, in total_steps epochs.
 
-    It starts from max_learning_rate / divide_factor and rises for phase_pct of the epochs. With
-    `three_phase` it comes down to the start in as many epochs and goes to the end in the rest.
+    The rate starts at max_learning_rate / divide_factor and rises for the share phase_pct of the epochs. With
+    `three_phase` it falls to the start in as many epochs, and to end_learning_rate in the remaining ones.
     """
 
     max_learning_rate: NonNegative
@@ -401,11 +408,11 @@ _WAYS: dict[str, Callable[[float, float, float], float]] = {"cos": _cosine, "lin
 
 @schedule
 class CyclicLR(LRScheduler):
-    """From base_learning_rate up to max_learning_rate and down again, over and over.
+    """Cycles from base_learning_rate up to max_learning_rate and down again.
 
-    The height of a cycle stays (`triangular`), is halved from cycle to cycle (`triangular2`) or
-    shrinks by exp_gamma every epoch (`exp_range`); or `scale_fn` says it, as a function of the
-    cycle (scale_mode 'cycle') or of the epoch ('iterations').
+    The height of a cycle stays the same (mode `triangular`), is halved with each cycle (`triangular2`), or
+    shrinks by exp_gamma every epoch (`exp_range`). A function `scale_fn` of the cycle (scale_mode `cycle`)
+    or of the epoch (`iterations`) replaces the mode.
     """
 
     base_learning_rate: NonNegative
@@ -433,14 +440,14 @@ class CyclicLR(LRScheduler):
 
     def get_lr(self) -> float:
         cycle = 1 + self.last_epoch // self.cycle_size
-        place = 1.0 + self.last_epoch / self.cycle_size - cycle
-        height = place / self.up if place <= self.up else (1 - place) / (1 - self.up)
+        phase = 1.0 + self.last_epoch / self.cycle_size - cycle
+        height = phase / self.up if phase <= self.up else (1 - phase) / (1 - self.up)
         return self.base_lr + (self.max_lr - self.base_lr) * height * self._scale(cycle)
 
     def _scale(self, cycle: int) -> float:
         if self.scale_fn is not None:
-            place = cycle if self.scale_mode == "cycle" else self.last_epoch
-            return self._reply("scale_fn", self.scale_fn(place))
+            cycle_or_epoch = cycle if self.scale_mode == "cycle" else self.last_epoch
+            return self._reply("scale_fn", self.scale_fn(cycle_or_epoch))
         if self.mode == "triangular2":
             return 1 / 2.0 ** (cycle - 1)
         return float(self.exp_gamma**self.last_epoch) if self.mode == "exp_range" else 1.0

@@ -1,4 +1,9 @@
-"""Schedules under their older names: they count updates and the optimizer advances them."""
+"""Learning-rate schedules that count updates: noam_decay, exponential_decay and other functions.
+
+The optimizer advances such a schedule after each update, so a script calls no `step()`. A program can also
+use it as a variable, to fetch the rate or to compute with it. These are the reference's older names; most
+functions use the formula of a class in `schedules.py`, counted in updates.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,15 +22,17 @@ from psfleet.optimizer.lr.schedules import (
 
 
 class PerUpdateSchedule(LRScheduler):
-    """A rate given by a function of the number of updates before this one.
+    """Schedule whose rate is a function of the number of updates so far.
 
-    Arithmetic with numbers and other schedules of this kind gives another one. Programs take it for
-    a variable: as an input of a layer, and in a fetch list. Its value there is the rate of the run's
-    update.
+        rate = exponential_decay(0.1, 1000, 0.5) * 2  # arithmetic gives another schedule
+        exe.run(feed=feed, fetch_list=[loss, rate])
+
+    Programs accept it as a variable, as an input of a layer and in a fetch list. Its value there is the
+    rate with which the run updates.
 
     Args:
-        learning_rate: The base rate.
-        rate: Rate after `first` + the number of updates.
+        learning_rate: Base rate.
+        rate: Function that gives the rate after n updates when called with `first` + n.
         first: Value of `last_epoch` before the first update.
     """
 
@@ -44,14 +51,14 @@ class PerUpdateSchedule(LRScheduler):
         return self.rate(self.last_epoch)
 
     def after(self, updates: int) -> float:
-        """The rate after so many updates."""
+        """Return the rate after a number of updates."""
         return self.rate(self.first + updates)
 
     def as_variable(self, program: Any = None) -> Any:
-        """The variable that stands for it in a program; in eager mode the current rate.
+        """Return the variable that stands for the schedule in a program, or in eager mode the present rate.
 
         Args:
-            program: None: the one that is being built.
+            program: Program that uses it, or None for the default main program.
         """
         from psfleet.core.graph.program import names
         from psfleet.core.graph.program.ops.manipulate import PerRun
@@ -73,12 +80,13 @@ class PerUpdateSchedule(LRScheduler):
             return apply(PerRun(self.after), name=self._label)
 
     def _with(
-        self, other: Any, combine: Callable[[float, float], float], swap: bool = False
+        self, operand: Any, combine: Callable[[float, float], float], swap: bool = False
     ) -> Any:
-        if isinstance(other, bool) or not isinstance(other, int | float | PerUpdateSchedule):
+        """Combine the rate with a number or with the rate of another schedule, after as many updates."""
+        if isinstance(operand, bool) or not isinstance(operand, int | float | PerUpdateSchedule):
             return NotImplemented
         then: Callable[[int], float] = (
-            other.after if isinstance(other, PerUpdateSchedule) else lambda _: float(other)
+            operand.after if isinstance(operand, PerUpdateSchedule) else lambda _: float(operand)
         )
         if swap:
             return PerUpdateSchedule(self.base_lr, lambda n: combine(then(n), self.after(n)))
@@ -111,7 +119,7 @@ class PerUpdateSchedule(LRScheduler):
 def noam_decay(
     d_model: Positive, warmup_steps: Positive, learning_rate: NonNegative = 1.0
 ) -> PerUpdateSchedule:
-    """NoamDecay in updates, with epoch 1 at the first."""
+    """Schedule NoamDecay by updates instead of epochs. The first update counts as epoch 1."""
     return _counting(NoamDecay(d_model, warmup_steps, learning_rate), first=1)
 
 
@@ -119,7 +127,8 @@ def noam_decay(
 def exponential_decay(
     learning_rate: NonNegative, decay_steps: Positive, decay_rate: Positive, staircase: bool = False
 ) -> PerUpdateSchedule:
-    """learning_rate * decay_rate^(n / decay_steps); `staircase` rounds the exponent down."""
+    """Rate learning_rate * decay_rate^(n / decay_steps) after n updates. `staircase` rounds the exponent
+    down."""
     return _scaled(exponential, learning_rate, decay_steps, decay_rate, staircase)
 
 
@@ -130,7 +139,10 @@ def natural_exp_decay(
     decay_rate: NonNegative,
     staircase: bool = False,
 ) -> PerUpdateSchedule:
-    """learning_rate * e^(-decay_rate * n / decay_steps); `staircase` rounds the quotient down."""
+    """Rate learning_rate * e^(-decay_rate * n / decay_steps) after n updates.
+
+    `staircase` rounds n / decay_steps down.
+    """
     return _scaled(natural_exp, learning_rate, decay_steps, decay_rate, staircase)
 
 
@@ -141,7 +153,10 @@ def inverse_time_decay(
     decay_rate: NonNegative,
     staircase: bool = False,
 ) -> PerUpdateSchedule:
-    """learning_rate / (1 + decay_rate * n / decay_steps); `staircase` as in natural_exp_decay."""
+    """Rate learning_rate / (1 + decay_rate * n / decay_steps) after n updates.
+
+    `staircase` rounds n / decay_steps down.
+    """
     return _scaled(inverse_time, learning_rate, decay_steps, decay_rate, staircase)
 
 
@@ -153,7 +168,8 @@ def polynomial_decay(
     power: Positive = 1.0,
     cycle: bool = False,
 ) -> PerUpdateSchedule:
-    """From learning_rate to end_learning_rate in decay_steps updates (see PolynomialDecay)."""
+    """Fall from learning_rate to end_learning_rate in decay_steps updates, as PolynomialDecay does in
+    epochs."""
     return _counting(PolynomialDecay(learning_rate, decay_steps, end_learning_rate, power, cycle))
 
 
@@ -161,7 +177,7 @@ def polynomial_decay(
 def piecewise_decay(
     boundaries: Sequence[float], values: Sequence[NonNegative]
 ) -> PerUpdateSchedule:
-    """values[i] until update boundaries[i], the last value from then on."""
+    """Rate values[i] until update boundaries[i], and the last value from then on."""
     return _counting(PiecewiseDecay(boundaries, values))
 
 
@@ -169,7 +185,7 @@ def piecewise_decay(
 def cosine_decay(
     learning_rate: NonNegative, step_each_epoch: Positive, epochs: Positive
 ) -> PerUpdateSchedule:
-    """Half a cosine from learning_rate to 0 in `epochs` epochs of step_each_epoch updates."""
+    """Fall from learning_rate to 0 along half a cosine, in `epochs` epochs of step_each_epoch updates."""
 
     def rate(n: int) -> float:
         epoch = n // step_each_epoch
@@ -185,9 +201,9 @@ def linear_lr_warmup(
     start_lr: NonNegative,
     end_lr: NonNegative,
 ) -> PerUpdateSchedule:
-    """From start_lr to end_lr in warmup_steps updates, then `learning_rate`.
+    """Rise from start_lr to end_lr in warmup_steps updates, then `learning_rate`, a number or a schedule.
 
-    A schedule that follows counts from the first update, as in the reference.
+    A schedule counts from the first update and not from the end of the warm-up, as in the reference.
     """
 
     def rate(n: int) -> float:
@@ -203,7 +219,7 @@ def linear_lr_warmup(
 
 
 def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdateSchedule:
-    """The schedule with updates for epochs."""
+    """Make a schedule that counts updates from one that counts epochs."""
 
     def rate(n: int) -> float:
         scheduler.last_epoch = n
@@ -219,7 +235,7 @@ def _scaled(
     decay_rate: float,
     staircase: bool,
 ) -> PerUpdateSchedule:
-    """Make a schedule by a formula of n / decay_steps, rounded down with `staircase`."""
+    """Make a schedule from a function of n / decay_steps, which `staircase` rounds down."""
 
     def rate(n: int) -> float:
         periods = n // decay_steps if staircase else n / decay_steps

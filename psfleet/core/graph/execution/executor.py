@@ -108,7 +108,7 @@ def _tell() -> None:
 
 @checked
 class CPUPlace:
-    """Device of an executor: the CPU, on which all programs run."""
+    """Device of an executor: the CPU. All programs run there."""
 
     def __repr__(self) -> str:
         return "CPUPlace()"
@@ -274,7 +274,9 @@ class Executor:
         run.take_parameters()
         # Ids that are not fed but computed would need the early records of the next step; they are not read
         # ahead. Start after this step's pull, as the runtime has room for one pull, and before the long part.
-        if following is not None and all(v in feeds for each in plan.lookups for v in each.inputs):
+        if following is not None and all(
+            v in feeds for lookup in plan.lookups for v in lookup.inputs
+        ):
             read_ahead(dense, plan.wanted_reads(check_feed(program, plan.feeds, following)))
         run.main()
         run.backward()

@@ -5,9 +5,13 @@
     model/features.json                   the features, if the program was saved with them
     model/weights.<sha256>.safetensors    dense parameters `value/<name>`; tables `ids/<name>`, `rows/<name>`
 
-The program names its weights, so that a model is replaced in one step: when program.json is.
-docs/formats.md has the layout of both. Nothing in it is executed on loading but operations of
-psfleet.core.graph.program.ops.
+program.json names its file of weights, and that name is the checksum of the content. So a model is replaced
+in one step, by renaming the new program.json into place: a reader finds either the old pair or the new one.
+docs/formats.md has the layout of both files. Loading executes nothing from the folder: a model consists of
+operations of psfleet.core.graph.program.ops by name.
+
+`load_inference` can read parameters from other tables than the folder's, for example those of a checkpoint
+or a running job.
 """
 
 import json
@@ -49,12 +53,15 @@ _FORMAT = Format("inference model")
 _WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
 Loaded = tuple[Program, list[str], list[Variable]]
-"""A program, the names of its feeds, its targets."""
+"""Loaded model: a program, the names of its feeds, and its targets."""
 
 
 class FrozenTables:
-    """Tables of a runtime as a program reads them. Implements
-    psfleet.core.graph.parameters.parameter.Binding."""
+    """Read-only binding of parameters to the tables of a runtime.
+
+    It caches nothing, so a table may change at any time. Implements
+    psfleet.core.graph.parameters.parameter.Binding.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -63,7 +70,7 @@ class FrozenTables:
         return key_of(name) in self.runtime.specs()
 
     def add(self, parameter: Parameter, ids: Ids, rows: Floats) -> None:
-        """Make a sparse parameter's table of these rows."""
+        """Make a table with these rows for a sparse parameter, and bind the parameter to it."""
         start, seed = parameter.initializer, parameter.seed
         spec = TableSpec(
             parameter.name, "sparse", (parameter.shape[1],), SGD(), initializer=start, seed=seed
@@ -73,7 +80,7 @@ class FrozenTables:
         parameter.binding = self
 
     def bind(self, parameter: Parameter) -> None:
-        """Let a parameter read its table.
+        """Bind a parameter to its table.
 
         Raises:
             TableConflict: The table has another shape.
@@ -88,14 +95,14 @@ class FrozenTables:
         parameter.binding = self
 
     def value(self, parameter: Parameter) -> Floats:
-        """The whole value."""
+        """Return the whole value."""
         spec = self.runtime.specs()[key_of(parameter.name)]
         if spec.kind == "sparse":
             return self.lookup(parameter, np.arange(parameter.shape[0]))
         return self.runtime.pull([Read(spec.key)])[0]
 
     def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
-        """Rows of a sparse parameter."""
+        """Return rows of a sparse parameter."""
         check_rows(parameter, ids)
         key = key_of(parameter.name)
         if self.runtime.specs()[key].kind == "dense":
@@ -106,7 +113,7 @@ class FrozenTables:
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Nothing to bring: the rows are here."""
+        """Do nothing: each read pulls for itself."""
 
 
 @checked
@@ -117,14 +124,18 @@ def save_inference(
     program: Program | None = None,
     features: FeatureSet | None = None,
 ) -> None:
-    """Write what computes the targets from the feeds.
+    """Write the part of a program that computes the targets from the feeds, with its weights.
 
     Args:
-        path: The folder; it is made if it is not there.
-        feeds: Data variables or their names. They must be all that the targets need.
-        targets: Variables or their names.
-        program: The default main program if None.
-        features: The inputs, to come with the model as `features.json`; None: nothing.
+        path: Folder to write, made if it is missing, or an address in an object store.
+        feeds: Data variables or their names. All data that the targets need must be among them.
+        targets: Variables to predict, or their names.
+        program: Program that has them, or None for the default main program.
+        features: Definition of the inputs, to be written as `features.json`, or None.
+
+    Raises:
+        UsageError: The targets need a feed that is not named, an operation cannot be saved, or the folder
+            cannot be made.
     """
     program = program or default_main_program()
     outputs = [_variable(program, target) for target in targets]
@@ -153,9 +164,10 @@ def save_inference(
     weights = _write_weights(folder, arrays)
     document = _FORMAT.document(weights=weights.name, feeds=inputs, **document)
     replace(folder / "program.json", lambda to: to.write_text(json.dumps(document, indent=1)))
-    for other in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
-        if other != weights:
-            other.unlink(missing_ok=True)
+    # The new program.json is in place: no reader will open the old weights again.
+    for stale_file in (*folder.glob("weights.*safetensors"), *folder.glob(".weights.*.partial")):
+        if stale_file != weights:
+            stale_file.unlink(missing_ok=True)
 
 
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
@@ -172,12 +184,12 @@ def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, A
 
 
 def frozen_program(targets: Sequence[Variable]) -> Callable[[Runtime], Loaded]:
-    """A copy of what computes the targets, which reads its parameters from another runtime.
+    """Return a function that copies the program up to the targets, for parameters from another runtime.
 
-    Call it where the program is; what it returns may be called by another thread.
+    Call it in the thread that trains. Another thread may call the result, which no longer uses this program.
 
     Returns:
-        Makes the copy for a runtime. A parameter of which that has no table keeps the value of now.
+        Function that makes the copy for a runtime. A parameter without a table there keeps its present value.
     """
     leaves, document = _described(targets)
     document = json.loads(json.dumps(document))  # as it is read: without tuples
@@ -190,7 +202,10 @@ def frozen_program(targets: Sequence[Variable]) -> Callable[[Runtime], Loaded]:
 
 
 def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
-    """The file of the weights, named after its content."""
+    """Write the weights to a file named after its checksum, and return its path.
+
+    It is synced before it is renamed: program.json will refer to it, and must not survive a crash without it.
+    """
     partial = folder / f".weights.{os.getpid()}.partial"
     write_arrays(partial, arrays, _WEIGHTS.document())
     sync(partial)
@@ -201,15 +216,18 @@ def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
 
 @checked
 def load_inference(path: FilePath, tables: Runtime | None = None) -> Loaded:
-    """A program for prediction from a folder written by `save_inference`.
+    """Load a program for prediction from a folder written by `save_inference`.
+
+        program, feeds, targets = load_inference("model")
+        [prediction] = Executor().run(program, {feeds[0]: x}, targets)
 
     Args:
-        path: The folder.
-        tables: Tables that count in place of the folder's weights, such as those of a checkpoint. A parameter
-            without one has the weights of the folder, which one line says.
+        path: Folder of the model.
+        tables: Runtime whose tables replace the folder's weights, such as that of a checkpoint. A parameter
+            without a table there has the weights of the folder, and a warning names it.
 
     Returns:
-        (program, names of its feeds, target variables): `Executor.run(program, feed, targets)`.
+        The program, the names of its feeds, and its target variables.
 
     Raises:
         CheckpointError: The folder is no inference model, or damaged.
@@ -251,7 +269,7 @@ def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any
 
 
 def copy_operations(path: str, target: Path) -> None:
-    """Write an inference model to a folder without its parameters, which are elsewhere.
+    """Copy an inference model without the values of its parameters, for a folder that has them in tables.
 
     Raises:
         CheckpointError: The folder is no inference model, or damaged.
@@ -276,7 +294,7 @@ def _read(where: Path) -> tuple[dict[str, Any], list[str], dict[str, NDArray[Any
 
 
 def _built(document: Mapping[str, Any], feeds: Sequence[str], weights: "_Weights") -> Loaded:
-    """The program that the parts of program.json describe."""
+    """Build the program that the parts of program.json describe."""
     program = Program(for_test=True)
     for entry in document["leaves"]:
         program.add(_read_leaf(entry, weights))
@@ -295,10 +313,15 @@ def _read_weights(where: Path) -> dict[str, NDArray[Any]]:
 
 
 class _Weights:
-    """The values of a program's leaves.
+    """Values for the leaves of a program that is being loaded.
 
     Args:
-        tables: Tables in which a parameter is looked for before.
+        arrays: Arrays of the model's file.
+        tables: Tables to prefer to the arrays, or None.
+
+    Attributes:
+        unfound: Names of parameters that `tables` lacks.
+        own: Tables in memory for sparse parameters from the arrays.
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], tables: FrozenTables | None) -> None:
@@ -308,13 +331,13 @@ class _Weights:
         self.own = FrozenTables(EmbeddedRuntime())
 
     def has_table(self, name: str) -> bool:
-        """Return whether the parameter is to read a table; else its value is among the arrays."""
+        """Return whether a parameter reads one of `tables`. If not, its value is among the arrays."""
         if self._tables is not None and name not in self._tables:
             self.unfound.append(name)
         return self._tables is not None and name in self._tables
 
     def give(self, parameter: Parameter, leaf: str) -> None:
-        """Let a parameter read its table, or rows of the arrays."""
+        """Bind a parameter to its table, or to a table made from rows of the arrays."""
         if self._tables is not None and parameter.name in self._tables:
             self._tables.bind(parameter)
         else:
@@ -326,6 +349,7 @@ def _variable(program: Program, variable: Variable | str) -> Variable:
 
 
 def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
+    """Return a leaf's value as arrays by their names in the file of weights. Data has none."""
     parameter = leaf.parameter
     if parameter is None:
         return (

@@ -1,4 +1,10 @@
-"""Whole checkpoints of one worker's fleet, for `psfleet.fleet` and the clients of `psfleet.connect()`."""
+"""Saving and loading of a fleet's tables as a checkpoint, for `psfleet.fleet` and clients of
+`psfleet.connect()`.
+
+The Runtime writes and reads the files. This module checks beforehand what a user is likely to get wrong: an
+empty fleet, gradients that are still being merged, a folder of another model. After a load it drops all
+cached values.
+"""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -11,17 +17,17 @@ from psfleet.core.graph.parameters.parameter import living_names
 from psfleet.core.runtime.process_runtime import check_none_waits, current
 
 TableNames = Iterable[str] | Mapping[str, str]
-"""Names of tables, or by name the one of the checkpoint whose weights it gets."""
+"""Names of tables to load; or a mapping from names in the fleet to names in the checkpoint."""
 
-_NAMED = 5  # tables in a message
+_NAMED = 5  # tables that a message names
 _loads = 0
 
 
 def folder_of(path: Any, caller: str) -> str:
-    """The path of a folder as a text.
+    """Return the path of a folder as a text.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The argument is no path. The message names the caller.
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"{caller} needs the path of a folder; it got {path!r}")
@@ -31,7 +37,13 @@ def folder_of(path: Any, caller: str) -> str:
 def save(
     runtime: Runtime, path: str, *, delta: bool = False, base: bool = False, resumes: bool = True
 ) -> None:
-    """Write every table of the fleet; see Runtime.save. `resumes`: training may go on from it.
+    """Write every table of the fleet to a folder.
+
+    Args:
+        runtime: Runtime that has the tables.
+        path: Folder to write.
+        delta, base: As for Runtime.save.
+        resumes: True if training may go on from the folder, which must then lack nothing.
 
     Raises:
         ConfigError: The path is empty.
@@ -52,16 +64,18 @@ def save(
 
 
 def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
-    """Set tables from a folder, by worker 0 while the others wait; every worker must come here.
+    """Set tables from a checkpoint. Worker 0 does it while the other workers wait, so every worker must
+    call it.
 
     Args:
-        path: The folder.
-        tables: Those that get weights, each from the one of its name or from the one that is given; None:
-            every table is set, and has the definition of the folder.
+        runtime: Runtime that has the tables.
+        path: Folder of the checkpoint.
+        tables: Names of the tables that get weights, or a mapping from these names to names in the
+            checkpoint. None sets every table, with its definition from the checkpoint.
 
     Raises:
-        CheckpointError: The folder is missing or damaged, or no table or parameter of the script would
-            get a value from it, or one of `tables` cannot; nothing was changed.
+        CheckpointError: The folder is missing or damaged, or no table or parameter of the script would get a
+            value from it, or a table of `tables` would not. Nothing was changed.
     """
     global _loads
     runtime.barrier()
@@ -88,7 +102,7 @@ def has_loaded() -> bool:
 
 
 def _check_useful(path: str, names: Collection[str]) -> None:
-    """Refuse a folder from which nothing of the script would get a value."""
+    """Refuse a checkpoint that has no table of the script's names."""
     from psfleet.checkpoint import read_specs  # loads the tables of servers
 
     tables = {spec.name for spec in read_specs(path)}
@@ -104,5 +118,5 @@ def _listed(names: Collection[str]) -> str:
     if not names:
         return "no table"
     text = ", ".join(sorted(names)[:_NAMED])
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{'table' if len(names) == 1 else 'tables'} {text}{more}"
+    remainder = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{'table' if len(names) == 1 else 'tables'} {text}{remainder}"

@@ -1,4 +1,7 @@
-"""Some tables of a fleet get the weights of a checkpoint; the others stay as they are."""
+"""Warm start: sets the weights of some tables from a checkpoint, and leaves other tables as they are.
+
+Used by `model_files.load(tables=...)` to train a new model from parts of an old one.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,46 +16,50 @@ from psfleet.core.graph.parameters.parameter_client import step_of
 
 
 def warm_start(runtime: Runtime, path: str, tables: Iterable[str] | Mapping[str, str]) -> None:
-    """Set the weights of some tables, and their optimizer state where it is of the same rule.
+    """Set the weights of some tables, and their optimizer state if the checkpoint has it for the same rule.
 
     Args:
-        path: The folder of the checkpoint.
-        tables: Names of the tables.
+        runtime: Runtime that has the tables.
+        path: Folder of the checkpoint.
+        tables: Names of the tables, or a mapping from names in the fleet to names in the checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or a table is missing or has another shape; nothing was
+        CheckpointError: The checkpoint is damaged, or a table is missing or has another shape. Nothing was
             changed.
     """
     snapshot = Snapshot(path)
     if not isinstance(tables, Mapping):
         tables = {name: name for name in ([tables] if isinstance(tables, str) else tables)}
-    for own, source in [_pair(runtime, snapshot, path, *names) for names in tables.items()]:
-        runtime.write_table(own.key, _state(runtime, snapshot, own, source))
+    for target, source in [_pair(runtime, snapshot, path, *names) for names in tables.items()]:
+        runtime.write_table(target.key, _state(runtime, snapshot, target, source))
 
 
 def _pair(
-    runtime: Runtime, snapshot: Snapshot, path: str, own: str, source: str
+    runtime: Runtime, snapshot: Snapshot, path: str, target: str, source: str
 ) -> tuple[TableSpec, TableSpec]:
-    """The definitions of a table of the fleet and of the one of the checkpoint."""
-    mine = {spec.name: spec for spec in runtime.specs().values()}.get(own)
-    if mine is None:
+    """Return the definitions of a table in the fleet and of its counterpart in the checkpoint."""
+    table = {spec.name: spec for spec in runtime.specs().values()}.get(target)
+    if table is None:
         raise CheckpointError(
-            f"{path!r} cannot be loaded into table {own!r}: the script has not made it"
+            f"{path!r} cannot be loaded into table {target!r}: the script has not made it"
         )
-    [theirs] = known_tables(path, snapshot.specs(), [source])
-    if (mine.kind, mine.shape) != (theirs.kind, theirs.shape):
+    [saved] = known_tables(path, snapshot.specs(), [source])
+    if (table.kind, table.shape) != (saved.kind, saved.shape):
         raise CheckpointError(
-            f"table {source!r} of {path!r} is {theirs.kind} of shape {theirs.shape} and cannot be loaded "
-            f"into table {own!r}, which is {mine.kind} of shape {mine.shape}"
+            f"table {source!r} of {path!r} is {saved.kind} of shape {saved.shape} and cannot be loaded "
+            f"into table {target!r}, which is {table.kind} of shape {table.shape}"
         )
-    return mine, theirs
+    return table, saved
 
 
-def _state(runtime: Runtime, snapshot: Snapshot, own: TableSpec, source: TableSpec) -> TableState:
+def _state(
+    runtime: Runtime, snapshot: Snapshot, target: TableSpec, source: TableSpec
+) -> TableState:
+    """Return the state to write: the checkpoint's slots if both rules are the same, else fresh ones."""
     content = content_of(snapshot, source)
-    arrays, step = content.arrays, step_of(runtime, own.name)
-    weights, slots = arrays["value"], own.rule.slots
-    if own.rule.name == source.rule.name and all(slot.name in arrays for slot in slots):
+    arrays, step = content.arrays, step_of(runtime, target.name)
+    weights, slots = arrays["value"], target.rule.slots
+    if target.rule.name == source.rule.name and all(slot.name in arrays for slot in slots):
         state, step = [arrays[slot.name] for slot in slots], max(step, content.step)
     else:
         state = [np.full_like(weights, slot.initial) for slot in slots]

@@ -17,7 +17,7 @@ _gather: Gather | None = None
 
 @contextlib.contextmanager
 def gathering(gather: Gather) -> Iterator[None]:
-    """Inside the block global norms are over more parameters than are clipped here.
+    """Compute global norms over the parameters of all stages inside the block.
 
     Args:
         gather: Function that turns the names and squared norms here into the squared norms of all.
@@ -31,15 +31,20 @@ def gathering(gather: Gather) -> Iterator[None]:
 
 
 def gathered_squares(names: list[str], squares: list[float]) -> list[float]:
-    """The squared norms of all parameters: those here, and within `gathering` those elsewhere too."""
+    """Return the squared norms of all parameters: of these, and within `gathering` of other stages' too.
+
+    Args:
+        names: Names of the parameters that are clipped here.
+        squares: Squared norm of each gradient.
+    """
     return squares if _gather is None else _gather(names, squares)
 
 
 def squared_norm(values: Floats) -> float:
-    """The squared norm, summed in float64 so that it does not depend on the array's layout."""
+    """Return the squared norm, summed in float64 so that it does not depend on the array's layout."""
     return float(np.sum(np.square(values, dtype=np.float64)))
 
 
 def scaled_down(values: Floats, clip_norm: float, norm: float) -> Floats:
-    """The values times clip_norm / norm where their norm is above clip_norm."""
+    """Return the values times clip_norm / norm if `norm` is above clip_norm, else the values as they are."""
     return values * np.float32(clip_norm / norm) if norm > clip_norm else values

@@ -1,4 +1,7 @@
-"""Gradients of a parameter: checked against its shape, and made dense."""
+"""Checks of a gradient against its parameter, and conversion of sparse gradients to arrays.
+
+Optimizers call `check_gradient` on all gradients that users hand in, before anything is pushed.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +16,7 @@ Floats = NDArray[np.float32]
 
 
 def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
-    """The array that a sparse gradient stands for; repeated ids are summed in order."""
+    """Return the array that a sparse gradient stands for. Rows of a repeated id are summed in order."""
     check_rows(parameter, grad.ids)
     unique = merge_rows(grad)
     dense = np.zeros(parameter.shape, np.float32)
@@ -22,7 +25,11 @@ def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
 
 
 def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
-    """Return the parameter table's counts of the gradient; None: it counts nothing."""
+    """Return the gradient's shows and clicks, or None if the parameter's table counts none.
+
+    Raises:
+        ShapeError: The gradient has counts and the table has no use for them.
+    """
     if part_of(parameter.entry, ShowClickEntry) is not None:
         return grad.counted()
     if grad.scores is not None:
@@ -34,7 +41,12 @@ def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
 
 
 def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
-    """The gradient as float32 in a shape that fits the parameter."""
+    """Return a gradient as float32, in the shape of its parameter or by rows.
+
+    Raises:
+        IdError: An id is no whole number, or not one of the parameter's rows.
+        ShapeError: The gradient has another shape than the parameter.
+    """
     if isinstance(grad, SparseGrad):
         ids = as_ids(grad.ids, f"parameter {parameter.name!r}")
         check_rows(parameter, ids)

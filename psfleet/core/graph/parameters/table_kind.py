@@ -1,4 +1,13 @@
-"""Choice of the kind of table for a parameter, and placeholders for a table that is not made yet."""
+"""Choice of a parameter's kind of table, and bindings for parameters without a table of their own.
+
+A sparse gradient must have the same effect as the dense gradient that it stands for, zeros included. Under
+SGD rows without a gradient do not change, so a sparse table can leave them alone. Under momentum they drift
+on, and under weight decay they shrink: then a sparse table must visit more rows, or the parameter needs a
+dense table. `placement_of` decides it, by trying the rule on a zero gradient (`reach`).
+
+`LazyBinding` stands in until the first use makes the table; `AveragedBinding` shows an average of the
+weights.
+"""
 
 import contextlib
 import math
@@ -28,29 +37,37 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Attributes as in TableSpec; `kind` sparse needs a gradient by rows."""
+    """Kind of a parameter's table.
+
+    Attributes:
+        kind: As in TableSpec. A sparse table needs gradients by rows.
+        every_row: True if an update visits all rows of the table, as in TableSpec.
+    """
 
     kind: Literal["dense", "sparse"]
     every_row: bool = False
 
 
 def has_any_id(parameter: Parameter) -> bool:
-    """Return whether it has rows for any id, and not an array of them."""
+    """Return whether a parameter has rows for any 64-bit id, instead of a known number of rows."""
     return parameter.sparse and (parameter.distributed or parameter.shape[0] < 0)
 
 
 def placement_of(
     parameter: Parameter, rule: Rule, decay: DecaySpec, lazy: bool, every_row: bool = False
 ) -> Placement:
-    """The table that gives a parameter the reference's semantics.
+    """Choose the table that gives a parameter the reference's semantics.
 
-    Of a distributed parameter, which has rows for any id, only rows with a gradient are visited. Any
-    other is treated as if its gradients were dense, unless the optimizer is lazy: rows without
-    gradient still decay and drift. Where the rule says that they do not, they are left alone.
+    A parameter with rows for any id gets a sparse table, whose updates visit only rows with a gradient. Any
+    other parameter behaves as if its gradients were dense, so that rows without a gradient still decay and
+    drift, unless the optimizer is lazy. Its table is sparse if the rule leaves such rows as they are.
 
     Args:
-        lazy: The optimizer wants rows without a gradient to rest.
-        every_row: It wants every row of a distributed parameter visited that there is.
+        parameter: Parameter to place.
+        rule: Rule of its optimizer.
+        decay: Weight decay of the optimizer. Any decay changes all rows.
+        lazy: True if the optimizer leaves rows without a gradient alone.
+        every_row: True if updates visit all existing rows of a parameter with rows for any id.
     """
     if has_any_id(parameter):
         return Placement("sparse", every_row)
@@ -64,7 +81,12 @@ def placement_of(
 
 @lru_cache(maxsize=256)
 def reach(rule: Rule) -> Reach:
-    """Found by trying: what a zero gradient does to a fresh row and to a used one."""
+    """Return which rows an update under this rule must visit, found by trying a zero gradient.
+
+    If it moves a fresh row, an update must visit all rows. If it moves a row that has had gradients (its
+    slots are no longer at their first values), it must visit those rows. A rule that cannot be tried counts
+    as "all".
+    """
     if rule.unit == "parameter":
         return "all"
     scalar = rule.scalar()
@@ -81,7 +103,8 @@ def reach(rule: Rule) -> Reach:
 def _used(
     rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...]
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Values after some updates, each with the number of the step that would follow."""
+    """Yield the values of a weight and its slots after some updates, each with the number of the next
+    step."""
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
         values = scalar(w, gradient, *slots, _numbers(rule, w, gradient, slots, step))
@@ -91,7 +114,10 @@ def _used(
 def _numbers(
     rule: Rule, w: float, gradient: float, slots: Sequence[float], step: int
 ) -> tuple[float, ...]:
-    """The numbers of a batch, for a unit of one weight."""
+    """Return the numbers that a rule's scalar function gets for a whole batch, for a unit of one weight.
+
+    Rules that measure a unit (such as the norm of a row) get the combined measure too.
+    """
     h, measure, combine = rule.scalars(0.1, step), rule.measure(), rule.combine()
     if measure is None or combine is None:
         return h
@@ -101,20 +127,22 @@ def _numbers(
 def _moves(
     rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...], step: int
 ) -> bool:
+    """Return whether a zero gradient changes the weight or a slot."""
     w, *slots = values
     after = scalar(w, 0.0, *slots, _numbers(rule, w, 0.0, slots, step))
     return not all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, after, strict=True))
 
 
 class LazyBinding:
-    """Stands in for a parameter's table until the value is needed; then the table is made.
+    """Binding that makes a parameter's table when the value is first needed.
 
-    So a run starts from the value that the fleet has, not from the one that this process would start
-    with. Implements psfleet.core.graph.parameters.parameter.Binding.
+    So a run starts from the value in the fleet, and not from the value with which this process would start
+    it. Implements psfleet.core.graph.parameters.parameter.Binding.
 
     Args:
-        take: Makes the table of a parameter.
-        early: Make it even if the runtime is embedded and has no such table yet.
+        bind: Function that makes the table of a parameter and binds the parameter to it.
+        early: True to make the table at the first read even in an embedded runtime without such a table.
+            There the parameter's own value is as good until an optimizer updates it.
     """
 
     def __init__(self, bind: Callable[[Parameter], Any], early: bool) -> None:
@@ -122,12 +150,12 @@ class LazyBinding:
         self._early = early
 
     def value(self, parameter: Parameter) -> Floats:
-        """The whole current value."""
+        """Return the whole current value."""
         with self._settled([parameter]):
             return parameter.numpy()
 
     def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
-        """Current rows of a sparse parameter."""
+        """Return current rows of a sparse parameter."""
         with self._settled([parameter]):
             return parameter.lookup(ids)
 
@@ -139,13 +167,16 @@ class LazyBinding:
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Make the tables and bring what the step needs."""
+        """Make the tables, and pull everything that a step needs."""
         with self._settled([*dense, *(p for p, _ in sparse)]):
             fetch(dense, sparse)
 
     @contextlib.contextmanager
     def _settled(self, parameters: Sequence[Parameter]) -> Iterator[None]:
+        """Make the tables that are needed now, and let the block read the parameters without this binding."""
         runtime, parameters = active(), list({id(p): p for p in parameters}.values())
+        # Without a binding a parameter gives its own value: `bind` fills the new table with it, and a
+        # parameter that gets no table yet answers the block's read. That one gets this binding back below.
         for parameter in parameters:
             parameter.binding = None
             if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
@@ -156,10 +187,13 @@ class LazyBinding:
 
 
 class AveragedBinding:
-    """Shows an average in place of a parameter's value. Implements
+    """Binding that shows an average in place of a parameter's value, until the optimizer restores it.
+
+    Meanwhile a run of the training program only evaluates. Implements
     psfleet.core.graph.parameters.parameter.Binding.
 
-    While it does, a run of the training program only evaluates.
+    Args:
+        average: Average to show, float32 in the parameter's shape. It becomes read-only.
     """
 
     read_only = True
@@ -169,11 +203,11 @@ class AveragedBinding:
         average.flags.writeable = False
 
     def value(self, parameter: Parameter) -> Floats:
-        """The average."""
+        """Return the average."""
         return self._average
 
     def lookup(self, parameter: Parameter, ids: Ids) -> Floats:
-        """Rows of the average."""
+        """Return rows of the average."""
         check_rows(parameter, ids)
         rows: Floats = self._average[ids]
         return rows
@@ -181,4 +215,4 @@ class AveragedBinding:
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Nothing: it is all here."""
+        """Do nothing, because the average is in memory."""

@@ -1,4 +1,9 @@
-"""Attributes of a parameter in a script, and the making of the parameter."""
+"""ParamAttr: settings of a layer's parameter, and the functions that make parameters from them.
+
+Layers take an attribute as a ParamAttr, a name, an initializer, True or False (`attribute`), and then make
+their parameter in the default startup program (`make_parameter`). A name that exists there gives the
+existing parameter, which is how layers share weights.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -25,18 +30,18 @@ class ParamAttr:
     """Name, first values and treatment of one parameter.
 
     Attributes:
-        name: Name of the parameter; layers that name the same one share it.
-        initializer: One of psfleet.initializer; None: the layer's own choice.
-        learning_rate: A factor on the optimizer's rate.
-        regularizer: Replaces the optimizer's.
-        trainable: False: it stays as it starts.
-        do_model_average: False: ModelAverage and ExponentialMovingAverage leave it out.
-        need_clip: False: gradient clipping leaves it out.
-        precision: Storage of an embedding's rows with sparse gradients: on servers "float32",
-            "bfloat16" (the weights), "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the
-            state).
-        servers: Number of servers that hold it, so that a step calls fewer; None: rows on all,
-            other weights on as few as their size asks for. A table that is there stays where it is.
+        name: Name of the parameter. Layers with the same name share it.
+        initializer: Initializer from psfleet.initializer, or None for the layer's default.
+        learning_rate: Factor on the optimizer's rate.
+        regularizer: Regularizer that replaces the optimizer's, or None to use the optimizer's.
+        trainable: False for a parameter that keeps its first value.
+        do_model_average: False if ModelAverage and ExponentialMovingAverage leave the parameter out.
+        need_clip: False if gradient clipping leaves the parameter out.
+        precision: Storage on servers of an embedding's rows with sparse gradients: "float32", "bfloat16" (for
+            the weights), "bfloat16/bfloat16" or "bfloat16/int8" (for the weights and the state).
+        servers: Number of servers that hold the parameter; with fewer a step calls fewer. With None, rows
+            are on all servers and other weights on as few as their size needs. A table that exists stays
+            where it is.
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
@@ -57,7 +62,14 @@ Attribute: TypeAlias = ParamAttr | str | bool | InitializerSpec | initializers.I
 
 
 def attribute(argument: Attribute) -> ParamAttr | None:
-    """A ParamAttr of what layers accept: a name, an initializer, True, None; None of False."""
+    """Convert a layer's argument to a ParamAttr, or to None if it is False, which means no parameter.
+
+    Args:
+        argument: A ParamAttr, a name, an initializer, or True or None for the defaults.
+
+    Raises:
+        UsageError: The argument is something else.
+    """
     match argument:
         case None | True:
             return ParamAttr()
@@ -86,15 +98,20 @@ def make_parameter(
     by_row: bool = False,
     entry: Entry | None = None,
 ) -> Parameter:
-    """The parameter `said.name or name` of the default startup program, made if it is new.
+    """Return a parameter of the default startup program, made if its name is new.
 
     Args:
-        start: The initializer if the attribute has none.
-        by_row: A dense parameter that starts with the same bits as a sparse one of its name.
-        entry: Rule of a distributed one by which unknown ids get a row.
+        shape: Shape of the parameter.
+        name: Name if the attributes have none.
+        attributes: Settings of the parameter.
+        start: Initializer if the attributes have none.
+        sparse, distributed: Kind of the parameter, as in Parameter.
+        by_row: True for a dense parameter that starts with the same bits as a sparse one of its name.
+        entry: Rule of a distributed parameter for giving a row to an unknown id, or None to give one to
+            every id.
 
     Raises:
-        ShapeError: It exists with another shape or kind.
+        ShapeError: The parameter exists with another shape or kind.
     """
     programs = default_startup_program()
     name = attributes.name or name
@@ -116,8 +133,8 @@ def make_parameter(
     seed = default_main_program().random_seed or programs.random_seed
     value = None
     if by_row and not isinstance(initializer, initializers.Assign):
-        spec, own = initializers.starting(initializer, shape, seed, f"parameter {name!r}")
-        value = initial_rows(np.arange(shape[0]), shape[1], spec, own, name)
+        spec, start_seed = initializers.starting(initializer, shape, seed, f"parameter {name!r}")
+        value = initial_rows(np.arange(shape[0]), shape[1], spec, start_seed, name)
     parameter = Parameter(
         name,
         value,
@@ -148,14 +165,18 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Any = None,
 ) -> Variable:
-    """A new dense parameter, as a variable to compute with.
+    """Make a dense parameter and return a variable to compute with it.
+
+        w = create_parameter([4, 8], name="w")
+        y = layers.matmul(x, w)
 
     Args:
-        shape: Known extents.
-        dtype: float32.
-        name: Name of the parameter; also settable as `attr.name`.
-        attr: A ParamAttr, a name or an initializer.
-        is_bias: It starts as zeros if nothing else is said; else by Xavier.
+        shape: Shape, without unknown extents.
+        dtype: float32, the only dtype of parameters.
+        name: Name of the parameter, by default `attr.name` or a generated one.
+        attr: Settings as a ParamAttr, a name or an initializer.
+        is_bias: True if the parameter starts as zeros by default. Otherwise it starts by Xavier.
+        default_initializer: Initializer if `attr` has none, instead of these defaults.
     """
     if dtype_of(dtype) != np.float32:
         raise ShapeError(f"parameters are float32; dtype is {dtype!r}")

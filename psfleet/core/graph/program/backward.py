@@ -1,4 +1,9 @@
-"""Backward passes of programs: which gradients a run is to compute."""
+"""Backward passes of programs: adds gradients of a loss to a program as variables.
+
+`append_backward` makes no records. It makes a variable for each gradient that refers to a `Backward`; a run
+that needs such a variable goes back through the records of the loss (`run.py`). So gradients are computed
+only if they are fetched or an optimizer's update uses them. Gradients of gradients are not available.
+"""
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,10 +19,11 @@ from psfleet.core.graph.program.variable import Variable, leaf
 
 @dataclass(frozen=True)
 class Automatic:
-    """Checkpoints chosen at the first run, from what that run measures.
+    """Setting for checkpoints that the first run chooses, from times and sizes that it measures.
 
     Attributes:
-        budget: Bytes that activations may take; None: what cuts at every sqrt(n)-th operation take.
+        budget: Bytes that activations may take, or None for as many as checkpoints at every sqrt(n)-th
+            operation take.
     """
 
     budget: int | None = None
@@ -25,14 +31,16 @@ class Automatic:
 
 @dataclass(eq=False)
 class Backward:
-    """One pass back from a loss.
+    """Backward pass from a loss, as the script declared it.
 
     Attributes:
-        gradients: By leaf variable, the variable that stands for its gradient.
+        loss: Variable to start from.
+        gradients: Leaf variables, each with the variable that stands for its gradient.
         blocked: Names of variables through which no gradient flows.
-        checkpoints: Activations between these are dropped and computed again; None: all are kept.
-        pipeline: psfleet.core.graph.program.pipeline.cutting.PipelineSpec: run in micro-batches by stages;
-            None: whole.
+        checkpoints: Variables whose values are kept, while activations between them are dropped and computed
+            again. None keeps all activations.
+        pipeline: PipelineSpec (`pipeline/cutting.py`) by which stages run the program in micro-batches, or
+            None to run it as a whole.
     """
 
     loss: Variable
@@ -42,7 +50,7 @@ class Backward:
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
-        """The records that gradients go through, in order, and the variables that get one."""
+        """Return the records that gradients go through, in forward order, and the variables that get one."""
         variables = set(self.gradients)
         records = []
         for record in ancestors([self.loss]):
@@ -63,20 +71,23 @@ def append_backward(
     callbacks: Sequence[Callable[..., Any]] | None = None,
     checkpoints: Sequence[Parameter | Variable | str] | Automatic | None = None,
 ) -> list[tuple[Parameter, Variable]]:
-    """Gradients of a loss by the parameters it depends on.
+    """Add the gradients of a loss by its parameters to the default program.
+
+        pairs = append_backward(loss)
+        [gradient] = exe.run(feed=feed, fetch_list=[pairs[0][1]])
 
     Args:
-        loss: Symbolic, a single value.
-        parameter_list: Parameters, their variables or names; None: all that are trainable.
+        loss: Symbolic variable with a single value.
+        parameter_list: Parameters, their variables or names, or None for all that are trainable.
         no_grad_set: Parameters to leave out, and variables through which no gradient flows.
-        callbacks: Each is called with every (parameter, gradient variable).
-        checkpoints: Variables (or names of variables or layers) to keep; what lies between them is
-            computed again in the backward pass. Automatic(budget): the first run chooses.
+        callbacks: Functions to call with every parameter and the variable of its gradient.
+        checkpoints: Variables to keep (or names of variables or layers). Values between them are computed
+            again in the backward pass. With `Automatic(budget)` the first run chooses them.
 
     Returns:
-        (parameter, variable of its gradient), in the order in which the parameters were first used.
-        A gradient can be fetched, computed with, and given to an update. It has a value once the
-        backward pass has run; that of a sparse parameter is a SparseGrad.
+        Pairs of a parameter and the variable of its gradient, in the order in which the parameters were first
+        used. A gradient can be fetched, computed with, and given to an update. Its value is an array, or a
+        SparseGrad for a sparse parameter.
 
     Raises:
         UsageError: The loss depends on none of the parameters, or on a gradient.
@@ -111,10 +122,14 @@ def append_backward(
 def gradients(
     targets: Variable | Sequence[Variable], inputs: Variable | Sequence[Variable]
 ) -> list[Variable]:
-    """Gradients of one single-valued target by leaf variables: parameters or data.
+    """Add the gradients of a target by leaf variables to the default program, and return their variables.
+
+    Args:
+        targets: Variable with a single value, or a list of one such variable.
+        inputs: Leaf variables: parameters or data.
 
     Raises:
-        UsageError: There is not one target, or an input is computed by the program.
+        UsageError: The number of targets is not 1, or an input is computed by the program.
     """
     losses = [targets] if isinstance(targets, Variable) else list(targets)
     if len(losses) != 1:
@@ -130,10 +145,10 @@ def gradients(
 
 
 def check_checkpoints(checkpoints: Any) -> None:
-    """Refuse what is no list of checkpoints, such as a single name.
+    """Refuse an argument that is no list of checkpoints, such as a single name.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The argument is neither a list nor Automatic.
     """
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | Automatic):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
@@ -166,10 +181,15 @@ def _make(
 
 
 def known_variable(entry: Any, what: str) -> Variable:
-    """A variable of the default program, by itself, by its name or by its layer's name.
+    """Return a variable of the default program that a user has named.
 
     Args:
-        entry: Or a parameter, for the variable that stands for it.
+        entry: The variable itself, its parameter, its name, or the name of its layer for the layer's last
+            result.
+        what: Noun for messages, such as "checkpoint".
+
+    Raises:
+        UsageError: The program has no such variable.
     """
     program = default_main_program()
     if isinstance(entry, Variable):
@@ -202,13 +222,15 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
 def known_names(
     entries: Iterable[Any], owner: str, vocabulary: Container[str] | None = None
 ) -> list[str]:
-    """The names of variables, parameters or names; a name must be one of the `vocabulary`.
+    """Return the names of a user's list of variables, parameters or names.
 
     Args:
-        vocabulary: None: the names of the default program.
+        entries: Variables, parameters or names.
+        owner: Argument that the list was given for, for messages.
+        vocabulary: Names that may be given as text, or None for those of the default program.
 
     Raises:
-        UsageError: It is one text and no list, or an entry has no name or an unknown one.
+        UsageError: The list is a single text, or an entry has no name or an unknown one.
     """
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         raise UsageError(f"{owner} is {entries!r}; it must be a list of parameters or their names")

@@ -1,7 +1,12 @@
-"""Parts of the graph: operations, the records of their use, their values, and gradients on their way back.
+"""Core types of the graph: operations, records of their use, and the sweep of gradients back through records.
 
-An operation is a small frozen value: its kind and its settings. A record says which variables it
-was applied to and which one came out. Eager and static programs are made of the same records.
+An operation (Op) is a small frozen value: its kind and its settings. A record says to which variables an
+operation was applied and which variable came out. Eager and static programs are made of the same records;
+they differ only in when `forward` runs. To add an operation, subclass Op in a module of `ops`: shape
+inference, forward and backward are its methods.
+
+The helpers for shapes and dtypes raise ShapeError with a sentence for the user, so that a wrong program fails
+where the script builds it and not in its first run.
 """
 
 import itertools
@@ -24,10 +29,11 @@ Gradient = Array | SparseGrad
 Shape = tuple[int | None, ...]
 Spec = tuple[Shape, np.dtype[Any]]
 
-_kinds: dict[str, type["Op"]] = {}
+_kinds: dict[str, type["Op"]] = {}  # operations by the names under which program files save them
 _serials = itertools.count()
 
 
+# The dtype that values get by default, by the kind of their NumPy dtype.
 _KINDS: dict[str, np.dtype[Any]] = {
     "f": np.dtype(np.float32),
     "i": np.dtype(np.int64),
@@ -37,11 +43,14 @@ _KINDS: dict[str, np.dtype[Any]] = {
 
 
 class Context:
-    """One run of one record: what its forward leaves for its backward.
+    """State of one run of a record: what its forward pass keeps for its backward pass.
 
     Attributes:
-        program: The program that runs: its seed, step, memory and whether it trains.
-        needs: For each input whether a gradient is wanted. None is: nothing need be saved.
+        program: Running program, which has the seed, the step, the memory and whether it trains.
+        record: Record that runs.
+        needs: Flags of the inputs that need a gradient. If none does, `save` keeps nothing.
+        products: Way in which this run multiplies matrices.
+        saved: Values that `forward` has saved for `backward`.
     """
 
     __slots__ = ("needs", "products", "program", "record", "saved")
@@ -54,7 +63,7 @@ class Context:
         self.saved: tuple[Any, ...] = ()
 
     def save(self, *values: Any) -> None:
-        """Keep values for `backward`, if there is going to be one."""
+        """Keep values for `backward`, or nothing if no input needs a gradient."""
         if any(self.needs):
             self.saved = values
 
@@ -66,12 +75,15 @@ class Op:
     `forward` and `backward` compute in the dtype of their inputs and never write to them.
 
     Attributes:
-        saved: Operation as in a program file: its name, then those of its settings in their order.
-            Empty: it cannot be saved. Given with the class: `class Scale(Op, saved="scale factor offset")`.
+        differentiable: False if no gradient flows from the output to any input.
+        by_rows: True if `forward` takes sparse parameters and SparseGrads as they are. For other operations
+            they are turned into arrays first.
+        saved: Name of the operation in program files, then the names of its settings in their order. Empty
+            if it cannot be saved. Declared with the class: `class Scale(Op, saved="scale factor offset")`.
     """
 
     differentiable: ClassVar[bool] = True
-    by_rows: ClassVar[bool] = False  # takes sparse parameters and gradients by rows as they are
+    by_rows: ClassVar[bool] = False
 
     saved: ClassVar[tuple[str, ...]] = ()
 
@@ -81,42 +93,46 @@ class Op:
             _kinds[cls.saved[0]] = cls
 
     def settings(self) -> tuple[Any, ...]:
-        """The values of the settings, in the order in which they are declared."""
+        """Return the values of the settings, in the order in which they are declared."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
-        """Shape and dtype of the output for input variables of known or unknown (None) extents.
+        """Return the shape and dtype of the output. Extents of input variables may be unknown (None).
 
         Raises:
-            ShapeError: The inputs do not fit.
+            ShapeError: The operation cannot take inputs of these shapes or dtypes.
         """
         raise NotImplementedError
 
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
-        """Those of the inputs that the output depends on, where nothing is trained: the first ones."""
+        """Return the inputs that `forward` needs if no gradient goes through it: the first n of them.
+
+        The rest only matter for the gradient, such as the shows and clicks of an embedding.
+        """
         return inputs
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
-        """The output for these inputs (arrays; a sparse parameter comes as itself)."""
+        """Compute the output. Inputs are arrays; with `by_rows` a sparse parameter comes as the Parameter."""
         raise NotImplementedError
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        """The vector-Jacobian product: one gradient per input, None where `needs` says so."""
+        """Return the vector-Jacobian product: one gradient per input, or None where `needs` is False."""
         raise NotImplementedError
 
 
 def find_op(kind: str) -> type[Op] | None:
-    """The operation that is saved under that name, once its family has been imported."""
+    """Return the operation that program files save under this name, or None if its module is not imported."""
     return _kinds.get(kind)
 
 
 class Record:
-    """One use of an operation.
+    """Application of an operation to variables, as a line of a program.
 
     Attributes:
-        op, inputs, output: The operation, its arguments and its result.
-        serial: Grows with each record made, so sorting by it is a valid order of execution.
-        context: Eager records only: what the forward left, until the backward has used it.
+        op, inputs, output: Operation, its arguments and its result.
+        serial: Number that grows with each record made. A record can only take results that exist, so sorting
+            by it gives a valid order of execution.
+        context: State of an eager record, from its forward pass until its backward pass has used it.
     """
 
     __slots__ = ("context", "inputs", "op", "output", "serial")
@@ -129,7 +145,11 @@ class Record:
         self.context: Context | None = None
 
     def needed(self, training: bool) -> "tuple[Variable, ...]":
-        """The inputs that a run needs; `training`: gradients go through this record."""
+        """Return the inputs that a run needs.
+
+        Args:
+            training: True if gradients go through this record.
+        """
         return self.inputs if training else self.op.predicting(self.inputs)
 
     def __repr__(self) -> str:
@@ -138,10 +158,10 @@ class Record:
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """A dtype by name.
+    """Return a dtype by its name.
 
     Raises:
-        ShapeError: It is none that variables can have.
+        ShapeError: Variables cannot have this dtype.
     """
     try:
         kind = np.dtype(dtype)
@@ -153,10 +173,10 @@ def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that values of this one get by default: float32, int64 or bool.
+    """Return the dtype that a variable gets by default for values of this dtype: float32, int64 or bool.
 
     Raises:
-        ShapeError: They are no numbers.
+        ShapeError: The dtype is not one of numbers.
     """
     kind = _KINDS.get(dtype.kind)
     if kind is None:
@@ -165,7 +185,7 @@ def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def extents(shape: Iterable[int | None]) -> Shape:
-    """A user's shape: None and -1 both mean unknown."""
+    """Check a user's shape and return it with None for unknown extents, which users may also write as -1."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ShapeError(f"a shape is {shape!r}; it must be a list of extents")
     result: list[int | None] = []
@@ -181,7 +201,10 @@ def extents(shape: Iterable[int | None]) -> Shape:
 
 
 def broadcast(first: Shape, second: Shape, what: str) -> Shape:
-    """NumPy's rule; an unknown extent against 1 stays unknown, against n becomes n."""
+    """Return the shape of an elementwise result, by NumPy's rule for broadcasting.
+
+    An unknown extent combined with 1 stays unknown. Combined with n it becomes n, for only n or 1 can run.
+    """
     rank = max(len(first), len(second))
     a_shape = (1,) * (rank - len(first)) + first
     b_shape = (1,) * (rank - len(second)) + second
@@ -199,14 +222,14 @@ def broadcast(first: Shape, second: Shape, what: str) -> Shape:
 
 
 def same(first: Shape, second: Shape) -> bool:
-    """Return whether the two can be equal at run time."""
+    """Return whether two shapes with unknown extents can be equal at run time."""
     return len(first) == len(second) and all(
         a is None or b is None or a == b for a, b in zip(first, second, strict=True)
     )
 
 
 def axis_of(axis: int, shape: Sequence[object], what: str) -> int:
-    """A possibly negative axis as 0 to rank - 1."""
+    """Return an axis as a number from 0 to rank - 1. Negative axes count from the end."""
     rank = len(shape)
     if not -rank <= axis < rank:
         raise ShapeError(f"{what}: axis {axis} is outside a shape of {rank} dimensions")
@@ -214,7 +237,7 @@ def axis_of(axis: int, shape: Sequence[object], what: str) -> int:
 
 
 def size_of(shape: Shape) -> int | None:
-    """The number of values, None if it depends on an unknown extent."""
+    """Return the number of values, or None if it depends on an unknown extent."""
     size = 1
     for extent in shape:
         if extent is None:
@@ -233,22 +256,24 @@ def need_floats(what: str, *inputs: "Variable") -> None:
 
 def need_one_dtype(what: str, *inputs: "Variable") -> None:
     """Refuse inputs of different dtypes: nothing is widened behind the user's back."""
-    for other in inputs[1:]:
-        if other.dtype != inputs[0].dtype:
+    for variable in inputs[1:]:
+        if variable.dtype != inputs[0].dtype:
             raise ShapeError(
-                f"{what} of {inputs[0].name!r} ({inputs[0].dtype}) and {other.name!r} "
-                f"({other.dtype}): the dtypes differ; use layers.cast on one"
+                f"{what} of {inputs[0].name!r} ({inputs[0].dtype}) and {variable.name!r} "
+                f"({variable.dtype}): the dtypes differ; use layers.cast on one"
             )
 
 
 def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) -> Array:
-    """Zeros of `shape` with rows[i] added to row ids[i], those of one id in their order.
+    """Return zeros of `shape` with rows[i] added to row ids[i]; rows of the same id are added in their order.
 
-    Sorted and summed in runs: several times faster than np.add.at.
+    Rows are sorted by id and each run of equal ids is summed, which is several times faster than np.add.at.
     """
     out: NDArray[Any] = np.zeros(shape, rows.dtype)
     if len(ids) == 0:
         return out
+    # A stable sort keeps the rows of an id in the order of the batch. Float addition is not associative, so
+    # another order would give other bits.
     order = np.argsort(ids, kind="stable")
     in_order = ids[order]
     starts = np.flatnonzero(np.concatenate([[True], in_order[1:] != in_order[:-1]]))
@@ -257,7 +282,7 @@ def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) ->
 
 
 def ancestors(targets: "Iterable[Variable]") -> list[Record]:
-    """Every record that the targets are computed by, in order of execution."""
+    """Return every record that the targets depend on, in order of execution."""
     records: set[Record] = set()
     waiting = [target.record for target in targets if target.record is not None]
     while waiting:
@@ -269,7 +294,7 @@ def ancestors(targets: "Iterable[Variable]") -> list[Record]:
 
 
 def summed(first: Gradient, second: Gradient) -> Gradient:
-    """The sum of two gradients of one parameter."""
+    """Add two gradients of the same parameter. The result is a SparseGrad if both are."""
     if isinstance(first, PooledGradient) and isinstance(second, PooledGradient):
         return joined_gradients([first, second])
     if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
@@ -288,25 +313,37 @@ def summed(first: Gradient, second: Gradient) -> Gradient:
 
 
 def dense_rows(grad: SparseGrad, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array that a gradient by rows stands for; rows of a repeated id are summed in order."""
+    """Return the array that a SparseGrad stands for. Rows of a repeated id are summed in order."""
     return scatter_rows(grad.ids, grad.rows, shape)
 
 
 class BackwardPass:
-    """Gradients on their way from the loss to the leaves.
+    """Sweep back through records that carries gradients from the loss to the leaves.
+
+    Args:
+        seeds: Gradients to start from, such as 1 for the loss.
 
     Attributes:
-        gradients: By variable; those of leaves are left when the sweep is over.
+        gradients: Gradient of each variable that the sweep has reached and not yet passed. At its end only
+            the leaves are left.
     """
 
     def __init__(self, seeds: "dict[Variable, Gradient]") -> None:
         self.gradients = dict(seeds)
-        self._own: set[Variable] = set()  # gradients without another reference: summed in place
+        # Variables whose gradient is an array made here, so that more can be added in place. A part from an
+        # operation may share memory with a forward value or with another variable's gradient.
+        self._own: set[Variable] = set()
 
     def run(
         self, records: Sequence[Record], contexts: dict[Record, Context], keep: bool = False
     ) -> None:
-        """Go back through records; a context is let go as soon as it is used, unless `keep`."""
+        """Go back through records.
+
+        Args:
+            records: Records in forward order.
+            contexts: Context of each record. Each is removed as soon as it is used, to free its memory.
+            keep: Leave the contexts for another sweep.
+        """
         for record in reversed(records):
             context = contexts[record] if keep else contexts.pop(record)
             gradient = self.gradients.pop(record.output, None)
@@ -314,14 +351,14 @@ class BackwardPass:
                 self.step(record, context, gradient)
 
     def step(self, record: Record, context: Context, gradient: Gradient) -> None:
-        """Hand a record's output gradient on to its inputs."""
+        """Compute the gradients of a record's inputs from that of its output, and add them."""
         parts = record.op.backward(context, gradient)  # type: ignore[arg-type]  # only leaves are sparse
         for variable, need, part in zip(record.inputs, context.needs, parts, strict=True):
             if need and part is not None:
                 self.add(variable, part)
 
     def add(self, variable: "Variable", part: Gradient) -> None:
-        """Add to a variable's gradient."""
+        """Add a part to a variable's gradient."""
         before = self.gradients.get(variable)
         if before is None:
             self.gradients[variable] = part
@@ -333,5 +370,6 @@ class BackwardPass:
             before += part
         else:
             self.gradients[variable] = summed(before, part)
+            # Without axes the sum is a NumPy scalar, which += does not change in place.
             if isinstance(before, np.ndarray) and before.ndim:
                 self._own.add(variable)

@@ -1,4 +1,8 @@
-"""Arithmetic signs and conversions of variables."""
+"""Operators of variables: `+`, `-`, `*`, `/`, `**`, `@`, and the methods reshape and astype.
+
+A number beside a float variable becomes a setting of the operation (`x * 2` is Scale(2)) instead of a
+constant in the program: no variable, no broadcast, and no gradient for it.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,11 +30,11 @@ class Operators:
         raise NotImplementedError
 
     def reshape(self, shape: Sequence[int]) -> "Variable":
-        """The values in another shape, as layers.reshape."""
+        """Return the values in another shape, as layers.reshape does."""
         return self._apply(shaping.Reshape(tuple(int(n) for n in shape)), self)
 
     def astype(self, dtype: DTypeLike) -> "Variable":
-        """The values in another dtype."""
+        """Return the values in another dtype."""
         return self._apply(shaping.Cast(dtype_of(dtype).name), self)
 
     def __add__(self, other: Any) -> "Variable":
@@ -75,11 +79,11 @@ class Operators:
     def __rmatmul__(self, other: Any) -> "Variable":
         return self._apply(products.MatMul(), other, self)
 
-    # Without this NumPy would take an array on the left apart and ask for each of its elements.
+    # Without this, in `array + variable` NumPy would add the variable to each element of the array by itself.
     __array_ufunc__ = None
 
     def _binary(self, op: Op, first: Any, second: Any) -> "Variable":
-        """Arithmetic; a number on the right of floats costs no variable of its own."""
+        """Apply an operation to two operands; a number on the right of floats becomes a setting."""
         if _is_number(second) and self.dtype.kind == "f":
             number = float(second)
             match op:

@@ -1,4 +1,10 @@
-"""Programs: the records that a script has made, and which program is being built."""
+"""Programs: lists of the records that a script has made, and the default programs that layers add to.
+
+As in the reference, a script builds two programs at a time. The main program gets the records of layers;
+the startup program only knows the parameters, so that programs built under the same one share them.
+`program_guard` changes both for a block. The defaults are globals of the process and not of a thread: build
+programs in one thread.
+"""
 
 import contextlib
 import itertools
@@ -19,12 +25,18 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-_eager = False
+_eager = False  # eager mode, as `eager_guard` sets it
 
 
 @dataclass(frozen=True)
 class Update:
-    """Update by an optimizer after each run: `optimizer.apply_values` with these gradients."""
+    """Update that an optimizer makes after each run, by `optimizer.apply_values`.
+
+    Attributes:
+        optimizer: Optimizer that gets the gradients.
+        params_grads: Parameters with the variables of their gradients.
+        loss: Variable whose value is reported with the update, or None.
+    """
 
     optimizer: Any
     params_grads: "list[tuple[Parameter, Variable]]"
@@ -33,23 +45,24 @@ class Update:
 
 @dataclass(eq=False)
 class Program:
-    """Records in the order in which they were made; running them is the Executor's part.
+    """Graph of operations as a list of records, in the order in which the script made them.
 
-    Records are never changed, so programs share them and a clone costs nothing.
+    The Executor runs it. Records are never changed, so programs share them and a clone copies only lists.
 
     Attributes:
-        records, variables: The graph, and its variables by name.
-        parameters: The parameters made while this was the startup program, by name. Programs that
-            are built under one startup program share parameters of one name.
-        updates: Updates by optimizers after a run.
-        after_step: Called after each run that has updated, with the number of steps done.
+        records, variables: Records of the graph, and its variables by name.
+        parameters: Parameters made while this was the startup program, by name. Programs built under the same
+            startup program share parameters of the same name.
+        updates: Updates that optimizers make after a run.
+        after_step: Functions to call after each run with an update, with the number of steps so far.
         random_seed: Seed of initial values and dropout masks.
-        for_test: Dropout is off and nothing is updated.
-        step: Runs done so far in training.
+        for_test: True if dropout is off and nothing is updated.
+        step: Number of training runs so far.
         memory: State that operations such as auc keep from one run to the next, by variable name.
-        observed: Statistics that operations such as batch_norm have seen in this run, by variable
-            name: (parameter, momentum, value) of each moving average. A run that updates takes it.
-        products: Way in which runs in training multiply matrices.
+        observed: Statistics that operations such as batch_norm have seen in this run, by variable name:
+            (parameter, momentum, value) for each moving average. An update takes and clears them.
+        products: Way in which training runs multiply matrices.
+        version: Number that is new after each change, by which executors recognize an outdated plan.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -66,7 +79,11 @@ class Program:
     version: int = field(default_factory=lambda: next(_numbers))
 
     def add(self, variable: "Variable") -> None:
-        """Take in a variable and the record that makes it."""
+        """Add a variable and the record that computes it.
+
+        Raises:
+            UsageError: Another variable has this name.
+        """
         if self.variables.get(variable.name) not in (None, variable):
             raise UsageError(
                 f"the program has a variable {variable.name!r} already; give this one "
@@ -84,13 +101,13 @@ class Program:
         params_grads: "list[tuple[Parameter, Variable]]",
         loss: "Variable | None" = None,
     ) -> Update:
-        """Let each run of this program end with `optimizer.apply_values`.
+        """Make each run of this program end with `optimizer.apply_values`.
 
         Args:
-            optimizer: Has `apply_values(values, samples=, loss=)`, where `values` is a list of
+            optimizer: Object with `apply_values(values, samples=, loss=)`, where `values` is a list of
                 (Parameter, array or SparseGrad).
             params_grads: Gradient variables from `append_backward`, or computed from those.
-            loss: Its value goes to `apply_values` for the progress display.
+            loss: Variable whose value `apply_values` gets for the progress display.
         """
         update = Update(optimizer, list(params_grads), loss)
         self.updates.append(update)
@@ -98,18 +115,22 @@ class Program:
         return update
 
     def take_observed(self) -> list[tuple[Parameter, float, Any]]:
-        """Take the values that the run has observed; they are then forgotten."""
+        """Return the statistics that the run has observed, and clear them."""
         averages = [entry for entries in self.observed.values() for entry in entries]
         self.observed.clear()
         return averages
 
     def touch(self) -> None:
-        """Forget how to run: the program has changed."""
+        """Mark the program as changed, so that executors make new plans."""
         self.version = next(_numbers)
 
     @checked
     def clone(self, for_test: bool = False) -> "Program":
-        """The same records and parameters. `for_test`: dropout off, no update."""
+        """Copy the program. The copy shares records and parameters with this one, but no state of runs.
+
+        Args:
+            for_test: True for a copy that only evaluates: without dropout and updates, in float32.
+        """
         return Program(
             list(self.records),
             dict(self.variables),
@@ -122,10 +143,10 @@ class Program:
         )
 
     def variable(self, name: str, what: str = "variable") -> "Variable":
-        """The variable of that name.
+        """Return the variable of this name.
 
         Raises:
-            UsageError: There is none.
+            UsageError: No variable has this name. The message calls it by `what`.
         """
         variable = self.variables.get(name)
         if variable is None:
@@ -136,7 +157,7 @@ class Program:
         return variable
 
     def all_parameters(self) -> list[Parameter]:
-        """The parameters that the program's records use, in the order of their first use."""
+        """Return the parameters that the program's records use, in the order of their first use."""
         parameters = {
             variable.parameter.name: variable.parameter
             for record in self.records
@@ -146,20 +167,20 @@ class Program:
         return list(parameters.values())
 
     def list_vars(self) -> "list[Variable]":
-        """All variables, in the order in which they were made."""
+        """Return all variables, in the order in which they were made."""
         return list(self.variables.values())
 
     def global_block(self) -> "Program":
-        """The program itself: it has one block."""
+        """Return the program itself, which stands for the only block that it has."""
         return self
 
     @checked
     def var(self, name: str) -> "Variable":
-        """The variable of that name, as the reference's blocks give it."""
+        """Return the variable of this name. The reference's blocks have this method."""
         return self.variable(name)
 
     def backwards(self) -> "list[Backward]":
-        """The backward passes that the updates ask for."""
+        """Return the backward passes that the updates need."""
         passes = {
             variable.backward_pass: None
             for update in self.updates
@@ -170,7 +191,7 @@ class Program:
 
     @checked
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
-        """The records, one a line."""
+        """Return the records as text, one per line. The arguments have no effect."""
         return "\n".join(repr(record) for record in self.records)
 
     def __str__(self) -> str:
@@ -182,17 +203,17 @@ _startup = Program()
 
 
 def default_main_program() -> Program:
-    """The program that layers are added to."""
+    """Return the program to which layers add their records."""
     return _main
 
 
 def default_startup_program() -> Program:
-    """The program that parameters are made in."""
+    """Return the program in which new parameters are entered."""
     return _startup
 
 
 def renew() -> None:
-    """Begin with empty default programs."""
+    """Replace the default programs with empty ones."""
     global _main, _startup
     _main, _startup = Program(), Program()
 
@@ -200,7 +221,15 @@ def renew() -> None:
 @contextlib.contextmanager
 @checked
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Build into these programs inside the block."""
+    """Make these the default programs inside the block.
+
+        with program_guard(Program(), Program()):
+            y = layers.fc(layers.data("x", [4]), 1)
+
+    Args:
+        main_program: Program that gets the records of layers.
+        startup_program: Program that gets new parameters, or None for the present one.
+    """
     global _main, _startup
     for program in (main_program, startup_program):
         if not isinstance(program, Program | None):
@@ -220,7 +249,7 @@ def in_eager_mode() -> bool:
 
 @contextlib.contextmanager
 def eager_guard(eager: bool = True) -> Iterator[None]:
-    """Compute at once (or not) inside the block."""
+    """Switch eager mode on or off inside the block."""
     global _eager
     before, _eager = _eager, eager
     try:

@@ -13,6 +13,9 @@ j when the backward pass has come down to j:
     kept:    r(j) = r(i) + m(i, j) <= B, costs nothing
 
 Memory is counted in steps of B / 256, rounded up, so that a choice never exceeds the budget.
+
+`RecomputingRun` replaces `ProgramRun` for a program with checkpoints (`append_backward(checkpoints=)` or
+RecomputeOptimizer). Cuts are made in its first run and kept in the plan, so that only that run measures.
 """
 
 import copy
@@ -35,6 +38,8 @@ from psfleet.core.graph.program.run import BackwardPlan, ExecutionPlan, ProgramR
 from psfleet.core.graph.program.variable import Variable, compute
 
 LEVELS = 256
+"""Number of steps in which a memory budget is counted."""
+
 Ints = NDArray[np.int64]
 
 
@@ -43,9 +48,9 @@ class ForwardCosts:
     """Costs of the forward pass, operation by operation.
 
     Attributes:
-        saved: int64 [n]: bytes that each keeps for its backward.
-        crossing: int64 [n + 1]: bytes of computed values that are needed on both sides of a position.
-        seconds: float64 [n].
+        saved: Bytes that each operation keeps for its backward pass, int64 [n].
+        crossing: Bytes of values computed before a position and needed after it, int64 [n + 1].
+        seconds: Time of each operation, float64 [n].
     """
 
     saved: Ints
@@ -54,10 +59,10 @@ class ForwardCosts:
 
 
 def profile(run: ProgramRun) -> ForwardCosts:
-    """Measure the plan's forward records on the run's own values, keeping nothing."""
+    """Measure the plan's forward records on the run's own values, and restore these afterwards."""
     records = run.plan.forward
     before = dict(run.values)
-    # What a metric accumulates from one run to the next must not count this one.
+    # Metrics accumulate over runs in the program's memory, and must not count these samples twice.
     program = dataclasses.replace(run.program, memory=copy.deepcopy(run.program.memory))
     uses = {v: i for i, record in enumerate(records) for v in record.inputs}
     results = run.plan.kept
@@ -86,7 +91,10 @@ def profile(run: ProgramRun) -> ForwardCosts:
 
 
 def _new_bytes(part: Any, owners: dict[int, Any]) -> int:
-    """Bytes of an array, unless one that shares its memory was seen and still lives."""
+    """Return the bytes of an array, or 0 if an array on the same memory was counted and is still alive.
+
+    The owner is compared too, because a new object may get the id() of one that was freed.
+    """
     if not isinstance(part, np.ndarray):
         return 0
     owner = owner_of(part)
@@ -98,21 +106,24 @@ def _new_bytes(part: Any, owners: dict[int, Any]) -> int:
 
 
 def owner_of(value: Any) -> Any:
-    """The array that owns the memory that another shows."""
+    """Return the array that owns the memory of `value`, which may be a view of it."""
     while isinstance(value.base, np.ndarray):
         value = value.base
     return value
 
 
 def even_cuts(count: int) -> tuple[list[int], list[bool]]:
-    """The cuts to improve on: about sqrt(n) segments of equal length, all but the last dropped."""
+    """Return the usual cuts: about sqrt(n) segments of equal length, all dropped but the last.
+
+    The last segment is kept, because the backward pass needs it at once.
+    """
     parts = max(1, math.isqrt(count))
     edges = sorted({round(i * count / parts) for i in range(parts + 1)})
     return edges, [True] * (len(edges) - 2) + [False]
 
 
 def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
-    """The bytes that segments take at the worst moment, as the dynamic program counts them."""
+    """Return the largest number of bytes that the cuts need at a time, as the dynamic program counts them."""
     total = np.concatenate([[0], np.cumsum(costs.saved)])
     live = peak = 0
     for (i, j), drop in zip(pairwise(edges), drops, strict=True):
@@ -123,10 +134,11 @@ def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
 
 
 def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
-    """The cuts of least time within the budget.
+    """Choose the cuts that recompute for the least time within a budget.
 
     Args:
-        budget: Bytes; None: what `even_cuts` need.
+        costs: Measured costs of the operations.
+        budget: Bytes that activations may take, or None for as many as `even_cuts` take.
 
     Returns:
         Edges (0 to n) and, for each segment, whether it is dropped.
@@ -145,27 +157,32 @@ def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], lis
 
 
 def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | None:
-    """best[j, r]: the least time for the part before j that holds at most r units then."""
+    """Return the cheapest edges and drops, or None if none fit, by the recurrence in the module's head.
+
+    best[j, r] is the least time to recompute for the operations before j if r units are held then.
+    origins[j, r] says how it came about: the edge before j, the units held there, and whether [i, j) is
+    dropped.
+    """
     count = len(costs.saved)
     unit = budget / LEVELS
     total = np.concatenate([[0], np.cumsum(costs.saved)])
     clock = np.concatenate([[0.0], np.cumsum(costs.seconds)])
     crossing = np.ceil(costs.crossing / unit).astype(np.int64)
     best = np.full((count + 1, LEVELS + 1), np.inf)
-    came = np.full((count + 1, LEVELS + 1, 3), -1, np.int64)
+    origins = np.full((count + 1, LEVELS + 1, 3), -1, np.int64)
     best[0] = 0.0
     for j in range(1, count + 1):
         for i in reversed(range(j)):
             inside = math.ceil((total[j] - total[i]) / unit)
             if inside > LEVELS:
-                break  # and so are all that begin earlier
-            live = np.arange(LEVELS + 1 - inside)  # r(i) that leaves room for the segment
-            _offer(best, came, j, i, live, live + inside, best[i, live], False)
+                break  # a segment that starts earlier saves even more
+            live = np.arange(LEVELS + 1 - inside)  # all r(i) with which the segment fits the budget
+            _offer(best, origins, j, i, live, live + inside, best[i, live], False)
             after = live + crossing[j]
             fits = after <= LEVELS
             _offer(
                 best,
-                came,
+                origins,
                 j,
                 i,
                 live[fits],
@@ -174,12 +191,12 @@ def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | 
                 True,
             )
     at = int(np.argmin(best[count]))
-    return None if np.isinf(best[count, at]) else _walk_back(came, count, at)
+    return None if np.isinf(best[count, at]) else _walk_back(origins, count, at)
 
 
 def _offer(
     best: NDArray[np.float64],
-    came: Ints,
+    origins: Ints,
     j: int,
     i: int,
     live: Ints,
@@ -187,16 +204,17 @@ def _offer(
     seconds: NDArray[np.float64],
     drop: bool,
 ) -> None:
+    """Enter the segment [i, j) where it takes less time than the best so far, for each r(i) in `live`."""
     better = seconds < best[j, after]
     where = after[better]
     best[j, where] = seconds[better]
-    came[j, where, 0], came[j, where, 1], came[j, where, 2] = i, live[better], drop
+    origins[j, where, 0], origins[j, where, 1], origins[j, where, 2] = i, live[better], drop
 
 
-def _walk_back(came: Ints, j: int, live: int) -> tuple[list[int], list[bool]]:
+def _walk_back(origins: Ints, j: int, live: int) -> tuple[list[int], list[bool]]:
     edges, drops = [j], []
     while j > 0:
-        i, before, drop = came[j, live]
+        i, before, drop = origins[j, live]
         edges.append(int(i))
         drops.append(bool(drop))
         j, live = int(i), int(before)
@@ -205,15 +223,15 @@ def _walk_back(came: Ints, j: int, live: int) -> tuple[list[int], list[bool]]:
 
 @dataclass
 class Segment:
-    """Records that are run, dropped and replayed together.
+    """Neighbouring records that are run, dropped and computed again together.
 
     Attributes:
-        records: In the forward pass.
-        dropped: True if the forward saves nothing.
-        replay: Those to run again.
-        active: Those that gradients go through.
-        own: Variables made here that stay for other segments.
-        releases: By record of the replay, values that are not needed after it.
+        records: Records of the forward pass, in order.
+        dropped: True if the forward pass saves nothing for the backward pass.
+        replay: Records to run again before the backward pass; empty unless dropped.
+        active: Records that gradients go through.
+        own: Variables made here that replays of other segments read.
+        releases: For each record of the replay, the variables whose values are not needed after it.
     """
 
     records: list[Record]
@@ -226,17 +244,23 @@ class Segment:
 
 @dataclass
 class RecomputePlan:
-    """The segments in forward order, and the variables that stay for replays."""
+    """Segments of a forward pass.
+
+    Attributes:
+        segments: Segments in forward order.
+        stay: Variables whose values must outlive their last use in the forward pass, because a replay of
+            another segment reads them.
+    """
 
     segments: list[Segment]
     stay: set[Variable]
 
 
 class RecomputingRun(ProgramRun):
-    """A run that recomputes."""
+    """Run that drops the activations of some segments and computes them again in the backward pass."""
 
     def main(self) -> None:
-        """Run the segments forward; a dropped one saves nothing."""
+        """Run the segments forward. A dropped segment saves nothing for its backward pass."""
         if self.plan.recompute is None:
             self.plan.recompute = make_recompute_plan(self)
         plan: RecomputePlan = self.plan.recompute
@@ -252,7 +276,8 @@ class RecomputingRun(ProgramRun):
         sweep = self.seeded(plan)
         recompute: RecomputePlan = self.plan.recompute
         for segment in reversed(recompute.segments):
-            # Everybody who took these has gone back already; a replay makes them anew.
+            # Only later segments read these values across the cut, and their backward pass is over. Dropping
+            # them first makes room; the replay below computes them again.
             for variable in segment.own:
                 if variable not in self.plan.kept:
                     self.values.pop(variable, None)
@@ -269,7 +294,7 @@ class RecomputingRun(ProgramRun):
 
 
 def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
-    """Cut the plan's forward records at the checkpoints, or where a measurement says."""
+    """Cut the plan's forward records into segments, at the checkpoints or where measured costs are least."""
     plan = run.plan
     if len(plan.backwards) != 1:
         raise UsageError(f"the program has {len(plan.backwards)} losses; recompute works with one")
@@ -286,16 +311,16 @@ def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
 
 
 def _edges(plan: ExecutionPlan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
-    """Positions in the forward records behind the checkpoints, with both ends."""
-    places = {record.output: i for i, record in enumerate(plan.forward)}
+    """Return the positions just after the checkpoints in the forward records, with both ends."""
+    positions = {record.output: i for i, record in enumerate(plan.forward)}
     records = ancestors([backward.loss])
     variables = {variable for record in records for variable in (record.output, *record.inputs)}
-    strange = [v.name for v in checkpoints if v not in variables]
-    if strange:
+    foreign = [v.name for v in checkpoints if v not in variables]
+    if foreign:
         raise UsageError(
-            f"the loss {backward.loss.name!r} does not depend on the checkpoint {strange[0]!r}"
+            f"the loss {backward.loss.name!r} does not depend on the checkpoint {foreign[0]!r}"
         )
-    cuts = {places[v] + 1 for v in checkpoints if v in places}
+    cuts = {positions[v] + 1 for v in checkpoints if v in positions}
     return sorted({0, *cuts, len(plan.forward)})
 
 
@@ -333,36 +358,38 @@ def _segmented(
 
 
 def _replayed(part: Sequence[Record], backward: BackwardPlan) -> list[Record]:
-    """The records of a segment that gradients go through, and those that these need."""
+    """Return the records of a segment that gradients go through, and the ones in it that these depend on."""
     active = set(backward.records)
     records = set(ancestors([record.output for record in part if record in active]))
     return [record for record in part if record in records]
 
 
 def _made_elsewhere(records: Sequence[Record]) -> set[Variable]:
+    """Return the inputs of these records that none of them computes."""
     outputs = {record.output for record in records}
     return {v for record in records for v in record.inputs if v not in outputs}
 
 
 class ActivationMeter:
-    """Measures a run's peak of activation bytes: set it as `executor.meter`.
+    """Measures the peak of activation memory of runs. Set it as `executor.meter`.
 
     Attributes:
-        peak_bytes: The most that was alive at once of values and of what forwards have saved, without
-            feeds, parameters and gradients. Memory shared by several arrays counts once.
+        peak_bytes: Largest number of bytes alive at a time in values and in what forward passes have saved,
+            without feeds, parameters and gradients. Memory shared by several arrays counts once.
     """
 
     def __init__(self) -> None:
         self.peak_bytes = 0
 
     def measure(self, run: ProgramRun) -> None:
-        """Look at what is alive now."""
+        """Count the bytes that are alive now, and raise the peak if they exceed it."""
         inputs = {id(owner_of(run.values[v])) for v in run.inputs if v in run.values}
         alive = {id(owner): owner.nbytes for owner in _owners(run) if id(owner) not in inputs}
         self.peak_bytes = max(self.peak_bytes, sum(alive.values()))
 
 
 def _owners(run: ProgramRun) -> Iterable[Any]:
+    """Yield the arrays that own the memory of the run's values and saved activations, some repeatedly."""
     for variable, value in run.values.items():
         if isinstance(value, np.ndarray) and variable not in run.inputs:
             yield owner_of(value)

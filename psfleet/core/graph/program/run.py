@@ -1,4 +1,16 @@
-"""One run of a program: its plan, the check of what is fed, and the values alive at each moment."""
+"""Execution plan of a program, check of its feeds, and the state of one run.
+
+`make_plan` prunes a program to what the wanted results and the updates need, and sorts its records:
+
+    early      compute ids of look-ups from feeds alone; one pull can then bring all rows and parameters
+    forward    the rest of what does not depend on gradients
+    backwards  one sweep for each loss
+    late       compute with gradients
+
+It also finds after which record each value may be released, so that a run holds few values at a time.
+`ProgramRun` executes a plan in the calling thread; the Executor calls its phases in this order. Recomputing
+runs and chunks of a pipeline are subclasses that change single phases.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -30,7 +42,13 @@ Needs = dict[Record, tuple[bool, ...]]
 
 @dataclass
 class BackwardPlan:
-    """One backward pass: the records that gradients go through, and which inputs get one."""
+    """Plan of a backward pass: the records that gradients go through, and which of their inputs get one.
+
+    Attributes:
+        backward: Backward pass as the script declared it.
+        records: Records that gradients go through, in forward order.
+        needs: Flags for each record: which of its inputs get a gradient.
+    """
 
     backward: Backward
     records: list[Record]
@@ -46,30 +64,39 @@ class LookUp:
 
     @property
     def inputs(self) -> list[Variable]:
-        """Variables that it depends on: the ids first. Shows and clicks are no part of it."""
-        ids, _, *others = self.record.op.predicting(self.record.inputs)
-        return [ids, *others]
+        """Variables that decide what is pulled, the ids first. Shows and clicks only matter for the
+        gradient."""
+        ids, _, *extra_inputs = self.record.op.predicting(self.record.inputs)
+        return [ids, *extra_inputs]
 
     def wanted_ids(self, values: Mapping[Variable, Any]) -> Asked:
-        """Return what to pull, from the values of these."""
+        """Return what to pull: ids or bags of ids.
+
+        Args:
+            values: Values of `inputs`, among others.
+        """
         ids: Asked = self.record.op.wanted_ids(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
         return ids
 
 
 @dataclass
 class ExecutionPlan:
-    """The pruned program.
+    """Pruned program, with its records sorted by phase.
 
     Attributes:
-        constants: Leaves with a value of their own.
-        early: Records that compute ids of lookups without any parameter: run first, so that all
-            rows can be fetched in one call.
-        lookups: Those in sparse parameters whose ids are early.
+        feeds: Data variables that must be fed.
+        constants: Leaves that have a value.
+        dense: Leaves that stand for dense parameters.
+        early: Records that compute ids of look-ups without any parameter. They run first, so that one call
+            can fetch all rows.
+        lookups: Look-ups whose ids are known after `early`. Others pull their rows during `forward`.
+        forward: Other records that do not depend on gradients.
+        backwards: Plan of each backward pass, in the order in which they run.
         late: Records that compute with gradients.
-        needs: Over all backward passes, which inputs of a record get a gradient.
-        releases: By record, variables whose value is not needed after it.
-        kept: Variables whose values are results or are used late.
-        recompute: Once made, how segments of `forward` are dropped and computed again.
+        needs: Flags for each record: which of its inputs get a gradient in any backward pass.
+        releases: For each record, the variables whose values are not needed after it.
+        kept: Variables whose values are results, or inputs of late records.
+        recompute: RecomputePlan, made in the first run that recomputes.
     """
 
     feeds: list[Variable] = field(default_factory=list)
@@ -86,8 +113,8 @@ class ExecutionPlan:
     recompute: Any = None
 
     def wanted_reads(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
-        """Return what its look-ups pull, from the values of their inputs."""
-        return [(each.parameter, each.wanted_ids(values)) for each in self.lookups]
+        """Return what the look-ups pull, given the values of their inputs."""
+        return [(lookup.parameter, lookup.wanted_ids(values)) for lookup in self.lookups]
 
     @property
     def recomputes(self) -> bool:
@@ -101,7 +128,7 @@ class ExecutionPlan:
 
 
 def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
-    """The plan for these results and the program's updates."""
+    """Plan a run that computes these results, and the gradients that the program's updates need."""
     results = list(fetches)
     for update in program.updates:
         results += [variable for _, variable in update.params_grads]
@@ -112,6 +139,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
     before = [record for record in records if record not in set(plan.late)]
     plan.backwards = [_backward_plan(backward) for backward in backwards]
     plan.needs = _union(plan.backwards)
+    # An input that only a gradient depends on, such as clicks, must be fed only if `needs` has one.
     _leaves(plan, [*results, *(b.loss for b in backwards)], records)
     plan.early, plan.lookups = _early(before)
     plan.forward = [record for record in before if record not in set(plan.early)]
@@ -127,7 +155,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
 
 
 def _check_batches(records: Sequence[Record]) -> None:
-    """Refuse in a pipeline what looks at a whole batch, of which a stage sees parts."""
+    """Refuse operations that need a whole batch, because a pipeline shows them one micro-batch at a time."""
     for record in records:
         if isinstance(record.op, BatchNorm) and not (record.op.is_test or record.op.fixed):
             raise UsageError(
@@ -137,7 +165,11 @@ def _check_batches(records: Sequence[Record]) -> None:
 
 
 def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:
-    """Every record that the results need, also through backward passes; and those passes."""
+    """Return every record that the results depend on, and the backward passes among them.
+
+    A gradient needs the records of its loss, which may in turn contain gradients of other losses; so this
+    repeats until no new backward pass turns up.
+    """
     backwards: dict[Backward, None] = {}
     targets = list(results)
     while True:
@@ -165,7 +197,7 @@ def _depending_on_gradients(records: Sequence[Record]) -> list[Record]:
 
 
 def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[Record]) -> None:
-    """Sort the variables that no record makes."""
+    """Enter the variables that no record computes in the plan: dense parameters, constants and feeds."""
     inputs = [v for r in records for v in r.needed(any(plan.needs.get(r, ())))]
     for variable in dict.fromkeys([*inputs, *results]):
         if variable.record is not None or variable.backward_pass is not None:
@@ -182,6 +214,7 @@ def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[
 
 
 def _early(records: Sequence[Record]) -> tuple[list[Record], list[LookUp]]:
+    """Return the look-ups whose ids depend on no parameter, and the records that compute these ids."""
     lookups = []
     early: dict[Record, None] = {}
     for record in records:
@@ -218,7 +251,7 @@ def _union(plans: Sequence[BackwardPlan]) -> Needs:
 
 
 def last_uses(records: Sequence[Record], results: set[Variable]) -> dict[Record, list[Variable]]:
-    """By record, the computed variables that it is the last one to use."""
+    """Return for each record the variables that no later record uses, except `results` and leaves."""
     last: dict[Variable, Record] = {}
     for record in records:
         last[record.output] = record
@@ -235,12 +268,17 @@ def last_uses(records: Sequence[Record], results: set[Variable]) -> dict[Record,
 def check_feed(
     program: Program, feeds: Sequence[Variable], feed: Mapping[str, Any]
 ) -> dict[Variable, Array]:
-    """The fed arrays by variable, each in its variable's dtype.
+    """Check a feed and convert each array to the dtype of its variable.
+
+    Args:
+        program: Program that is to run.
+        feeds: Variables that must be fed. Other data of the program may be fed too.
+        feed: Arrays by the names of the program's data.
 
     Raises:
-        UsageError: One is missing, or its name is not that of the program's data.
-        ShapeError: One has the wrong shape or cannot be converted.
-        IdError: One should be whole numbers and is not.
+        UsageError: An array is missing, or its name is not that of the program's data.
+        ShapeError: An array has the wrong shape or cannot be converted.
+        IdError: An array should have whole numbers and has others.
     """
     if not isinstance(feed, Mapping):
         raise UsageError(f"a feed is {feed!r}; it must be a dict of arrays by the names of data")
@@ -262,7 +300,7 @@ def check_feed(
 
 
 def batch_size(program: Program, arrays: Mapping[Variable, Array]) -> int:
-    """The number of samples: the first extent of the first fed variable that leaves it open."""
+    """Return the number of samples: the length of the first fed array whose variable leaves it open."""
     for variable, array in arrays.items():
         if variable.shape and variable.shape[0] is None:
             return len(array)
@@ -298,12 +336,12 @@ def _array(variable: Variable, value: Any) -> Array:
 
 
 def _lengths(samples: Sequence[Any]) -> set[int]:
-    """Return the numbers of values of samples; one that is a single value has one."""
+    """Return the different lengths of the samples. A single value has length 1."""
     return {len(sample) if isinstance(sample, Sized) else 1 for sample in samples}
 
 
 def whole_numbers(what: str, array: Array) -> Array:
-    """The array as int64.
+    """Convert an array to int64 without loss.
 
     Raises:
         IdError: A value is fractional, NaN, does not fit 64 bits, or is a float that may have been rounded.
@@ -313,7 +351,7 @@ def whole_numbers(what: str, array: Array) -> Array:
     if array.dtype.kind == "u":
         bad = array > np.iinfo(np.int64).max
     else:
-        # A larger float may have been another whole number before it was one.
+        # Larger floats are further apart than 1, so another whole number may have been rounded to this one.
         with np.errstate(invalid="ignore"):
             bad = ~((array == np.floor(array)) & (np.abs(array) < exact_below(array.dtype)))
     if bad.any():
@@ -325,10 +363,21 @@ def whole_numbers(what: str, array: Array) -> Array:
 
 
 class ProgramRun:
-    """The state of one run.
+    """State of one run: the values and saved contexts that are alive.
+
+    Use it in one thread, in the order `forward(plan.early)`, `take_parameters`, `main`, `backward`,
+    `forward(plan.late)`.
+
+    Args:
+        program: Program that runs.
+        plan: Plan for its results.
+        feeds: Checked feeds.
+        meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
-        inputs: Feeds, constants and parameters: values that are not the run's own.
+        values: Value of each variable that is alive.
+        contexts: Context of each record whose backward pass is still to come.
+        inputs: Variables whose values do not belong to the run: feeds, constants and parameters.
     """
 
     def __init__(
@@ -342,26 +391,32 @@ class ProgramRun:
         self.inputs = set(self.values)
 
     def take_parameters(self) -> None:
-        """Read the dense parameters' values."""
+        """Read the values of dense parameters, which must have been fetched."""
         for variable in self.plan.dense:
             if variable.parameter is not None:
                 self.values[variable] = variable.parameter.numpy()
                 self.inputs.add(variable)
 
     def forward(self, records: Sequence[Record]) -> None:
-        """Compute records, keeping what their backward will need, and nothing else for longer than
-        it is used."""
+        """Compute records in order. Values are released after their last use, unless `backward` needs
+        them."""
         for record in records:
             self.step(record, self.plan.needs.get(record, ()))
             for variable in self.plan.releases.get(record, ()):
                 self.values.pop(variable, None)
 
     def main(self) -> None:
-        """Compute what comes before the backward passes."""
+        """Compute the forward records of the plan."""
         self.forward(self.plan.forward)
 
     def step(self, record: Record, needs: tuple[bool, ...]) -> None:
-        """Compute one record."""
+        """Compute one record.
+
+        Args:
+            record: Record whose inputs have values.
+            needs: Flags of the inputs that will get a gradient. If no backward pass goes through the record,
+                they are empty and no context is kept.
+        """
         context = Context(self.program, record, needs or (False,) * len(record.inputs))
         variables = record.needed(any(needs))
         inputs = [operand(record.op, variable, self.input(variable)) for variable in variables]
@@ -374,27 +429,32 @@ class ProgramRun:
     def backward(self) -> None:
         """Run the backward passes; each gradient becomes its variable's value."""
         for number, plan in enumerate(self.plan.backwards, 1):
+            # Losses may share records, so only the last sweep may free their contexts.
             self._backward(plan, keep=number < len(self.plan.backwards))
 
     def _backward(self, plan: BackwardPlan, keep: bool) -> None:
         sweep = self.seeded(plan)
+        # The forward pass saved for the union of all backward passes; this sweep needs its gradients only.
         for record in plan.records:
             self.contexts[record].needs = plan.needs[record]
         sweep.run(plan.records, self.contexts, keep)
         self.take_gradients(plan, sweep)
 
     def seeded(self, plan: BackwardPlan) -> BackwardPass:
-        """A sweep that starts with the loss's own gradient, 1."""
+        """Return a sweep that starts with the gradient of the loss by itself, 1."""
         loss = plan.backward.loss
         return BackwardPass({loss: np.ones_like(self.values[loss])})
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
-        """Make the leaves' gradients the values of the variables that stand for them."""
+        """Store the leaves' gradients as values of the variables that stand for them."""
         for variable, gradient in plan.backward.gradients.items():
             self.values[gradient] = sweep.gradients.get(variable)
 
     def result(self, variable: Variable) -> Array | Gradient:
-        """A value to hand out: never memory that the program or the user goes on using."""
+        """Return a value for the user, copied if the program or the user goes on using its memory.
+
+        A value that no record has computed is zeros: a gradient that never reached its leaf.
+        """
         value = self.values.get(variable)
         if variable.parameter is not None and value is None:
             return variable.parameter.numpy().copy()
@@ -405,6 +465,6 @@ class ProgramRun:
         return value  # type: ignore[no-any-return]
 
     def input(self, variable: Variable) -> Any:
-        """Return an operation's input for this variable."""
+        """Return an operation's input for this variable: its value, or the Parameter if that is sparse."""
         parameter = variable.parameter
         return parameter if parameter is not None and parameter.sparse else self.values[variable]

@@ -1,4 +1,12 @@
-"""Variables: what operations take and give, symbolic in a program or with a value at once."""
+"""Variables: inputs and results of operations, symbolic in a program or concrete with a value.
+
+    eager     x = to_variable(array); y = x * 2       computed at once; y.backward() fills x.grad
+    program   x = layers.data("x", [4]); y = x * 2    recorded in the default program; Executor.run computes y
+
+`apply` decides which of the two happens, from the inputs: an array among them makes an operation eager, a
+symbolic variable makes it a record of the program. Eager results keep their record and context until a
+backward pass has used them, or not at all inside `no_grad`.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -32,7 +40,7 @@ from psfleet.core.graph.program.program import Program, default_main_program, in
 if TYPE_CHECKING:
     from psfleet.core.graph.program.backward import Backward
 
-_gradients_wanted = True
+_gradients_wanted = True  # False inside `no_grad`
 
 
 @runtime_checkable
@@ -40,23 +48,25 @@ class VariableSource(Protocol):
     """Object that can stand for a variable in a program, such as a schedule that counts updates."""
 
     def as_variable(self, program: Any = None) -> Any:
-        """The variable that stands for it in `program`; None: the one that is being built."""
+        """Return the variable that stands for this object in `program`, or in the default one if it is
+        None."""
 
 
 class Variable(Operators):
-    """One value of the graph.
+    """Value in a graph of operations: a leaf (data, constant or parameter) or a result.
 
     Attributes:
-        name: Unique in the program.
-        shape: Extents; None where only the feed decides.
-        dtype: float32, int64, bool (or float64 where asked for).
-        stop_gradient: No gradient flows to or through this variable.
-        persistable: It outlives a run: a parameter.
-        value: Concrete variables: the array.
-        record: Record that computes it; None for leaves.
-        parameter: For the leaf that stands for a parameter.
-        backward_pass: For a gradient variable: the pass that computes it.
-        grad: Concrete leaves that are no parameters: the gradient of the last backward pass.
+        name: Name, unique in the program.
+        shape: Extents, with None where only the feed decides.
+        dtype: float32, int64 or bool; float64 and int32 if the script asks for them.
+        stop_gradient: True if no gradient flows to or through this variable.
+        persistable: True if the value outlives a run, as a parameter's does.
+        value: Array of a concrete variable, or None for a symbolic one.
+        record: Record that computes it, or None for a leaf.
+        parameter: Parameter that this leaf stands for, or None.
+        backward_pass: Pass that computes it, if the variable is a gradient.
+        is_data: True if the value is fed.
+        grad: Gradient of the last backward pass, for concrete leaves. A parameter keeps its own.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class Variable(Operators):
 
     @staticmethod
     def from_argument(value: Any) -> "Variable":
-        """The variable of what a layer takes for one: see psfleet.core.base.validation.annotations."""
+        """Return a layer's argument as a variable; `psfleet.core.base.validation.annotations` calls it."""
         if isinstance(value, str | list | tuple):
             raise TypeError
         try:
@@ -100,10 +110,10 @@ class Variable(Operators):
         return len(self.shape)
 
     def numpy(self) -> Array:
-        """The value.
+        """Return the value.
 
         Raises:
-            UsageError: It is symbolic: only `Executor.run` gives it one.
+            UsageError: The variable is symbolic, so only `Executor.run` can compute it.
         """
         if self.parameter is not None:
             return self.parameter.numpy()
@@ -115,15 +125,15 @@ class Variable(Operators):
         return self.value
 
     def item(self) -> Any:
-        """The only value, as a Python number."""
+        """Return the value of a variable with one element as a Python number."""
         return self.numpy().item()
 
     def gradient(self) -> Gradient | None:
-        """The gradient of the last backward pass, None if there is none."""
+        """Return the gradient of the last backward pass, or None if there is none."""
         return self.parameter.grad if self.parameter is not None else self.grad
 
     def clear_gradient(self) -> None:
-        """Forget the gradient."""
+        """Set the gradient to None, so that the next backward pass does not add to it."""
         self._set_gradient(None)
 
     def _set_gradient(self, gradient: Gradient | None) -> None:
@@ -133,7 +143,7 @@ class Variable(Operators):
             self.grad = gradient
 
     def detach(self) -> "Variable":
-        """The same value, through which no gradient flows."""
+        """Return a variable with the same value, through which no gradient flows."""
         return to_variable(self.numpy())
 
     @checked
@@ -141,12 +151,12 @@ class Variable(Operators):
         """Add the gradient of this concrete variable to `grad` of every parameter it depends on.
 
         Args:
-            grad_tensor: Gradient by this variable, if known, in its shape; None: ones, so
-                the gradient is that of the sum of its values.
-            retain_graph: Keep what another backward() over the same operations needs.
+            grad_tensor: Gradient to start from, in the shape of this variable. By default it is ones, so that
+                the result is the gradient of the sum of the values.
+            retain_graph: True keeps the saved activations for another backward() over the same operations.
 
         Raises:
-            UsageError: It is symbolic, or its graph was used up before.
+            UsageError: The variable is symbolic, or its graph was used up before.
             ShapeError: grad_tensor has another shape.
         """
         if self.value is None:
@@ -171,6 +181,7 @@ class Variable(Operators):
         if not retain_graph:
             for record in records:
                 record.context = None
+        # An eager loop has no runs. Its backward passes count as steps, by which dropout draws new masks.
         default_main_program().step += 1
 
     def __repr__(self) -> str:
@@ -183,7 +194,7 @@ class Variable(Operators):
 
 @checked
 class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statement
-    """Inside the block eager operations keep nothing for a backward pass."""
+    """Context manager in which eager operations keep nothing for a backward pass."""
 
     def __enter__(self) -> None:
         global _gradients_wanted
@@ -202,11 +213,17 @@ def to_variable(
     *,
     stop_gradient: bool = True,
 ) -> Variable:
-    """A concrete variable: operations on it compute at once.
+    """Make a concrete variable. Operations on it compute at once.
+
+        x = to_variable(np.ones(3), stop_gradient=False)
+        (x * x).backward()
+        x.grad  # [2, 2, 2]
 
     Args:
-        value: Floats become float32, whole numbers int64 unless `dtype` says otherwise.
-        stop_gradient: False: `backward()` fills its `grad`.
+        value: Array or numbers. A variable is returned as it is.
+        name: Name of the variable, or None for a generated one.
+        dtype: Dtype of the variable. By default floats become float32 and whole numbers int64.
+        stop_gradient: False if `backward()` should fill the variable's `grad`.
     """
     if isinstance(value, Variable):
         return value
@@ -223,7 +240,11 @@ def to_variable(
 
 
 def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
-    """The variable that stands for a parameter in a program, the default one if none is given."""
+    """Return the variable that stands for a parameter in a program, by default the default main program.
+
+    Raises:
+        UsageError: The program has another variable or parameter of this name.
+    """
     program = program or default_main_program()
     variable = program.variables.get(parameter.name)
     if variable is None:
@@ -236,7 +257,7 @@ def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
 
 
 def _stand_in(parameter: Parameter) -> Variable:
-    """A variable for a parameter, in no program yet."""
+    """Make a variable that stands for a parameter and is in no program yet."""
     shape = tuple(None if extent is None or extent < 0 else extent for extent in parameter.shape)
     return Variable(
         parameter.name,
@@ -248,7 +269,11 @@ def _stand_in(parameter: Parameter) -> Variable:
 
 
 def as_variable(value: Any) -> Variable:
-    """A variable as it is, one that stands for a parameter, or a constant of an array or number."""
+    """Return a value as a variable: itself, one that stands for a parameter, or a constant.
+
+    Raises:
+        UsageError: The value is neither a variable, a parameter, an array nor a number.
+    """
     if isinstance(value, Variable):
         return value
     if isinstance(value, Parameter):
@@ -264,13 +289,16 @@ def as_variable(value: Any) -> Variable:
 
 
 def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
-    """The result of an operation: computed at once, or recorded in the default program.
+    """Apply an operation: compute it at once, or record it in the default program.
 
-    It is recorded if an input is symbolic, computed if one is concrete; of parameters and nothing
-    else it is recorded unless eager mode is on.
+    It is recorded if an input is symbolic, and computed if an input is concrete and none is symbolic. With
+    only parameters as inputs, it is recorded unless eager mode is on.
 
     Args:
-        name: The result is called `name.tmp_0` (`tmp_1`, ...); without it the kind of operation is.
+        op: Operation to apply.
+        inputs: Variables, parameters, arrays or numbers.
+        name: Prefix of the result's name, which is `name.tmp_0` (`tmp_1`, ...). By default the kind of
+            operation.
     """
     variables = tuple(as_variable(value) for value in inputs)
     shape, dtype = op.infer(*variables)
@@ -287,13 +315,15 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
 
 
 def operand(op: Op, variable: Variable, value: Any) -> Any:
-    """Return an operation's input: its value, whole where the operation does not work by rows.
+    """Return the form of a value that an operation takes: as it is, or as an array unless it works by rows.
 
     Args:
-        value: A sparse parameter, a gradient or an array.
+        op: Operation that gets the value.
+        variable: Variable of the value.
+        value: A sparse parameter, a SparseGrad or an array.
 
     Raises:
-        UsageError: There is no whole: the parameter has rows for any id.
+        UsageError: No array exists, as the parameter has rows for any id.
     """
     if op.by_rows or not isinstance(value, Parameter | SparseGrad):
         return value
@@ -308,7 +338,11 @@ def operand(op: Op, variable: Variable, value: Any) -> Any:
 
 
 def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any]) -> Any:
-    """Run an operation's forward; what NumPy refuses becomes one sentence."""
+    """Run the forward pass of an operation.
+
+    Raises:
+        ShapeError: NumPy refuses the inputs; the message names the operation and their shapes.
+    """
     try:
         result: Any = op.forward(context, *inputs)
         return result if isinstance(result, SparseGrad) else np.asarray(result, dtype=dtype)
@@ -330,7 +364,9 @@ def _compute_now(record: Record) -> None:
         output.stop_gradient = True
     needs = tuple(not v.stop_gradient and not output.stop_gradient for v in record.inputs)
     context = Context(default_main_program(), record, needs)
-    context.products = FLOAT32  # how a program multiplies is the matter of its runs
+    context.products = (
+        FLOAT32  # `products` of the default program is for its runs, not for eager operations
+    )
     values = [
         operand(record.op, v, v.parameter)
         if v.parameter is not None and v.parameter.sparse
@@ -342,7 +378,7 @@ def _compute_now(record: Record) -> None:
     if any(needs):
         record.context = context
     else:
-        output.record = None
+        output.record = None  # so that the result does not keep its inputs alive
 
 
 def _is_eager(variables: Sequence[Variable]) -> bool:
@@ -351,7 +387,10 @@ def _is_eager(variables: Sequence[Variable]) -> bool:
 
 
 def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
-    """The inputs as the program has them: one leaf per parameter; what is concrete is a constant."""
+    """Return the inputs of a new record as variables of the default program.
+
+    Concrete inputs are added to it as constants, and every use of a parameter gets the same leaf.
+    """
     program = default_main_program()
     for variable in variables:
         if variable.value is not None and variable.name not in program.variables:
@@ -360,6 +399,7 @@ def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
 
 
 def _left(record: Record) -> Context:
+    """Return the context that an eager record has left, or refuse a graph that was used up."""
     if record.context is None:
         raise UsageError(
             f"the graph of {record.output.name!r} was used up by an earlier backward()"

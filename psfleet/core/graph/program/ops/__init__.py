@@ -1,6 +1,8 @@
-"""The operations by family, each with a forward and a vector-Jacobian product.
+"""Operations by family: elementwise arithmetic, matrix products, reductions, losses, embeddings and more.
 
-A new family is a new file, which is found.
+Each has a shape inference, a forward pass and a vector-Jacobian product (`Op` in operation.py). Importing
+this package imports all its modules, so that `find_op` knows every operation by name; a new file needs no
+entry.
 """
 
 import importlib

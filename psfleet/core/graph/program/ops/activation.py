@@ -1,4 +1,8 @@
-"""Activations, and dropout with masks that depend on nothing but (seed, name, step)."""
+"""Activation functions, softmax and dropout.
+
+Dropout masks depend on nothing but (seed, name, step). So a step has the same masks in every process, after a
+restart, and when a recomputing run computes it again.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,21 +29,21 @@ if TYPE_CHECKING:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)) without overflow: exp is only taken of numbers up to 0."""
+    """Compute 1 / (1 + exp(-x)) without overflow: exp is only taken of numbers up to 0."""
     small = np.exp(-np.abs(x))
     below: Array = small / (1 + small)
     return np.where(x >= 0, 1 - below, below).astype(x.dtype, copy=False)
 
 
 def log_softmax(x: Array, axis: int) -> Array:
-    """x - log(sum(exp(x))) along an axis, shifted by the maximum so that nothing overflows."""
+    """Compute x - log(sum(exp(x))) along an axis, shifted by the maximum so that nothing overflows."""
     below_maximum = x - x.max(axis=axis, keepdims=True)
     out: Array = below_maximum - np.log(np.exp(below_maximum).sum(axis=axis, keepdims=True))
     return out
 
 
 class Relu(Unary, saved="relu"):
-    """max(x, 0); its gradient at 0 is 0."""
+    """Rectifier max(x, 0). Its gradient at 0 is 0."""
 
     def forward(self, context: Context, x: Array) -> Array:
         out: Array = np.maximum(x, 0)
@@ -51,7 +55,7 @@ class Relu(Unary, saved="relu"):
 
 
 class Sigmoid(Unary, saved="sigmoid"):
-    """1 / (1 + exp(-x))."""
+    """Logistic function 1 / (1 + exp(-x))."""
 
     def forward(self, context: Context, x: Array) -> Array:
         out = sigmoid(x)
@@ -64,7 +68,7 @@ class Sigmoid(Unary, saved="sigmoid"):
 
 
 class Tanh(Unary, saved="tanh"):
-    """The hyperbolic tangent."""
+    """Hyperbolic tangent."""
 
     def forward(self, context: Context, x: Array) -> Array:
         out: Array = np.tanh(x)
@@ -78,7 +82,7 @@ class Tanh(Unary, saved="tanh"):
 
 @dataclass(frozen=True)
 class Softmax(Unary, saved="softmax axis"):
-    """exp(x) / sum(exp(x)) along an axis."""
+    """Softmax exp(x) / sum(exp(x)) along an axis."""
 
     axis: int = -1
 
@@ -100,7 +104,7 @@ class Softmax(Unary, saved="softmax axis"):
 
 @dataclass(frozen=True)
 class LogSoftmax(Unary, saved="log_softmax axis"):
-    """The logarithm of softmax along an axis."""
+    """Logarithm of softmax along an axis."""
 
     axis: int = -1
 
@@ -121,9 +125,15 @@ class LogSoftmax(Unary, saved="log_softmax axis"):
 def keep_mask(
     shape: tuple[int, ...], drop: float, seed: int, name: str, step: int
 ) -> NDArray[np.bool_]:
-    """Return the mask of the values that stay: the same in every process and NumPy version.
+    """Return the mask of the values that stay, the same in every process and with every NumPy version.
 
-    Drawn from the raw numbers of Philox, whose stream is part of its definition.
+    It is drawn from the raw numbers of Philox, whose stream is part of its definition. NumPy may change the
+    distributions that it makes of them.
+
+    Args:
+        shape: Shape of the mask.
+        drop: Probability to drop a value.
+        seed, name, step: Key of the mask.
     """
     digest = hashlib.blake2b(f"{seed} {name} {step}".encode(), digest_size=16).digest()
     size = int(np.prod(shape))
@@ -134,9 +144,10 @@ def keep_mask(
 
 @dataclass(frozen=True)
 class Dropout(Op, saved="dropout name drop is_test seed upscale"):
-    """x * mask in training. `upscale`: divided by (1 - drop) in training, else times that in tests.
+    """Dropout: x * mask in training.
 
-    The mask's key is (seed, name, the program's step); `seed` None is the program's.
+    To keep the expected value, `upscale` divides by (1 - drop) in training; otherwise tests multiply by it.
+    The key of the mask is (seed, name, step of the program), with the program's seed if `seed` is None.
     """
 
     name: str = ""

@@ -1,4 +1,9 @@
-"""Elementwise arithmetic with broadcasting, and clips of gradients."""
+"""Elementwise operations with broadcasting, and operations that clip gradients.
+
+Binary operations broadcast as NumPy does. Their gradients are summed over the repeated axes again
+(`unbroadcast`). An operation saves for its backward pass only what the needed gradients use. The operations
+on gradients at the end are for the clips of an optimizer; they take sparse gradients by rows.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum a gradient over the axes along which its input was repeated."""
+    """Sum a gradient over the axes along which its input, of this shape, was repeated."""
     if gradient.shape == shape:
         return gradient
     extra = gradient.ndim - len(shape)
@@ -38,7 +43,7 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class _Binary(Op):
-    """Two inputs, aligned at their last axes."""
+    """Base of elementwise operations on two inputs of one dtype, aligned at their last axes."""
 
     def infer(self, x: "Variable", y: "Variable") -> Spec:
         need_one_dtype(type(self).__name__, x, y)
@@ -48,7 +53,7 @@ class _Binary(Op):
 
 
 class Add(_Binary, saved="add"):
-    """x + y."""
+    """Elementwise x + y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         context.save(x.shape, y.shape)
@@ -63,7 +68,7 @@ class Add(_Binary, saved="add"):
 
 
 class Sub(_Binary, saved="sub"):
-    """x - y."""
+    """Elementwise x - y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         context.save(x.shape, y.shape)
@@ -79,7 +84,7 @@ class Sub(_Binary, saved="sub"):
 
 
 class Mul(_Binary, saved="mul"):
-    """x * y."""
+    """Elementwise x * y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         context.save(
@@ -97,7 +102,7 @@ class Mul(_Binary, saved="mul"):
 
 
 class Div(_Binary, saved="div"):
-    """x / y."""
+    """Elementwise x / y."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         context.save(x, y)
@@ -114,7 +119,7 @@ class Div(_Binary, saved="div"):
 
 
 class _Choice(_Binary):
-    """Max and Min: the gradient goes to the chosen one, to x where they are equal."""
+    """Base of max and min. The gradient goes to the chosen input, and to x if both are equal."""
 
     def _takes_x(self, x: Array, y: Array) -> Array:
         raise NotImplementedError
@@ -133,21 +138,21 @@ class _Choice(_Binary):
 
 
 class Max(_Choice, saved="max"):
-    """The larger of x and y."""
+    """Larger value of x and y, elementwise."""
 
     def _takes_x(self, x: Array, y: Array) -> Array:
         return x >= y
 
 
 class Min(_Choice, saved="min"):
-    """The smaller of x and y."""
+    """Smaller value of x and y, elementwise."""
 
     def _takes_x(self, x: Array, y: Array) -> Array:
         return x <= y
 
 
 class Pow(_Binary, saved="pow"):
-    """x ** y, for x > 0 where y needs a gradient."""
+    """Elementwise x ** y. The gradient of y exists only for x > 0."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         out: Array = x**y
@@ -164,7 +169,7 @@ class Pow(_Binary, saved="pow"):
 
 @dataclass(frozen=True)
 class Unary(Op):
-    """One input, an output of the same shape and dtype."""
+    """Base of operations on one float input, with an output of the same shape and dtype."""
 
     def infer(self, x: "Variable") -> Spec:
         need_floats(type(self).__name__, x)
@@ -173,7 +178,7 @@ class Unary(Op):
 
 @dataclass(frozen=True)
 class Scale(Unary, saved="scale factor offset"):
-    """factor * x + offset, for floats and whole numbers."""
+    """Linear function factor * x + offset, for floats and whole numbers."""
 
     factor: float = 1.0
     offset: float = 0.0
@@ -191,7 +196,7 @@ class Scale(Unary, saved="scale factor offset"):
 
 @dataclass(frozen=True)
 class Power(Unary, saved="power factor"):
-    """x ** factor, for a fixed exponent."""
+    """Power x ** factor with a fixed exponent."""
 
     factor: float = 1.0
 
@@ -207,7 +212,7 @@ class Power(Unary, saved="power factor"):
 
 
 class Exp(Unary, saved="exp"):
-    """e ** x."""
+    """Exponential e ** x."""
 
     def forward(self, context: Context, x: Array) -> Array:
         out: Array = np.exp(x)
@@ -219,7 +224,7 @@ class Exp(Unary, saved="exp"):
 
 
 class Log(Unary, saved="log"):
-    """The natural logarithm."""
+    """Natural logarithm."""
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x)
@@ -231,7 +236,7 @@ class Log(Unary, saved="log"):
 
 
 class Sqrt(Unary, saved="sqrt"):
-    """The square root."""
+    """Square root."""
 
     def forward(self, context: Context, x: Array) -> Array:
         out: Array = np.sqrt(x)
@@ -243,7 +248,7 @@ class Sqrt(Unary, saved="sqrt"):
 
 
 class Square(Unary, saved="square"):
-    """x * x."""
+    """Square x * x."""
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x)
@@ -254,7 +259,7 @@ class Square(Unary, saved="square"):
 
 
 class Abs(Unary, saved="abs"):
-    """The absolute value; its gradient at 0 is 0."""
+    """Absolute value. Its gradient at 0 is 0."""
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x)
@@ -265,7 +270,7 @@ class Abs(Unary, saved="abs"):
 
 
 class Sign(Unary, saved="sign"):
-    """-1, 0 or 1; its gradient is 0."""
+    """Sign of each value: -1, 0 or 1. It has no gradient."""
 
     differentiable = False
 
@@ -275,7 +280,7 @@ class Sign(Unary, saved="sign"):
 
 @dataclass(frozen=True)
 class Clip(Unary, saved="clip low high"):
-    """x limited to [low, high]; the gradient is 0 outside."""
+    """Values limited to [low, high]. The gradient is 0 outside."""
 
     low: float = 0.0
     high: float = 0.0
@@ -292,7 +297,10 @@ class Clip(Unary, saved="clip low high"):
 
 @dataclass(frozen=True)
 class _OfGradient(Op):
-    """The first input is a gradient; of one by rows those of a repeated id are summed first."""
+    """Base of operations whose first input is a gradient, dense or sparse.
+
+    Rows of a repeated id are summed first: a clip must see the gradient of the row and not its parts.
+    """
 
     differentiable = False
     by_rows = True
@@ -304,7 +312,7 @@ class _OfGradient(Op):
 
 @dataclass(frozen=True)
 class BoundGradient(_OfGradient, saved="bound_gradient low high"):
-    """Every component within [low, high]."""
+    """Gradient with every component limited to [low, high]."""
 
     low: float = 0.0
     high: float = 0.0
@@ -316,7 +324,7 @@ class BoundGradient(_OfGradient, saved="bound_gradient low high"):
 
 @dataclass(frozen=True)
 class GradientSquare(_OfGradient, saved="gradient_square"):
-    """The squared L2 norm, float64 []."""
+    """Squared L2 norm of a gradient, float64 []."""
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
         return (), np.dtype(np.float64)
@@ -329,7 +337,11 @@ class GradientSquare(_OfGradient, saved="gradient_square"):
 
 @dataclass(frozen=True)
 class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
-    """Scaled down by norm / sqrt(sum of the squares, the other inputs), where that is below 1."""
+    """Gradient times norm / total if that factor is below 1; total is the root of the sum of the other
+    inputs.
+
+    The other inputs are squared norms from GradientSquare, so this is a clip by the global norm.
+    """
 
     norm: float = 1.0
 
@@ -339,6 +351,7 @@ class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
 
 
 def _with(gradient: Gradient, change: Any) -> Gradient:
+    """Apply a function to the values of a gradient: to an array, or to the merged rows of a SparseGrad."""
     if not isinstance(gradient, SparseGrad):
         values: Gradient = change(gradient)
         return values

@@ -1,4 +1,9 @@
-"""Rows of a table by id, alone or pooled by bags."""
+"""Embedding operations: rows of a table by id, one for each id or pooled for each bag of ids.
+
+For a sparse parameter the forward pass reads only the rows of the batch, and the gradient is a SparseGrad.
+A run asks `wanted_ids` beforehand what to pull, so that one call can bring all rows of a step. A dense
+parameter is an array that has been pulled whole, and its gradient is an array.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +27,15 @@ Ids = NDArray[np.int64]
 
 
 def check_ids(name: str, ids: Ids, rows: int | None) -> None:
-    """Refuse ids outside [0, rows); any id is good where there is no number of rows.
+    """Refuse ids outside [0, rows).
+
+    Args:
+        name: Name of the parameter, for the message.
+        ids: Ids of any shape.
+        rows: Number of rows, or None if every id is valid.
 
     Raises:
-        IdError: Quotes the first bad id.
+        IdError: An id is outside. The message quotes the first such id.
     """
     if rows is None or ids.size == 0 or (ids.min() >= 0 and ids.max() < rows):
         return
@@ -34,13 +44,15 @@ def check_ids(name: str, ids: Ids, rows: int | None) -> None:
 
 
 def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
-    """Shows or clicks of each id, float32 in the shape of the ids.
+    """Return the shows or clicks of each id, float32 in the shape of the ids.
 
     Args:
-        counts: Count of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
+        name: Name of the counts, for the message.
+        counts: Counts of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
+        shape: Shape of the ids.
 
     Raises:
-        ShapeError: They are for neither.
+        ShapeError: The counts have neither shape.
     """
     if counts.shape != shape:
         if not shape or counts.shape not in ((shape[0],), (shape[0], 1)):
@@ -54,7 +66,7 @@ def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class _Embedding(Op):
-    """Inputs: ids of any shape and the weights [rows, dim]. Output: [*ids.shape, dim].
+    """Base of embeddings with inputs ids, of any shape, and weights [rows, dim]. Output: [*ids.shape, dim].
 
     Ids equal to `padding` give zeros and get no gradient.
     """
@@ -70,7 +82,8 @@ class _Embedding(Op):
         return (*ids.shape, weights.shape[1]), weights.dtype
 
     def _blank(self, ids: Ids, out: Array) -> Array:
-        """Zeros where the padding is."""
+        """Return the output with zeros for the padding, copied because it may be a cached, read-only
+        array."""
         if self.padding is None:
             return out
         pads = ids == self.padding
@@ -80,7 +93,7 @@ class _Embedding(Op):
         return out
 
     def _without_padding(self, ids: Ids, gradient: Array) -> tuple[Ids, Array]:
-        """Flat ids and the rows of their gradients, without the padding's."""
+        """Return the flat ids without padding, and their gradients [n, dim]."""
         flat, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         if self.padding is None:
             return flat, rows
@@ -89,16 +102,16 @@ class _Embedding(Op):
 
 
 class Embedding(_Embedding, saved="embedding padding"):
-    """Embedding of a sparse parameter: the forward looks rows up, the gradient is a SparseGrad.
+    """Embedding of a sparse parameter. The forward pass looks rows up, and the gradient is a SparseGrad.
 
-    Two more inputs say how often each sample, or each id, was shown and clicked; the gradient brings
-    them along.
+    Two further inputs may say how often each sample, or each id, was shown and clicked. They have no effect
+    on the output; the gradient takes them to the servers.
     """
 
     by_rows = True
 
     def wanted_ids(self, ids: Ids, *others: Array) -> Asked:
-        """Return what a run reads of the parameter, from the values of all other inputs."""
+        """Return what a run must pull of the parameter, given the values of the other inputs."""
         return ids
 
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
@@ -127,7 +140,7 @@ class Embedding(_Embedding, saved="embedding padding"):
 
 
 class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
-    """Embedding of a dense parameter."""
+    """Embedding of a dense parameter, with an array as gradient."""
 
     def forward(self, context: Context, ids: Ids, weights: Array) -> Array:
         check_ids(context.record.inputs[1].name, ids, len(weights))
@@ -142,9 +155,11 @@ class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
 
 @dataclass(frozen=True)
 class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
-    """Inputs: ids [n], the weights, the bags' lengths, int64 [bags], and perhaps weights, float32 [n].
+    """Sum or mean of the rows of each bag of ids, [bags, dim].
 
-    Output: [bags, dim], see `psfleet.core.engine.kernels.bags.RowBags`. Weights of ids get no gradient.
+    Inputs: ids [n], the parameter, the lengths of the bags, int64 [bags], and perhaps a weight for each id,
+    float32 [n], which gets no gradient. `psfleet.core.engine.kernels.bags.RowBags` defines the pooling.
+    Rows are pooled where they arrive, so that the rows themselves are never handed out.
     """
 
     mean: bool = False
@@ -171,5 +186,5 @@ class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
         return values
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        others = (None for _ in context.record.inputs[2:])
-        return None, PooledGradient(context.saved[0], gradient), *others
+        no_gradients = (None for _ in context.record.inputs[2:])
+        return None, PooledGradient(context.saved[0], gradient), *no_gradients

@@ -1,4 +1,8 @@
-"""Losses, one value per sample, computed so that nothing overflows; and measures of a prediction."""
+"""Loss operations, with a value for each sample, and metrics of a prediction (accuracy, AUC).
+
+Losses are computed so that nothing overflows: with logits from log-softmax or log1p, with probabilities by
+a bound on the logarithm.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
 
-# The reference's bound on -log(p).
+# Bound on -log(p), as in the reference.
 _WORST = 1e20
 
 
@@ -41,7 +45,7 @@ def _check_same(what: str, x: "Variable", label: "Variable") -> None:
 
 @dataclass(frozen=True)
 class SquareError(Op, saved="square_error"):
-    """(x - label)^2, elementwise."""
+    """Squared error (x - label)^2, elementwise."""
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
         _check_same("square_error_cost", x, label)
@@ -60,10 +64,10 @@ class SquareError(Op, saved="square_error"):
 
 @dataclass(frozen=True)
 class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
-    """-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)).
+    """Binary cross entropy of logits: -label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)).
 
-    Computed as max(x, 0) - x * label + log(1 + e^-|x|).
-    Labels equal to `ignore` give 0; `normalize` divides by the number of the others.
+    It is computed as max(x, 0) - x * label + log(1 + e^-|x|), which does not overflow. Labels equal to
+    `ignore` give 0, and `normalize` divides by the number of other labels.
     """
 
     ignore: float = -100
@@ -99,7 +103,8 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
 
 @dataclass(frozen=True)
 class LogLoss(Op, saved="log_loss epsilon"):
-    """-label * log(p + e) - (1 - label) * log(1 - p + e)."""
+    """Binary cross entropy of probabilities: -label * log(p + e) - (1 - label) * log(1 - p + e), e =
+    epsilon."""
 
     epsilon: float = 1e-4
 
@@ -126,8 +131,11 @@ class LogLoss(Op, saved="log_loss epsilon"):
 
 @dataclass(frozen=True)
 class _ByClass(Op):
-    """Inputs: x [..., classes, ...] and a label: int64 with extent 1 (or nothing) at the axis, or,
-    soft, probabilities of x's shape. Output: x's shape with extent 1 at the axis."""
+    """Base of losses over classes.
+
+    Inputs: x [..., classes, ...], and hard labels, int64 with extent 1 (or without the axis) in place of the
+    classes; or with `soft` probabilities in the shape of x. Output: the shape of x with extent 1 at the axis.
+    """
 
     soft: bool = False
     ignore: int = -100
@@ -154,7 +162,8 @@ class _ByClass(Op):
         return shape, x.dtype
 
     def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
-        """The hard label with an extent of 1 at the axis, 0 where ignored; and what is ignored."""
+        """Return the hard labels with extent 1 at the axis, and the mask of ignored labels, which become
+        0."""
         axis = self.axis % x.ndim
         label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
         skip = label == self.ignore
@@ -168,7 +177,7 @@ class _ByClass(Op):
 
 
 class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
-    """-log(p[label]) or -sum(label * log(p)) of probabilities."""
+    """Cross entropy of probabilities: -log(p[label]), or -sum(label * log(p)) with soft labels."""
 
     def forward(self, context: Context, p: Array, label: Array) -> Array:
         with np.errstate(divide="ignore"):
@@ -199,7 +208,7 @@ class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
 
 
 class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axis"):
-    """The cross entropy of softmax(x)."""
+    """Cross entropy of softmax(x)."""
 
     def forward(self, context: Context, x: Array, label: Array) -> Array:
         logs = log_softmax(x, self.axis)
@@ -220,6 +229,7 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
                 gradient * (out * total - label) if context.needs[0] else None,
                 -gradient * logs if context.needs[1] else None,
             )
+        # The gradient is softmax(x) - onehot(label), so 1 is subtracted at the label only.
         likelihood = np.take_along_axis(out, label, self.axis)
         np.put_along_axis(out, label, likelihood - 1, self.axis)
         out *= np.where(skip, 0, gradient).astype(out.dtype, copy=False)
@@ -228,7 +238,7 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
 
 @dataclass(frozen=True)
 class Accuracy(Op, saved="accuracy k"):
-    """The share of samples whose label is among the k largest predictions, float32 []."""
+    """Share of samples whose label is among the k largest predictions, float32 []."""
 
     k: int = 1
     differentiable = False
@@ -251,9 +261,10 @@ class Accuracy(Op, saved="accuracy k"):
 
 @dataclass(frozen=True)
 class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
-    """AUC of scores in [0, 1], [n], [n, 1] or [n, 2] (the second column counts), float32 [].
+    """Area under the ROC curve of scores in [0, 1], from a histogram of `thresholds` bins, float32 [].
 
-    `accumulate`: over all runs of the program so far, by a histogram of `thresholds` bins.
+    Scores are [n], [n, 1] or [n, 2], of which the second column counts. With `accumulate` the result is
+    that of all runs of the program so far.
     """
 
     thresholds: int

@@ -1,4 +1,7 @@
-"""Constants; changing shape, order and dtype; taking parts and putting them together."""
+"""Operations that move values without arithmetic: constants, reshape, transpose, cast, concat, slice, gather.
+
+Each checks shapes when a program is built, as far as extents are known, and ids and indices when it runs.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FillConstant(Op, saved="fill shape dtype value"):
-    """An array of one value."""
+    """Array filled with a value."""
 
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -43,7 +46,7 @@ class FillConstant(Op, saved="fill shape dtype value"):
 
 @dataclass(frozen=True)
 class StepCounter(Op, saved="step_counter"):
-    """The number of training runs of the program so far, this one included, int64 [1]."""
+    """Number of training runs of the program so far, including this one, int64 [1]."""
 
     differentiable = False
 
@@ -56,7 +59,8 @@ class StepCounter(Op, saved="step_counter"):
 
 @dataclass(frozen=True)
 class PerRun(Op):
-    """A function of the number of training runs before this one, float32 [1]."""
+    """Function of the number of training runs before this one, float32 [1]. Schedules use it for their
+    rate."""
 
     value: Callable[[int], float] = float
     differentiable = False
@@ -70,7 +74,7 @@ class PerRun(Op):
 
 @dataclass(frozen=True)
 class Reshape(Op, saved="reshape shape"):
-    """Another shape of as many values: -1 is worked out, 0 copies the input's extent there."""
+    """Values in another shape. An extent -1 is computed from the others, and 0 copies the input's extent."""
 
     shape: tuple[int, ...] = ()
 
@@ -89,18 +93,18 @@ class Reshape(Op, saved="reshape shape"):
         return tuple(target), x.dtype
 
     def _check_target(self, x: "Variable", target: list[int | None]) -> None:
-        """Work out the -1 where the input's size is known, and refuse what cannot fit."""
+        """Compute the extent for -1 if the input's size is known, and refuse a shape that cannot fit."""
         # An unknown batch extent copied by 0 divides out on both sides.
         copies = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]
         size = size_of(tuple(n for i, n in enumerate(x.shape) if i not in copies))
-        rest = size_of(
+        target_size = size_of(
             tuple(1 if i in copies or self.shape[i] == -1 else n for i, n in enumerate(target))
         )
-        if size is None or rest is None:
+        if size is None or target_size is None:
             return
-        if -1 in self.shape and rest and size % rest == 0:
-            target[self.shape.index(-1)] = size // rest
-        elif size != rest:
+        if -1 in self.shape and target_size and size % target_size == 0:
+            target[self.shape.index(-1)] = size // target_size
+        elif size != target_size:
             raise ShapeError(
                 f"reshape of {x.name!r} {x.shape} to {self.shape}: {size} values do not fill it"
             )
@@ -115,7 +119,7 @@ class Reshape(Op, saved="reshape shape"):
 
 @dataclass(frozen=True)
 class Transpose(Op, saved="transpose order"):
-    """Axes in another order."""
+    """Values with their axes in another order."""
 
     order: tuple[int, ...] = ()
 
@@ -135,7 +139,7 @@ class Transpose(Op, saved="transpose order"):
 
 @dataclass(frozen=True)
 class Cast(Op, saved="cast dtype"):
-    """The values in another dtype; towards whole numbers it cuts off the fraction."""
+    """Values in another dtype. Conversion to whole numbers cuts off the fraction."""
 
     dtype: str = "float32"
 
@@ -153,7 +157,7 @@ class Cast(Op, saved="cast dtype"):
 
 @dataclass(frozen=True)
 class Concat(Op, saved="concat axis"):
-    """Inputs one after the other along an axis."""
+    """Concatenation of inputs along an axis."""
 
     axis: int = 0
 
@@ -164,18 +168,18 @@ class Concat(Op, saved="concat axis"):
         need_one_dtype("concat", *inputs)
         axis = axis_of(self.axis, first.shape, f"concat of {first.name!r}")
         shape = list(first.shape)
-        for other in inputs[1:]:
-            rest = [n for i, n in enumerate(other.shape) if i != axis]
-            if len(other.shape) != len(shape) or not same(
-                tuple(rest), tuple(n for i, n in enumerate(shape) if i != axis)
+        for x in inputs[1:]:
+            other_extents = [n for i, n in enumerate(x.shape) if i != axis]
+            if len(x.shape) != len(shape) or not same(
+                tuple(other_extents), tuple(n for i, n in enumerate(shape) if i != axis)
             ):
                 raise ShapeError(
                     f"concat along axis {axis} of {first.name!r} {first.shape} and "
-                    f"{other.name!r} {other.shape}: the other extents differ"
+                    f"{x.name!r} {x.shape}: the other extents differ"
                 )
-            here, more = shape[axis], other.shape[axis]
-            shape = [a if a is not None else b for a, b in zip(shape, other.shape, strict=True)]
-            shape[axis] = None if here is None or more is None else here + more
+            extent, added_extent = shape[axis], x.shape[axis]
+            shape = [a if a is not None else b for a, b in zip(shape, x.shape, strict=True)]
+            shape[axis] = None if extent is None or added_extent is None else extent + added_extent
         return tuple(shape), first.dtype
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
@@ -189,7 +193,7 @@ class Concat(Op, saved="concat axis"):
 
 @dataclass(frozen=True)
 class Stack(Op, saved="stack axis"):
-    """Inputs side by side along a new axis."""
+    """Inputs of one shape stacked along a new axis."""
 
     axis: int = 0
 
@@ -198,11 +202,11 @@ class Stack(Op, saved="stack axis"):
             raise ShapeError("stack needs at least one input")
         first = inputs[0]
         need_one_dtype("stack", *inputs)
-        for other in inputs[1:]:
-            if not same(first.shape, other.shape):
+        for x in inputs[1:]:
+            if not same(first.shape, x.shape):
                 raise ShapeError(
-                    f"stack of {first.name!r} {first.shape} and {other.name!r} "
-                    f"{other.shape}: the shapes differ"
+                    f"stack of {first.name!r} {first.shape} and {x.name!r} "
+                    f"{x.shape}: the shapes differ"
                 )
         axis = axis_of(self.axis, (*first.shape, None), f"stack of {first.name!r}")
         shape: Shape = (*first.shape[:axis], len(inputs), *first.shape[axis:])
@@ -217,7 +221,7 @@ class Stack(Op, saved="stack axis"):
 
 @dataclass(frozen=True)
 class Slice(Op, saved="slice axes starts ends"):
-    """x[starts[i]:ends[i]] along axes[i]; negative bounds count from the end."""
+    """Part x[starts[i]:ends[i]] along axes[i]. Negative bounds count from the end."""
 
     axes: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
@@ -286,7 +290,7 @@ class Gather(Op, saved="gather"):
 
 @dataclass(frozen=True)
 class OneHot(Op, saved="one_hot depth allow_out_of_range"):
-    """Whole numbers [...] or [..., 1] as float32 [..., depth]: 1 at the number, else 0."""
+    """Whole numbers [...] or [..., 1] as float32 [..., depth], with 1 at the number and 0 elsewhere."""
 
     depth: int = 1
     allow_out_of_range: bool = False
@@ -309,7 +313,7 @@ class OneHot(Op, saved="one_hot depth allow_out_of_range"):
 
 @dataclass(frozen=True)
 class Expand(Op, saved="expand times"):
-    """Each axis repeated so many times."""
+    """Values tiled along each axis, `times[i]` times along axis i."""
 
     times: tuple[int, ...] = ()
 
@@ -326,5 +330,6 @@ class Expand(Op, saved="expand times"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         (shape,) = context.saved
+        # Split each axis into (copies, extent), and sum over the copies.
         pairs = [n for pair in zip(self.times, shape, strict=True) for n in pair]
         return (gradient.reshape(pairs).sum(axis=tuple(range(0, len(pairs), 2))),)

@@ -1,4 +1,10 @@
-"""Products of matrices, the library that computes them, and the precision in which it does."""
+"""Matrix products (matmul and fully connected layers), and the library and precision that compute them.
+
+By default NumPy's BLAS multiplies in the dtype of the factors. A strategy with `amp` can have torch
+multiply in bfloat16 (`products_under`), which is faster on processors with instructions for it; values and
+gradients between products stay float32. A factor is converted once and kept for the backward pass, which
+needs it again.
+"""
 
 import importlib.util
 import warnings
@@ -30,34 +36,39 @@ from psfleet.core.runtime.strategy import AMPSettings
 if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
-_WORTHWHILE = 2**16  # below this, converting costs more than it saves
-_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))  # of x86-64; the last one of 64-bit Arm
+_WORTHWHILE = (
+    2**16
+)  # values of both factors together; with fewer, converting costs more than it saves
+_FLAGS = frozenset(
+    ("avx512_bf16", "amx_bf16", "bf16")
+)  # in /proc/cpuinfo of x86-64; the last on 64-bit Arm
 
 
 class MatrixProducts:
-    """A way to multiply matrices: by NumPy's BLAS, in the dtype of the factors."""
+    """Matrix multiplication by NumPy's BLAS in the dtype of the factors, and base of other ways."""
 
     def suited(self, left: Array, right: Array) -> "MatrixProducts":
-        """The way to multiply arrays such as these: this one, or one that is better for them."""
+        """Return the way in which to multiply these arrays: this one, or another that suits them better."""
         return self
 
     def factor(self, values: Array) -> Array:
-        """The values as `multiply` takes them, which may be views with other axes."""
+        """Convert an array to a factor for `multiply`. Axes of a factor may be swapped or split
+        afterwards."""
         return values
 
     def multiply(self, left: Array, right: Array) -> Array:
-        """The product of two factors over their last two axes, in the dtype of the values."""
+        """Multiply two factors over their last two axes. The result has the dtype of the original values."""
         out: Array = np.matmul(left, right)
         return out
 
 
 class Bfloat16Products(MatrixProducts):
-    """Products of torch: factors and results in bfloat16, sums in float32.
+    """Matrix multiplication by torch, with factors and results in bfloat16 and sums in float32.
 
-    A factor is an array of uint16, the bits of its values, rounded to the nearest, ties to even.
+    A factor is an array of uint16 with the bits of its values, rounded to nearest with ties to even.
 
     Args:
-        worthwhile: Two factors with fewer values than this together are multiplied in float32.
+        worthwhile: Number of values that both factors must have together. Smaller products are in float32.
     """
 
     def __init__(self, worthwhile: int = _WORTHWHILE) -> None:
@@ -82,10 +93,13 @@ FLOAT32 = MatrixProducts()
 
 
 def products_under(settings: AMPSettings) -> MatrixProducts:
-    """The products that a strategy's part `amp` asks for.
+    """Return the matrix multiplication that a strategy's part `amp` asks for.
+
+    If the strategy leaves `compute` out, bfloat16 is used where torch and the processor support it, and a
+    warning tells where not.
 
     Raises:
-        ConfigError: It asks for bfloat16, and torch is not installed.
+        ConfigError: The strategy insists on bfloat16, and torch is not installed.
     """
     missing = importlib.util.find_spec("torch") is None
     if settings.compute == "bfloat16":
@@ -112,11 +126,12 @@ def products_under(settings: AMPSettings) -> MatrixProducts:
 
 
 def has_bfloat16(description: str) -> bool:
-    """Return whether a processor multiplies in bfloat16, by the text of its /proc/cpuinfo."""
+    """Return whether a processor can multiply in bfloat16, given the text of its /proc/cpuinfo."""
     return not _FLAGS.isdisjoint(description.split())
 
 
 def _tensor(halves: Array) -> Any:
+    """Return a bfloat16 tensor on the memory of an array of uint16."""
     torch = _torch()
     return torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
 
@@ -134,7 +149,7 @@ def _swap(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class MatMul(Op, saved="matmul transpose_x transpose_y"):
-    """x @ y over the last two axes, each possibly transposed; leading axes broadcast.
+    """Matrix product x @ y over the last two axes, each possibly transposed. Leading axes broadcast.
 
     A vector on the left is a row, on the right a column, as in NumPy.
     """
@@ -174,6 +189,8 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         products, x, y = context.saved
+        # Vectors become matrices, and the gradient gets the axes that the product dropped for them. Then
+        # dx = g @ y^T and dy = x^T @ g, transposed again if the input was.
         left = x[None, :] if x.ndim == 1 else x
         right = y[:, None] if y.ndim == 1 else y
         if x.ndim == 1:
@@ -194,10 +211,10 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
 
 @dataclass(frozen=True)
 class Affine(Op, saved="affine axes relu"):
-    """relu?(flatten(x) @ w + b): a fully connected layer in one pass over the output.
+    """Fully connected layer flatten(x) @ w + b, perhaps with relu, computed in place in one output array.
 
-    x [a, ..., c, ...] is taken as a matrix whose rows are its first `axes` axes; w is [in, out], b
-    [out] and may be left out.
+    Inputs: x, whose first `axes` axes become the rows of a matrix and the other axes its columns; w [in,
+    out]; and perhaps b [out].
     """
 
     axes: int = 1

@@ -1,4 +1,12 @@
-"""Normalisation within a sample, and over a batch."""
+"""Normalisation operations: layer_norm within each sample, and batch_norm over a batch.
+
+Both compute y = (x - mean) / sqrt(variance + epsilon). With r = 1 / sqrt(variance + epsilon), gradients g
+of y, and means over the normalised axes, the gradient is
+
+    dx = r * (g - mean(g) - y * mean(g * y))
+
+because mean and variance depend on x too. batch_norm with fixed statistics has dx = r * g.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,16 +32,17 @@ if TYPE_CHECKING:
 
 
 def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -> None:
-    for each in vectors:
-        if not same(each.shape, (size,)):
-            raise ShapeError(f"{what}: {each.name!r} is {each.shape}, it must be ({size},)")
+    """Refuse vectors, such as a scale, whose shape is not [size]."""
+    for vector in vectors:
+        if not same(vector.shape, (size,)):
+            raise ShapeError(f"{what}: {vector.name!r} is {vector.shape}, it must be ({size},)")
 
 
 @dataclass(frozen=True)
 class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) over the axes from `axis` on, then * scale + shift.
 
-    Inputs: x, then scale and shift, flat, as far as `has_scale` and `has_shift` say.
+    Inputs: x, then a flat scale if `has_scale`, then a flat shift if `has_shift`.
     """
 
     axis: int = 1
@@ -84,10 +93,10 @@ class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
 class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_scale has_shift"):
     """(x - mean) / sqrt(variance + epsilon) for each channel, then * scale + shift.
 
-    Inputs: x, the moving mean and the moving variance [channels], then scale and shift as far as
-    `has_scale` and `has_shift` say. In training mean and (biased) variance are the batch's, over all axes
-    but `axis`, and the program notes them for the moving ones; with `is_test`, with `fixed` and in
-    programs for tests they are the moving ones.
+    Inputs: x, the moving mean and the moving variance [channels], then a scale if `has_scale`, then a shift
+    if `has_shift`. In training mean and (biased) variance are those of the batch, over all axes but `axis`,
+    and the program notes them for the moving averages. With `is_test`, with `fixed` and in programs for
+    tests the moving averages are used.
     """
 
     axis: int = 1
@@ -118,47 +127,50 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
         x, mean, variance = inputs[:3]
         batch = not (self.is_test or self.fixed or context.program.for_test)
-        others = tuple(i for i in range(x.ndim) if i != self.axis % x.ndim)
+        reduced_axes = tuple(i for i in range(x.ndim) if i != self.axis % x.ndim)
         if batch:
             if not x.size:
                 raise UsageError(
                     f"batch_norm {context.record.output.name!r} trains on a batch without samples; "
                     "leave it out, or run a program cloned for tests"
                 )
-            mean = x.mean(axis=others, dtype=x.dtype)
+            mean = x.mean(axis=reduced_axes, dtype=x.dtype)
         normal = x - self._spread(mean, x)
         if batch:
-            variance = (normal * normal).mean(axis=others, dtype=x.dtype)
+            variance = (normal * normal).mean(axis=reduced_axes, dtype=x.dtype)
             self._note(context, mean, variance)
         root = 1 / np.sqrt(variance + x.dtype.type(self.epsilon))
         normal *= self._spread(root, x)
         scale = inputs[3] if self.has_scale else None
-        context.save(normal, root, scale, others, batch)
+        context.save(normal, root, scale, reduced_axes, batch)
         out: Array = normal if scale is None else normal * self._spread(scale, x)
         return out + self._spread(inputs[-1], x) if self.has_shift else out
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        normal, root, scale, others, batch = context.saved
+        normal, root, scale, reduced_axes, batch = context.saved
         parts: list[Gradient | None] = [None, None, None]
         if context.needs[0]:
             inner = gradient if scale is None else gradient * self._spread(scale, gradient)
             if batch:
-                mean = inner.mean(axis=others, keepdims=True, dtype=inner.dtype)
-                along = (inner * normal).mean(axis=others, keepdims=True, dtype=inner.dtype)
+                mean = inner.mean(axis=reduced_axes, keepdims=True, dtype=inner.dtype)
+                along = (inner * normal).mean(axis=reduced_axes, keepdims=True, dtype=inner.dtype)
                 inner = inner - mean - normal * along
             parts[0] = inner * self._spread(root, gradient)
         if self.has_scale:
-            parts.append((gradient * normal).sum(axis=others))
+            parts.append((gradient * normal).sum(axis=reduced_axes))
         if self.has_shift:
-            parts.append(gradient.sum(axis=others))
+            parts.append(gradient.sum(axis=reduced_axes))
         return parts
 
     def _spread(self, values: Array, x: Array) -> Array:
-        """Values of the channels as they stand beside x."""
+        """Reshape one value per channel so that it broadcasts against x."""
         return values.reshape([-1 if i == self.axis % x.ndim else 1 for i in range(x.ndim)])
 
     def _note(self, context: Context, mean: Array, variance: Array) -> None:
-        """Leave the batch's statistics with the program, once for each run."""
+        """Leave the batch's statistics with the program, for the update to add to the moving averages.
+
+        The entry is replaced if a recomputing run computes the record twice, so that a batch counts once.
+        """
         moving = [variable.parameter for variable in context.record.inputs[1:3]]
         context.program.observed[context.record.output.name] = [
             (parameter, self.momentum, value)

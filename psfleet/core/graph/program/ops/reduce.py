@@ -1,4 +1,8 @@
-"""Sums, means and extremes over axes, and one row for each padded sequence."""
+"""Reductions: sum, mean, max, min and argmax over axes, and pooling of padded sequences.
+
+A reduction's gradient has the shape of its output. `_spread` puts the reduced axes back with extent 1, so
+that it broadcasts against the input.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,12 +30,13 @@ if TYPE_CHECKING:
 
 
 POOLS = ("sum", "average", "sqrt", "max", "last", "first")
-"""sum; sum / n; sum / sqrt(n); the largest of each column; the last step; the first one."""
+"""Ways to pool the n steps of a sequence: sum; sum / n; sum / sqrt(n); maximum of each column; last or
+first step."""
 
 
 @dataclass(frozen=True)
 class _Reduce(Op):
-    """Over `axes`, all if empty."""
+    """Base of reductions over `axes`, or over all axes if empty. `keep` leaves the axes with extent 1."""
 
     axes: tuple[int, ...] = ()
     keep: bool = False
@@ -52,20 +57,20 @@ class _Reduce(Op):
         return tuple(axis % x.ndim for axis in self.axes) or tuple(range(x.ndim))
 
     def _spread(self, gradient: Array, shape: tuple[int, ...]) -> Array:
-        """Put the reduced axes back, each of extent 1."""
+        """Put the reduced axes back into a gradient, with extent 1."""
         axes = {axis % len(shape) for axis in self.axes} or set(range(len(shape)))
         return gradient.reshape([1 if i in axes else n for i, n in enumerate(shape)])
 
 
 def _repeat(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcast into memory of its own: BLAS refuses views whose rows overlap."""
+    """Broadcast a gradient into new memory, because BLAS refuses views whose rows overlap."""
     out = np.empty(shape, gradient.dtype)
     out[...] = gradient
     return out
 
 
 class ReduceSum(_Reduce, saved="reduce_sum axes keep"):
-    """The sum."""
+    """Sum over axes."""
 
     def forward(self, context: Context, x: Array) -> Array:
         context.save(x.shape)
@@ -77,7 +82,7 @@ class ReduceSum(_Reduce, saved="reduce_sum axes keep"):
 
 
 class ReduceMean(_Reduce, saved="reduce_mean axes keep"):
-    """The mean."""
+    """Mean over axes. A batch without samples gives NaN."""
 
     def infer(self, x: "Variable") -> Spec:
         need_floats("mean", x)
@@ -98,7 +103,7 @@ class ReduceMean(_Reduce, saved="reduce_mean axes keep"):
 
 
 class _Extreme(_Reduce):
-    """The gradient is shared equally by the values that attain the extreme."""
+    """Base of max and min. The gradient is shared equally by the values that attain the extreme."""
 
     def _extreme(self, x: Array) -> Array:
         raise NotImplementedError
@@ -119,14 +124,14 @@ class _Extreme(_Reduce):
 
 
 class ReduceMax(_Extreme, saved="reduce_max axes keep"):
-    """The largest value."""
+    """Largest value over axes."""
 
     def _extreme(self, x: Array) -> Array:
         return np.asarray(x.max(axis=self._axes(x), keepdims=True))
 
 
 class ReduceMin(_Extreme, saved="reduce_min axes keep"):
-    """The smallest value."""
+    """Smallest value over axes."""
 
     def _extreme(self, x: Array) -> Array:
         return np.asarray(x.min(axis=self._axes(x), keepdims=True))
@@ -134,7 +139,7 @@ class ReduceMin(_Extreme, saved="reduce_min axes keep"):
 
 @dataclass(frozen=True)
 class ArgMax(Op, saved="arg_max axis"):
-    """Index of the largest value along an axis; the first of equals."""
+    """Index of the largest value along an axis, int64. Of equal values the first counts."""
 
     axis: int = 0
     differentiable = False
@@ -149,11 +154,11 @@ class ArgMax(Op, saved="arg_max axis"):
 
 @dataclass(frozen=True)
 class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
-    """Inputs: x [batch, time, ...], and a mask [batch, time] if `masked`, else lengths [batch] or [batch, 1].
+    """Pooling of padded sequences to one row each, [batch, ...].
 
-    Output: [batch, ...]. Steps that are no part of the sequence count for nothing, whatever they hold; a
-    sequence without steps gives `pad_value`, through which no gradient flows. Of equal largest values the
-    first one has the gradient.
+    Inputs: x [batch, time, ...], and a mask [batch, time] if `masked`, else perhaps lengths [batch] or
+    [batch, 1]. Steps outside a sequence have no effect, even if they hold NaN. A sequence without steps
+    gives `pad_value` and no gradient. Of equal largest values the first gets the gradient.
     """
 
     pool: str = "sum"
@@ -226,14 +231,14 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
             np.put_along_axis(out, steps, gradients, axis=1)
         return [out.reshape(shape), *(None for _ in context.record.inputs[1:])]
 
-    def _present(self, x: Array, others: Sequence[Array]) -> NDArray[np.bool_]:
+    def _present(self, x: Array, lengths_or_mask: Sequence[Array]) -> NDArray[np.bool_]:
         """Return a mask of the steps that are part of their sequence: [batch, time]."""
         batch, time = x.shape[:2]
-        if not others:
+        if not lengths_or_mask:
             return np.ones((batch, time), np.bool_)
         if self.masked:
-            return np.asarray(others[0] != 0)
-        lengths = others[0].reshape(-1)
+            return np.asarray(lengths_or_mask[0] != 0)
+        lengths = lengths_or_mask[0].reshape(-1)
         wrong = lengths[(lengths < 0) | (lengths > time)]
         if len(wrong):
             raise ShapeError(
@@ -242,14 +247,14 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
         return np.asarray(np.arange(time) < lengths[:, None])
 
     def _share(self, count: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
-        """Return the factor on each step's row."""
+        """Return the factor on the sum of each sequence: 1, 1 / n or 1 / sqrt(n)."""
         some = np.maximum(count, 1).astype(dtype)
         if self.pool == "average":
             return np.asarray(1 / some)
         return np.asarray(1 / np.sqrt(some)) if self.pool == "sqrt" else np.ones_like(some)
 
     def _chosen(self, flat: Array, present: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The step that gives each value: [batch, 1, width]."""
+        """Return for each value the step that it is taken from: [batch, 1, width]."""
         if self.pool == "max":
             lowest = flat.dtype.type(-np.inf)
             return np.asarray(np.where(present[:, :, None], flat, lowest).argmax(axis=1)[:, None])

@@ -1,9 +1,15 @@
-"""A plan cut into the chunks of a pipeline, and one micro-batch in one chunk.
+"""Cuts an execution plan into the chunks of a pipeline, and runs one micro-batch through one chunk.
 
-Values go from the piece that makes them straight to each piece that computes with them. The gradient
-of a value (or of a parameter) that several pieces use goes back from the last of them to the one
-before, and so on: each adds its part. So it is summed in the order in which the whole program's
-backward pass would have summed it, and comes out in the same bits.
+A value goes from the chunk that makes it straight to every chunk that computes with it. Its gradient takes
+another way: from the last chunk that uses it to the one before, and so on, and each adds its part:
+
+    value      chunk 0 makes x  ->  chunk 1, chunk 2, chunk 3
+    gradient   chunk 3: g3  ->  chunk 2: g3 + g2  ->  chunk 1: g3 + g2 + g1  ->  chunk 0
+
+So it is summed in the order in which the backward pass of the whole program would sum it, and has the same
+bits. Gradients of a parameter that several chunks use go the same way, to the first of them.
+
+`pipelined_run.py` says which chunk runs when, and carries values between processes.
 """
 
 import contextlib
@@ -30,7 +36,7 @@ from psfleet.core.runtime.stages import even_sizes, exchange, here, links, next_
 
 
 def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int]:
-    """Samples of each micro-batch, see `even_sizes`.
+    """Return the number of samples in each micro-batch, as `even_sizes` shares them out.
 
     Raises:
         ShapeError: No feed leaves its first extent open, or those that do differ in length.
@@ -54,7 +60,7 @@ def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int
 def micro_feeds(
     feeds: Mapping[Variable, Array], sizes: Sequence[int]
 ) -> list[dict[Variable, Array]]:
-    """The feeds of each micro-batch; one with a fixed first extent goes whole to all."""
+    """Cut feeds into micro-batches. A feed with a fixed first extent goes whole to each."""
     parts, start = [], 0
     for size in sizes:
         parts.append(
@@ -65,9 +71,15 @@ def micro_feeds(
 
 
 def combine(variable: Variable, values: Sequence[Array], fractions: Sequence[float]) -> Array:
-    """A result of the batch: samples side by side; of single numbers the mean over the samples.
+    """Put a result of a batch together from its micro-batches.
 
-    An accumulated AUC and whole numbers are those of the last micro-batch.
+    A result with one entry per sample is concatenated, and other floats are averaged over the samples. An
+    accumulated AUC and whole numbers are those of the last micro-batch.
+
+    Args:
+        variable: Variable of the result.
+        values: Its value in each micro-batch.
+        fractions: Share of each micro-batch in the samples.
     """
     if _is_open(variable):
         return np.concatenate(values)
@@ -83,14 +95,21 @@ def _is_open(variable: Variable) -> bool:
 
 
 def settled(value: Gradient | None) -> Gradient | None:
-    """A value as it would arrive at another process: the same layout, so the same bits."""
+    """Return a value in the memory layout in which it would arrive at another process.
+
+    NumPy may sum another layout in another order, so without this the bits would depend on the stages.
+    """
     if isinstance(value, np.ndarray) and not value.flags.forc:
         return np.ascontiguousarray(value)
     return value
 
 
 def pack(value: Gradient | None) -> list[Array]:
-    """A value or gradient as arrays: none, one, or ids and rows (and shows and clicks)."""
+    """Turn a value or gradient into arrays for a message.
+
+    Returns:
+        No array for None, one for an array, and ids, rows and perhaps shows and clicks for a SparseGrad.
+    """
     if value is None:
         return []
     if not isinstance(value, SparseGrad):
@@ -99,31 +118,35 @@ def pack(value: Gradient | None) -> list[Array]:
 
 
 def unpack(arrays: Sequence[Array]) -> Gradient | None:
-    """Unpack a packed gradient."""
+    """Return the value or gradient that `pack` turned into these arrays."""
     if len(arrays) > 1:
         return SparseGrad(*arrays)
     return arrays[0] if arrays else None
 
 
 def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Inside the block a global norm is over the parameters of all stages of this worker.
+    """Compute global norms over the parameters of all stages of this worker inside the block.
+
+    All stages must clip inside the block: each waits there for the squared norms of the other stages.
 
     Args:
-        names: Names of all of them, in the order in which one process would add them up.
+        names: Names of the parameters of all stages, in the order in which a single process would add them.
     """
     if here().processes == 1:
         return contextlib.nullcontext()
-    places = {name: i for i, name in enumerate(names)}
+    positions = {name: i for i, name in enumerate(names)}
 
-    def gather(own: list[str], squares: list[float]) -> list[float]:
-        place, far, tag = here(), links(), f"norm/{next_step()}"
-        if max(place.copies) > 1:
+    # Every stage sends its squared norms with their positions in `names`. All add them up in this order, so
+    # that the norm has the bits of a run in one process.
+    def gather(own_names: list[str], squares: list[float]) -> list[float]:
+        position, stage_links, tag = here(), links(), f"norm/{next_step()}"
+        if max(position.copies) > 1:
             raise ConfigError(
                 "clipping by the global norm needs whole gradients, and copies of a stage "
                 "have parts of them; clip each gradient by its norm or use no copies"
             )
-        mine = np.array([[places[name] for name in own], squares], np.float64)
-        parts = exchange(place, far, tag, range(place.processes), [mine])
+        own_squares = np.array([[positions[name] for name in own_names], squares], np.float64)
+        parts = exchange(position, stage_links, tag, range(position.processes), [own_squares])
         whole = np.concatenate([part for [part] in parts], axis=1)
         return [float(square) for square in whole[1, np.argsort(whole[0], kind="stable")]]
 
@@ -132,18 +155,20 @@ def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None
 
 @dataclass(eq=False)
 class ChunkPlan:
-    """The part of a plan that belongs to one chunk.
+    """Part of an execution plan that belongs to one chunk. Chunks are numbered in forward order.
 
     Attributes:
-        plan: Its forward records, its part of the backward pass (none if no gradient goes through
-            it) and what may be released when.
-        early: Records that compute ids of its lookups: every piece runs them for itself.
-        lookups: Its sparse parameters with the variables of their ids.
-        takes: By variable of another piece that it computes with, that piece.
-        gives: By own variable that others compute with, those pieces.
-        next_user: By variable, the piece that the gradient so far comes from.
-        last_user: By variable, the piece that its gradient, with this piece's part, goes to.
-        own_leaves: Leaves whose whole gradient comes together here.
+        plan: Forward records, part of the backward pass (none if no gradient goes through the chunk) and the
+            releases of values.
+        early: Records that compute ids of the chunk's look-ups. Every stage computes them itself, from the
+            feed, and takes none from other stages.
+        lookups: Sparse parameters that the chunk reads, with the variables of their ids.
+        dense: Leaves that stand for dense parameters of the chunk.
+        takes: For each variable of another chunk that this one computes with, the chunk that makes it.
+        gives: For each variable made here that other chunks compute with, these chunks.
+        next_user: For each variable, the chunk from which the sum of later gradients arrives.
+        last_user: For each variable, the chunk to which the sum goes on, with this chunk's gradient added.
+        own_leaves: Leaves whose gradient is complete in this chunk, as no earlier chunk uses them.
     """
 
     plan: ExecutionPlan
@@ -158,12 +183,12 @@ class ChunkPlan:
 
 
 def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[ChunkPlan]:
-    """The pieces of a plan.
+    """Cut a plan into chunks, and connect their values and gradients.
 
     Args:
-        plan: With one backward pass.
-        parts: Records of the loss by chunk, in forward order. What else the plan computes goes to
-            the first chunk that has all it needs.
+        plan: Plan with one backward pass.
+        parts: Records of the loss for each chunk, in forward order. Other records of the plan go to the first
+            chunk at which all their inputs are known.
 
     Raises:
         UsageError: The program has several losses, or computes with gradients.
@@ -178,7 +203,7 @@ def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[Chu
     [backward] = plan.backwards
     chunk_of = _chunks_of_records(plan, parts)
     records = [[r for r in plan.forward if chunk_of[r] == i] for i in range(len(parts))]
-    chunk_parts = [_chunk_plan(plan, backward, own) for own in records]
+    chunk_parts = [_chunk_plan(plan, backward, chunk_records) for chunk_records in records]
     _connect_values(chunk_parts, records, chunk_of)
     _connect_gradients(chunk_parts, backward.backward, chunk_of)
     for part in chunk_parts:
@@ -199,16 +224,16 @@ def _chunks_of_records(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -
 
 
 def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Record]) -> ChunkPlan:
-    own = set(records)
-    active = [record for record in backward.records if record in own]
+    chunk_records = set(records)
+    active = [record for record in backward.records if record in chunk_records]
     needs = {record: backward.needs[record] for record in active}
     inputs = dict.fromkeys(v for record in records for v in record.inputs)
     backwards = [BackwardPlan(backward.backward, active, needs)] if active else []
     early = set(plan.early)
     lookups = {
-        (each.parameter.name, each.inputs[0]): (each.parameter, each.inputs[0])
-        for each in plan.lookups
-        if each.record in own
+        (lookup.parameter.name, lookup.inputs[0]): (lookup.parameter, lookup.inputs[0])
+        for lookup in plan.lookups
+        if lookup.record in chunk_records
     }
     return ChunkPlan(
         ExecutionPlan(constants=plan.constants, forward=records, backwards=backwards, needs=needs),
@@ -221,8 +246,8 @@ def _chunk_plan(plan: ExecutionPlan, backward: BackwardPlan, records: list[Recor
 def _connect_values(
     chunk_parts: list[ChunkPlan], records: list[list[Record]], chunk_of: dict[Record, int]
 ) -> None:
-    for user, own in enumerate(records):
-        for variable in dict.fromkeys(v for record in own for v in record.inputs):
+    for user, chunk_records in enumerate(records):
+        for variable in dict.fromkeys(v for record in chunk_records for v in record.inputs):
             maker = chunk_of.get(variable.record) if variable.record is not None else None
             if maker is not None and maker != user:
                 chunk_parts[user].takes[variable] = maker
@@ -232,6 +257,7 @@ def _connect_values(
 def _connect_gradients(
     chunk_parts: list[ChunkPlan], backward: Backward, chunk_of: dict[Record, int]
 ) -> None:
+    """Chain the chunks that have a gradient for a variable, from the last to the one that makes it."""
     users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.gradients}
     for user, part in enumerate(chunk_parts):
         for record, needs in part.plan.needs.items():
@@ -249,7 +275,11 @@ def _connect_gradients(
 
 
 class StepRows:
-    """Stands for a sparse parameter: the rows that the whole step has fetched, by array of ids."""
+    """Rows that a step has fetched for all its micro-batches, in place of the sparse parameter.
+
+    Rows are found by the array object of the ids and not by its content: every chunk gets the very arrays
+    that were fetched for.
+    """
 
     def __init__(self, parameter: Parameter) -> None:
         self.name = parameter.name
@@ -259,27 +289,27 @@ class StepRows:
         self._known: list[tuple[Array, Array]] = []
 
     def add(self, ids: Array, rows: Array) -> None:
-        """Remember the rows of these ids, this very array."""
+        """Add the rows for this array of ids."""
         self._known.append((ids, rows))
 
     def lookup(self, ids: Array) -> Array:
-        """The rows, from here or from the parameter."""
+        """Return the rows fetched for this array of ids, or read them from the parameter."""
         for array, rows in self._known:
             if array is ids:
                 return rows
         return self._parameter.lookup(ids)
 
     def pooled(self, ids: PooledIds) -> tuple[PooledIds, Array]:
-        """Pool the rows."""
+        """Look the rows up and pool them: float32 [bags, dim]."""
         return ids, ids.pool(self.lookup(ids.ids))
 
 
 class ChunkRun(ProgramRun):
-    """A run of a piece on one micro-batch.
+    """Run of one chunk on one micro-batch.
 
     Attributes:
-        arrived: Gradients that other pieces have sent, by variable.
-        gradients: After the backward: by variable of another piece, and by leaf.
+        arrived: Gradients that later chunks have sent, by variable.
+        gradients: Result of the backward pass: gradients of leaves and of variables of earlier chunks.
     """
 
     def __init__(
@@ -296,23 +326,24 @@ class ChunkRun(ProgramRun):
         self._rows = rows
 
     def input(self, variable: Variable) -> Any:
-        """Return an operation's input: rows that are here in place of a sparse parameter."""
+        """Return an operation's input; for a sparse parameter that is the step's fetched rows."""
         return self._rows.get(variable.name) or super().input(variable)
 
     def seeded(self, plan: BackwardPlan) -> BackwardPass:
-        """A sweep that starts with what has arrived, and with 1 if the loss is made here."""
+        """Return a sweep that starts with the gradients that have arrived, and with 1 if the loss is made
+        here."""
         seeds = dict(self.arrived)
         if plan.backward.loss.record in set(self.plan.forward):
             seeds.update(super().seeded(plan).gradients)
         return BackwardPass(seeds)
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
-        """Keep what the sweep has left."""
+        """Keep the gradients that the sweep could not pass on within this chunk."""
         self.gradients.update(sweep.gradients)
 
 
 class RecomputingChunkRun(ChunkRun, RecomputingRun):
-    """The same with recomputing."""
+    """Run of one chunk on one micro-batch that computes dropped activations again."""
 
 
 def chunk_run(
@@ -322,6 +353,6 @@ def chunk_run(
     rows: dict[str, StepRows],
     meter: Any,
 ) -> ChunkRun:
-    """A run of the piece, recomputing if its backward pass asks for it."""
+    """Make a run of a chunk, which recomputes if its backward pass asks for that."""
     kind = RecomputingChunkRun if part.plan.recomputes else ChunkRun
     return kind(program, part, values, rows, meter)

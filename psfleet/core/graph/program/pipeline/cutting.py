@@ -1,9 +1,13 @@
-"""Settings of a pipeline, and the cutting of a program into chunks or sections for it.
+"""Settings of a pipeline, the cutting of a program for it, and the cores of its processes.
 
-k cuts make k forward pieces. The last piece and its backward are one section, so with the backwards
-of the others there are 2k - 1:
+k cuts make k forward pieces. The last piece and its backward pass are one section, so with the other k - 1
+backward passes there are 2k - 1 sections:
 
     F0 -> F1 -> ... -> F(k-1) + B(k-1) -> ... -> B1 -> B0
+
+`split` cuts at the user's `cut_list` (PipelineOptimizer). Without cuts, `estimates.py` finds pieces of
+equal work. Stages then share the pieces evenly: each runs neighbouring ones. `pin` keeps a
+process to its cores.
 """
 
 import contextlib
@@ -29,30 +33,36 @@ from psfleet.core.runtime.stages import StagePosition, live_micro_batches
 
 @dataclass
 class PartitionedPlan:
-    """A plan cut for a number of stages, each of which runs `per_stage` neighbouring pieces."""
+    """Plan cut into pieces for a number of stages.
+
+    Attributes:
+        parts: Plan of each piece, in forward order.
+        per_stage: Number of neighbouring pieces that each stage runs.
+    """
 
     parts: list[ChunkPlan]
     per_stage: int
 
     def stage_of(self, chunk: int) -> int:
-        """The stage that runs a piece."""
+        """Return the stage that runs a piece."""
         return chunk // self.per_stage
 
     def chunks_of(self, stage: int) -> range:
-        """The pieces that a stage runs, in forward order."""
+        """Return the numbers of the pieces that a stage runs, in forward order."""
         return range(stage * self.per_stage, (stage + 1) * self.per_stage)
 
 
 @dataclass(eq=False)
 class PipelineSpec:
-    """Settings of a program's run as a pipeline; attached to its backward pass.
+    """Settings for running a program as a pipeline, attached to its backward pass.
 
     Attributes:
+        schedule: Order of forward and backward passes.
         stages: Number of pieces to make if no cuts are given.
         micro_batches: Number of parts into which a batch is cut.
-        parts: The program's records by piece; None: the first step measures where the pieces are
-            balanced (see `agree_on_parts`), or it is cut by sizes where nobody measures.
-        queue_size: Messages to a stage that may wait before their sender does.
+        parts: Records of each piece. With None the first step measures where to cut (`agree_on_parts`), or
+            the shapes decide if the plan is cut without a measurement.
+        queue_size: Number of messages to a stage that may wait before `send` blocks.
     """
 
     schedule: Schedule = "1f1b"
@@ -63,11 +73,12 @@ class PipelineSpec:
     _cuts: dict[int, tuple[ExecutionPlan, PartitionedPlan]] = field(default_factory=dict)
 
     def cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
-        """The plan's pieces for a number of stages, made once.
+        """Return a plan cut into pieces for a number of stages. It is cut once and then remembered.
 
         Raises:
             ConfigError: The stages cannot share the pieces evenly.
         """
+        # The entry holds the plan, so its id() stays taken; a plan is not hashable.
         entry = self._cuts.get(id(plan))
         if entry is None or entry[0] is not plan:
             entry = self._cuts[id(plan)] = (plan, self._cut(plan, stages))
@@ -85,7 +96,7 @@ class PipelineSpec:
 
 
 def _set_budget(part: ChunkPlan, live: int) -> None:
-    """Share a memory budget for activations among the runs of pieces that are alive at once."""
+    """Divide the memory budget for activations by the number of runs of pieces that are alive at a time."""
     for plan in part.plan.backwards:
         checkpoints: Any = plan.backward.checkpoints
         if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
@@ -103,24 +114,26 @@ def check_share(parts: int, stages: int) -> None:
 
 
 def cores_of(place: StagePosition, start: int, width: int, available: Sequence[int]) -> list[int]:
-    """The cores of a process: `width` of the available ones, side by side, process after process.
+    """Return the cores of a process: `width` neighbouring ones, after those of the process before.
 
     Args:
-        place: Place of the process; those of worker 1 come after all of worker 0.
-        start: The first process's first core, counted among the available ones. Behind the last
-            core it begins anew, so that some are shared.
+        place: Position of the process. Processes of worker 1 come after all processes of worker 0.
+        start: Index of the first process's first core among the available ones. After the last core the
+            first one is used again, so processes may share cores.
+        width: Number of cores for each process.
+        available: Numbers of the cores that may be used.
     """
     first = start + (place.worker * place.processes + place.process) * width
     return sorted({available[(first + i) % len(available)] for i in range(width)})
 
 
 def pin(place: StagePosition, start: int) -> None:
-    """Keep all threads of this process to its cores: as many as its BLAS has threads.
+    """Restrict all threads of this process to its cores, which are as many as its BLAS has threads.
 
-    Processes of several workers that do not share a host are counted as if they did.
+    Workers on other hosts are counted as if they were on this one.
     """
     available, width = _available(), threads()
-    own = cores_of(place, start, width, available)
+    cores = cores_of(place, start, width, available)
     end = start + (place.worker + 1) * place.processes * width
     if end > len(available) and place.process == 0:
         warnings.warn(
@@ -129,29 +142,31 @@ def pin(place: StagePosition, start: int) -> None:
             "some share one",
             stacklevel=2,
         )
+    # sched_setaffinity changes one thread; BLAS has started its threads already.
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(int(task.name), own)
+            os.sched_setaffinity(int(task.name), cores)
 
 
 @functools.cache
 def _available() -> tuple[int, ...]:
-    """The cores that the process was started with."""
+    """Return the cores that the process was started with, read before the first `pin` changes them."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of one training step.
+    """Part of a training step between two cuts.
 
     Attributes:
-        number: Its place among the 2k - 1.
-        part: The forward piece that it runs, or goes back through.
+        number: Index of the section among all 2k - 1.
+        part: Index of the forward piece that the section computes, or goes back through.
         records: Records of that piece, in forward order.
-        forward, backward: True for those of the two that it does; the middle section does both.
-        takes: Variables of earlier pieces that the piece computes with. A backward section gives
-            their gradients.
-        gives: Variables of the piece that later ones compute with. A backward section takes their
+        forward, backward: True if the section computes the piece, and if it goes back through it. The
+            middle section does both.
+        takes: Variables of earlier pieces that the piece computes with. A backward section produces their
+            gradients.
+        gives: Variables of the piece that later pieces compute with. A backward section receives their
             gradients.
     """
 
@@ -167,12 +182,12 @@ class Section:
 def split(
     loss: Variable, cut_list: Sequence[Sequence[Variable | str] | Variable | str]
 ) -> list[Section]:
-    """The sections of the step that computes a loss and goes back from it.
+    """Cut the step that computes a loss, and goes back from it, into sections.
 
     Args:
         loss: Loss to minimize.
-        cut_list: For each forward piece the variables that it ends with, or names of variables or
-            layers; the last must be the loss.
+        cut_list: Variables that each forward piece ends with, or names of variables or layers. The last
+            cut must be the loss.
 
     Raises:
         UsageError: A cut is empty, not part of the loss, or behind a later one.
@@ -206,10 +221,10 @@ def _parts(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
     earlier: set[Record] = set()
     parts = []
     for number, cut in enumerate(cuts):
-        strange = [v.name for v in cut if v.record not in whole]
-        if strange:
+        foreign = [v.name for v in cut if v.record not in whole]
+        if foreign:
             raise UsageError(
-                f"cut {number} has {strange[0]!r}, which the loss {loss.name!r} is not computed by"
+                f"cut {number} has {foreign[0]!r}, which the loss {loss.name!r} is not computed by"
             )
         part = [record for record in ancestors(cut) if record not in earlier]
         if not part:
@@ -223,12 +238,12 @@ def _parts(loss: Variable, cuts: list[list[Variable]]) -> list[list[Record]]:
 
 
 def _taken(parts: list[list[Record]], i: int) -> tuple[Variable, ...]:
-    own = set(parts[i])
+    part_records = set(parts[i])
     variables: dict[Any, None] = {
         v: None
         for record in parts[i]
         for v in record.inputs
-        if v.record is not None and v.record not in own
+        if v.record is not None and v.record not in part_records
     }
     return tuple(variables)
 

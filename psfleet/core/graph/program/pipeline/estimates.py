@@ -1,4 +1,12 @@
-"""Cuts of a program into pieces of equal work, as shapes or measured times tell."""
+"""Balanced cuts of a program: finds pieces of about equal work, from shapes or from measured times.
+
+A pipeline is as fast as its slowest stage. Among the cuts whose slowest piece is within 10 % of the best,
+the one that sends the fewest bytes between stages is chosen. A dynamic program finds it exactly; both
+passes use the same one, `_partition`, with another price.
+
+In a run with several stages the first step measures (`agree_on_parts`). Shapes alone decide where a plan is
+cut before that.
+"""
 
 import math
 import time
@@ -20,32 +28,35 @@ from psfleet.core.runtime.stages import Links, StagePosition, exchange
 
 Floats = NDArray[np.float64]
 _SLACK = 1.1
-"""A piece may be this much heavier than it must be if that saves bytes between stages."""
+"""Factor by which a piece may be heavier than necessary if that saves bytes between stages."""
 
 
 _TIMES = 5, 20
-"""At least: other processes, and what is done the first time only, must not count; and at most."""
-_ENOUGH = 0.5  # seconds of measuring after which the least times do
+"""Least and largest number of measurements. The shortest time counts, so that other processes, and work
+that is only done the first time, do not distort it.
+"""
+_ENOUGH = 0.5  # seconds of measured operations after which no more than the least number is done
 
 
 def weight_of(record: Record) -> float:
-    """The work of a record for one sample, as far as its shapes tell: its parameters and results.
+    """Estimate the work of a record for one sample from shapes: the size of its parameters and its output.
 
-    Only for cuts before anything was measured (see `agree_on_parts`).
+    Only used for cuts before anything was measured (see `agree_on_parts`).
     """
     dense = [v for v in record.inputs if v.parameter is not None and not v.parameter.sparse]
     return float(sum(_size(v) for v in dense) + _size(record.output))
 
 
 def _size(variable: Variable) -> int:
+    """Return the number of values for one sample; unknown extents count as 1."""
     return math.prod(extent or 1 for extent in variable.shape)
 
 
 def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
-    """The records of the plan's loss, in forward order.
+    """Return the records of the plan's loss, in forward order.
 
     Raises:
-        ConfigError: There are fewer than the `count` parts that they are to be cut into.
+        ConfigError: There are fewer records than `count`, the number of parts to cut.
     """
     loss_records = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
     records = [record for record in plan.forward if record in loss_records]
@@ -58,44 +69,50 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
 
 
 def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) -> list[int]:
-    """Return the edges of `count` runs of neighbours: 0 < ... < the number of records.
+    """Return the edges of `count` parts of about equal work: 0 < ... < the number of records.
 
     Args:
-        weights: The work of each record, in any unit.
+        records: Records of a loss, in forward order.
+        weights: Work of each record, in any unit.
+        count: Number of parts.
     """
     return balanced_edges(weights, _crossing(records), count)
 
 
 def parts_of(plan: ExecutionPlan, edges: Sequence[int]) -> list[list[Record]]:
-    """The records of the plan's loss, cut there."""
+    """Return the records of the plan's loss in parts, cut at these edges."""
     records = records_of(plan, len(edges) - 1)
     return [records[start:end] for start, end in pairwise(edges)]
 
 
 def balanced_parts(plan: ExecutionPlan, count: int) -> list[list[Record]]:
-    """The records of the plan's loss in `count` parts of about equal work, as far as shapes tell."""
+    """Return the records of the plan's loss in `count` parts of about equal work, estimated from shapes."""
     records = records_of(plan, count)
     return parts_of(plan, edges_of(records, [weight_of(record) for record in records], count))
 
 
 def _crossing(records: Sequence[Record]) -> list[int]:
-    """For each position the values for one sample that are made before and used after it."""
-    places = {record.output: i for i, record in enumerate(records)}
-    last = {v: i for i, record in enumerate(records) for v in record.inputs if v in places}
+    """Return for each position the number of values, for one sample, that are made before and used after
+    it."""
+    positions = {record.output: i for i, record in enumerate(records)}
+    last = {v: i for i, record in enumerate(records) for v in record.inputs if v in positions}
     sizes = np.zeros(len(records) + 1, np.int64)
     for variable, user in last.items():
-        sizes[places[variable] + 1 : user + 1] += _size(variable)
+        sizes[positions[variable] + 1 : user + 1] += _size(variable)
     return [int(size) for size in sizes]
 
 
 def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:
-    """Edges of least crossing among those whose heaviest part is within reach of the least.
+    """Return the edges with the least crossing among those whose heaviest part is at most 10 % above the
+    best.
 
     Args:
-        crossing: Before each operation, and at the end, how much crosses an edge there.
+        weights: Work of each operation, in any unit.
+        crossing: Amount of values that cross an edge before each operation, and at the end.
+        count: Number of parts.
 
     Returns:
-        0 < ... < len(weights): `count` parts lie between them.
+        `count` + 1 edges: 0 < ... < len(weights).
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     heaviest = _partition(total, count, lambda before, i, j: max(before, total[j] - total[i]))[0]
@@ -110,11 +127,18 @@ def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int
 def _partition(
     total: Floats, count: int, price: Callable[[float, int, int], float]
 ) -> tuple[float, list[int]]:
-    """The cheapest edges 0 < ... < n of `count` parts; `price(before, i, j)` adds the part [i, j)."""
+    """Return the lowest price of `count` parts and their edges 0 < ... < n, by dynamic programming.
+
+    Args:
+        total: Cumulative weights, n + 1 values.
+        count: Number of parts.
+        price: Function that gives the price with the part [i, j), from the price of the parts before it.
+    """
     length = len(total) - 1
-    best = {0: (0.0, [0])}
+    best = {0: (0.0, [0])}  # by end: lowest price of the parts so far, and their edges
     for part in range(1, count + 1):
         longer: dict[int, tuple[float, list[int]]] = {}
+        # Each part has an operation at least, so room for those still to come must remain behind j.
         ends = range(part, length - (count - part) + 1) if part < count else [length]
         for j in ends:
             offers = [
@@ -135,21 +159,21 @@ def agree_on_parts(
     links: Links | None,
     tag: str,
 ) -> list[list[Record]]:
-    """The loss's records in `count` parts of about equal time, the same in all stages of a worker.
+    """Return the loss's records in `count` parts of about equal time, the same in all stages of a worker.
 
-    The first stage measures one micro-batch through the whole program, keeping no activation, and
-    tells the others. No result depends on where it is cut.
+    The first stage measures the whole program on one micro-batch, without keeping activations, and sends the
+    edges to the other stages. Only speed depends on the measured times: results are the same for any cut.
 
     Raises:
         ConfigError: There are fewer records than parts.
     """
-    mine = []
+    edges_to_tell = []
     if not place.process:
         records = records_of(plan, count)
         first = micro_feeds(feeds, micro_sizes(feeds, micro_batches))[0]
         seconds = measure(program, plan, first, records)
-        mine = [np.array(edges_of(records, seconds, count), np.int64)]
-    [[edges]] = exchange(place, links, tag, [0], mine)
+        edges_to_tell = [np.array(edges_of(records, seconds, count), np.int64)]
+    [[edges]] = exchange(place, links, tag, [0], edges_to_tell)
     return parts_of(plan, edges.tolist())
 
 
@@ -159,7 +183,7 @@ def measure(
     feeds: Mapping[Variable, Array],
     records: Sequence[Record],
 ) -> list[float]:
-    """Seconds that each record takes, forward and back; the least of a few times."""
+    """Return the seconds that each record takes forward and back, the shortest of several measurements."""
     run = ProgramRun(program, plan, dict(feeds))
     run.forward(plan.early)
     fetch([v.parameter for v in plan.dense if v.parameter], plan.wanted_reads(run.values))
@@ -175,6 +199,7 @@ def _seconds(run: ProgramRun, record: Record, releases: Mapping[Record, list[Any
     needs = run.plan.needs.get(record, ())
     context = Context(run.program, record, needs or (False,) * len(record.inputs))
     inputs = [run.input(variable) for variable in record.needed(any(needs))]
+    # The operation's backward pass runs right here, with a gradient of ones, so that no context is kept.
     begin = time.perf_counter()
     value = compute(record.op, context, inputs, record.output.dtype)
     if any(needs):

@@ -1,8 +1,13 @@
-"""One step of a pipelined program, as one stage runs it.
+"""Training step of a pipelined program, as this process's stage runs it.
 
-Every stage runs the same script and gets the same feed; each cuts it into micro-batches and computes
-its own pieces. Gradients of parameters are added up in the order of the micro-batches and divided by
-their number, so they are the same bits on any number of stages, in any schedule.
+Every stage runs the same script and gets the same feed. It cuts the feed into micro-batches and computes
+its own chunks of the program. A step, in the thread that trains:
+
+    ids of all micro-batches -> one pull -> forward and backward passes by schedule -> exchange of results
+
+Gradients of parameters are added up in the order of the micro-batches and divided by their number, so they
+have the same bits on any number of stages and in any schedule. The executor then pushes them; a stage
+pushes the gradients of its own parameters only.
 """
 
 import dataclasses
@@ -40,15 +45,17 @@ Values = dict[Variable, Any]
 
 
 class PipelinedRun(PipelineEngine["Gradient | None"]):
-    """One step.
+    """Run of one training step in one stage.
 
     Args:
-        plan: Plan of this step's results; its one backward pass wants a pipeline.
+        program: Program that trains.
+        plan: Plan of this step's results, with one backward pass that has a PipelineSpec.
+        feeds: Checked feeds of the whole batch.
         place, links, number: As for PipelineEngine.
-        meter: Meter as the Executor's.
+        meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
-        values: After `complete`: gradients of this stage's own parameters, and losses.
+        values: After `complete`: gradients of this stage's own parameters, and the loss.
     """
 
     _pack = staticmethod(pack)
@@ -79,21 +86,21 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         self._totals: dict[Variable, Gradient] = {}
         self._seen: dict[Variable, dict[int, Array]] = defaultdict(dict)
         self._runs: dict[tuple[int, int], ChunkRun] = {}
-        self._mail: dict[
-            tuple[str, int, int, str], Gradient | None
-        ] = {}  # between pieces of this stage
-        self._given: list[Values] = []  # by micro-batch: what is not computed by pieces
+        # Values between chunks of this stage, by direction, receiving chunk, micro-batch and name.
+        self._mail: dict[tuple[str, int, int, str], Gradient | None] = {}
+        self._given: list[
+            Values
+        ] = []  # for each micro-batch the feeds, ids and weights that chunks start from
         self._rows: dict[str, StepRows] = {}
         self._results: Values = {}
         self._uneven = len(set(self._sizes)) > 1
 
-    # -- the step --------------------------------------------------------------------------------
-
     def complete(self, results: Sequence[Variable]) -> None:
-        """Run the step: all micro-batches forward and back, then share the results."""
+        """Run all micro-batches forward and back, then share the results among the stages."""
         self._prepare(results)
         self._take_actions()
-        # Servers average over the copies, of which each adds up its own micro-batches.
+        # Servers average over the copies of a stage, so each copy pushes its sum times the number of copies.
+        # Uneven micro-batches were weighted when they were added; even ones share one fraction.
         copies = min(self._place.copies[self._place.stage], len(self._sizes))
         factor = copies * (1.0 if self._uneven else self._fractions[0])
         for leaf, total in self._totals.items():
@@ -104,7 +111,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         self.values[self._backward_pass.loss] = self._results[self._backward_pass.loss]
 
     def result(self, variable: Variable) -> Any:
-        """A value to hand out, as ProgramRun.result."""
+        """Return a value for the user. A value that no stage has computed is zeros."""
         value = self._results.get(variable)
         if value is not None:
             return value
@@ -113,7 +120,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         return np.zeros([extent or 0 for extent in variable.shape], variable.dtype)
 
     def _prepare(self, results: Sequence[Variable]) -> None:
-        """Cut the feed, compute ids, and fetch parameters and rows with one call."""
+        """Cut the feed into micro-batches, compute ids, and fetch parameters and rows with one call."""
         parts = [self._parts[i] for i in self._mine]
         early = {r for part in parts for r in part.early}
         early |= set(ancestors(results)) & set(self._plan.early)
@@ -131,8 +138,9 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         dense = dict.fromkeys(v for part in parts for v in part.dense)
         fetch([v.parameter for v in dense if v.parameter], [(p, flat) for p, _, flat in whole])
         if self._links is not None:
-            # In sync mode the next pull commits a push. A stage that has read nothing must not leave that
-            # to a pull to come: the others wait for it, and it would wait for them.
+            # In sync mode the next pull commits this stage's push, and pulls of other stages wait for that. A
+            # stage that has nothing to read would block them, and then wait for their values. So every stage
+            # pulls, even if the pull is empty.
             active().pull([])
         weights = {v: v.parameter.numpy() for v in dense if v.parameter}
         for values in self._given:
@@ -141,20 +149,19 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             self._distribute_rows(parameter, ids, parameter.lookup(flat))
 
     def _distribute_rows(self, parameter: Parameter, ids: Variable, rows: Array) -> None:
+        """Cut the rows of all micro-batches' ids, fetched as one array, into those of each micro-batch."""
         stand_in = self._rows.setdefault(parameter.name, StepRows(parameter))
         start = 0
         for values in self._given:
-            own = values[ids]
-            part = rows[start : start + own.size]
-            stand_in.add(own, part.reshape(*own.shape, part.shape[-1]))
-            start += own.size
+            micro_ids = values[ids]
+            part = rows[start : start + micro_ids.size]
+            stand_in.add(micro_ids, part.reshape(*micro_ids.shape, part.shape[-1]))
+            start += micro_ids.size
 
     def _micro_program(self, micro: int) -> Program:
-        """The program with a step of its own for each micro-batch, for masks that depend on it."""
+        """Return the program with another step number for each micro-batch, on which dropout masks depend."""
         step = self._program.step * len(self._sizes) + micro
         return dataclasses.replace(self._program, step=step)
-
-    # -- one action ------------------------------------------------------------------------------
 
     def _forward(self, micro: int) -> None:
         for chunk in self._mine:
@@ -176,6 +183,8 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         for variable, users in part.gives.items():
             for user in users:
                 self._give("forward", user, micro, run.values[variable], variable.name)
+        # Results are put aside; values for other chunks have been sent. The loss must stay to seed the
+        # backward pass, and a recomputing run decides itself what to drop.
         for variable in part.plan.kept:
             if variable in self._plan.kept:
                 self._seen[variable][micro] = run.values[variable]
@@ -200,7 +209,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         del self._runs[chunk, micro]
 
     def _add_up(self, leaf: Variable, gradient: Gradient | None, micro: int) -> None:
-        """Add the gradient of an own parameter to those of the micro-batches before."""
+        """Add a micro-batch's gradient of this stage's parameter to those of earlier micro-batches."""
         if gradient is None:
             return
         if self._uneven:
@@ -208,10 +217,12 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         before = self._totals.get(leaf)
         self._totals[leaf] = gradient if before is None else summed(before, gradient)
 
-    # -- between pieces --------------------------------------------------------------------------
-
     def _give(self, way: str, chunk: int, micro: int, value: Gradient | None, name: str) -> None:
-        """Leave a value for a piece, in this process with the same bits as in another."""
+        """Pass a value or gradient on to a chunk of this stage or of another one.
+
+        `settled` gives it the layout that a message would, so that its use gives the same bits in either
+        case.
+        """
         stage = self._cut.stage_of(chunk)
         if stage == self._place.stage:
             self._mail[way, chunk, micro, name] = settled(value)
@@ -219,14 +230,14 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             self._send(way, stage, micro, settled(value), f"{chunk}/{name}")
 
     def _value_from(self, way: str, chunk: int, micro: int, source: int, name: str) -> Any:
-        """The value that the piece `source` has left for the piece `chunk`."""
+        """Return the value that the chunk `source` has passed on to `chunk`, and wait for it if necessary."""
         stage = self._cut.stage_of(source)
         if stage == self._place.stage:
             return self._mail.pop((way, chunk, micro, name))
         return self._receive(way, stage, micro, f"{chunk}/{name}")
 
     def _share(self, variable: Variable) -> None:
-        """Make a result known to every stage; parameters every stage can read for itself."""
+        """Make a result known to every stage. Parameters need not be shared: every stage can read them."""
         if variable in self._feeds:
             self._results[variable] = self._feeds[variable].copy()
         elif variable.value is not None:
@@ -245,7 +256,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 self._results[variable] = self._spread_gradient(variable, tellers)
 
     def _owner_of(self, variable: Variable) -> int:
-        """The piece that makes a value, or where a gradient comes together."""
+        """Return the chunk that makes a value, or in which a leaf's gradient is complete."""
         leaves = [
             leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
         ]
@@ -259,17 +270,20 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         )
 
     def _spread_values(self, variable: Variable, tellers: Sequence[int]) -> Array:
-        """Give all processes what the micro-batches have made, and put it together."""
+        """Send all processes a result of each micro-batch, and return the result of the batch.
+
+        Copies of a stage take micro-batches in turn: number m is in copy m % copies, at index m // copies.
+        """
         by_micro = self._seen.get(variable, {})
-        mine = [by_micro[micro] for micro in sorted(by_micro)]
-        by_copy = self._exchange(f"values/{variable.name}", tellers, mine)
+        own_values = [by_micro[micro] for micro in sorted(by_micro)]
+        by_copy = self._exchange(f"values/{variable.name}", tellers, own_values)
         values = [by_copy[m % len(by_copy)][m // len(by_copy)] for m in range(len(self._sizes))]
         return combine(variable, values, self._fractions)
 
     def _spread_gradient(self, variable: Variable, tellers: Sequence[int]) -> Gradient | None:
-        """Give all processes a gradient: the mean over the copies that have a part of it."""
-        mine = pack(self.values.get(variable))
-        by_copy = self._exchange(f"gradient/{variable.name}", tellers, mine)
+        """Send all processes a leaf's gradient, and return its mean over the copies that have computed it."""
+        own_gradient = pack(self.values.get(variable))
+        by_copy = self._exchange(f"gradient/{variable.name}", tellers, own_gradient)
         parts = [part for part in map(unpack, by_copy) if part is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -283,12 +297,20 @@ def pipelined_step(
     results: Sequence[Variable],
     meter: Any = None,
 ) -> PipelinedRun:
-    """One step as this process's stage runs it, done but for the update."""
-    place = ways.here()
+    """Run a training step in this process's stage, up to the update of parameters.
+
+    Args:
+        program: Program that trains.
+        plan: Plan of the step.
+        feeds: Checked feeds of the whole batch.
+        results: Variables to fetch, which every stage gets.
+        meter: Object whose `measure(run)` is called after every operation, or None.
+    """
+    position = ways.here()
     spec: PipelineSpec = plan.backwards[0].backward.pipeline
-    far = ways.links(spec.queue_size) if place.processes > 1 else None
-    settle_parts(program, plan, feeds, place, far)
-    run = PipelinedRun(program, plan, feeds, place, far, ways.next_step(), meter)
+    stage_links = ways.links(spec.queue_size) if position.processes > 1 else None
+    settle_parts(program, plan, feeds, position, stage_links)
+    run = PipelinedRun(program, plan, feeds, position, stage_links, ways.next_step(), meter)
     run.complete(results)
     return run
 
@@ -300,7 +322,8 @@ def settle_parts(
     place: StagePosition,
     far: Links | None,
 ) -> None:
-    """If the script has named no cuts, measure once, in the first step, where they are best."""
+    """Measure in the first step where to cut, unless the script has named its cuts. All stages must call
+    it."""
     spec: PipelineSpec = plan.backwards[0].backward.pipeline
     count = max(spec.stages, place.stages)
     if spec.parts is None and count > 1:
@@ -317,14 +340,14 @@ def _scaled(gradient: Gradient, factor: float) -> Gradient:
 
 
 class _LiveActivations:
-    """Shows a meter all micro-batches that are alive as if they were one run."""
+    """Combines the runs of all micro-batches that are alive into one, for a meter to measure."""
 
     def __init__(self, meter: Any, runs: Mapping[tuple[int, int], ChunkRun]) -> None:
         self._meter = meter
         self._runs = runs
 
     def measure(self, run: ProgramRun) -> None:
-        """Called after each operation of any of them."""
+        """Let the meter measure all runs, after an operation of one of them."""
         self._meter.measure(self)
 
     @property
