@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
 _INVALID, _EXHAUSTED, _UNIMPLEMENTED = 3, 8, 12  # status codes of gRPC
-_SHORT = 1 << 10  # bytes of a DATA frame up to which prefix and message are read in one call
+_SHORT = 1 << 10  # longest DATA frame whose prefix and message are read in one call, in bytes
 
 
 _IN_ALL = 256  # partly received messages of all connections of a server

@@ -56,7 +56,7 @@ class _Unsent:
 
 
 class Http2Connection(BufferedReader, Generic[S]):
-    """One end of a connection. S is the class of its calls.
+    """Common base of both ends of a connection. S is the class of its calls.
 
     Args:
         transport: Transport of the connection.
@@ -89,9 +89,8 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.stream_window = _DEFAULT_WINDOW
         self._largest_frame = frames.SMALLEST_FRAME
         self.received = 0
-        self._table_update = (
-            b""  # update of the table's size that the next header block begins with
-        )
+        # Prefix of the next header block, to change the table's size; empty once that is sent.
+        self._table_update = b""
         self._unsent: deque[_Unsent] = deque()
 
     def greeting(self) -> bytes:

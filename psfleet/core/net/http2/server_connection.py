@@ -138,7 +138,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
                     self.read()
         except ProtocolViolation as error:
             self.say_goodbye(self._newest, error.code, str(error))
-            if self.is_limited:  # makes it no cheaper to break the rules and reconnect than to wait
+            if self.is_limited:  # otherwise it would be cheaper to break a rule and reconnect
                 self.limit(_PENALTY, False)
             raise
         finally:
