@@ -161,8 +161,7 @@ def reason(error: Exception) -> str:
 
 
 def open_own_folder(where: Path) -> int:
-    """Create a folder that only this user may enter, or open one that this user owns; return its
-    descriptor.
+    """Create a folder for this user alone, or open one that this user owns. Returns its descriptor.
 
     In a folder that others may write to, such as /tmp, another user could place a symbolic link at this
     path, so that this process changes a folder of its own user; or a folder of theirs, in which they could

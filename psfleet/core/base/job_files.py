@@ -1,5 +1,4 @@
-"""Files in a job's folder through which the launcher, servers and commands such as `psfleet mode`
-communicate.
+"""Files in a job's folder by which launcher, servers and commands like `psfleet mode` communicate.
 
     mode.json      a requested consistency mode          mode.told      the last request that workers know
     moved.json     new endpoints of moved servers        servers.json   the variables of the running job

@@ -1,5 +1,4 @@
-"""Memory of the machine and of this process, kills for lack of it, and two tricks that save copies and
-time.
+"""Memory of the machine and this process, kills for lack of it, and two tricks that save time.
 
 `unwritten_bytes` makes a bytes object whose content is written afterwards, and `value_class` makes
 dataclasses that are fast to create.

@@ -67,8 +67,7 @@ def agreed_numbers(mode: ConsistencyMode) -> tuple[int, ...]:
 
 
 def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
-    """Return the mode that `agreed_numbers` wrote. The number 0 stands for a fleet that no worker has
-    joined.
+    """Return the mode that `agreed_numbers` wrote. The number 0 means that no worker has joined.
 
     Raises:
         FrameError: The mode is unknown, or does not have these settings.

@@ -220,6 +220,7 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
             request.gradients.append(_gradient(segment, spec, cursor))
+            # Everything that was read so far, which is only gradients: they come first.
             request.gradient_bytes = cursor.taken
     if reply > frame.MAX_MESSAGE:
         raise FrameError(
@@ -377,6 +378,7 @@ def _segments(
         if table in tables and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {table:#x} twice")
         tables.add(table)
+        # With a lane, segments may lie anywhere in the shared memory. Without one they follow each other.
         cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
         yield segment, spec_of(table), cursor
     if not has_lane:

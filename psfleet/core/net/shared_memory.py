@@ -129,8 +129,7 @@ class SharedMemory:
 
 
 class BlockAllocator:
-    """Allocates blocks of a shared memory, and reuses freed blocks first, while they are in the CPU's
-    cache.
+    """Allocates blocks of a shared memory. Freed blocks are reused first, while they are in cache.
 
     Sizes are rounded up to few classes, and blocks are neither split nor merged. That suits a training
     loop, whose sizes repeat from step to step.

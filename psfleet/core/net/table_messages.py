@@ -1,5 +1,4 @@
-"""Converts definitions of tables, evictions and clocks to their messages and back, and lays out row
-changes.
+"""Converts definitions of tables, evictions and clocks to messages and back; lays out changes of rows.
 
 The second half carries the changes of a table to a follower. Such a reply can have many megabytes of
 weights, which protobuf would copy four times. So `lay_out_changes` and `lay_out_rows` write the small
@@ -182,6 +181,7 @@ class TableToSend:
 
     def parts(self) -> list[bytes | Ids | int]:
         """Return the encoded fields of its message for `_lay_out`, as one field of ChangesReply."""
+        # A definition is sent only with whole tables; for changes the follower has it already.
         head = follower_pb2.TableChanges(table=self.spec.key, whole=self.whole)
         if self.whole:
             head.spec.CopyFrom(write_spec(self.spec))

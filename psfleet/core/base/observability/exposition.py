@@ -26,8 +26,7 @@ _EXACT = 256
 
 @dataclass(slots=True)
 class LatencyHistogram:
-    """Histogram of durations by powers of two of a nanosecond. The measuring code adds to it without a
-    call:
+    """Histogram of durations by powers of two of a nanosecond. Code adds to it without a call:
 
         spent = time.perf_counter_ns() - began
         latency.counts[spent.bit_length()] += 1

@@ -62,8 +62,7 @@ class Look:
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
-        """Return the look to compute rates against: `last`, but `older` for processes with no newer
-        samples.
+        """Return the look to compute rates against: `last`, or `older` for processes not read since.
 
         A process without new samples for longer than that has ended, and gets no rates.
         """

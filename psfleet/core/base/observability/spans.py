@@ -58,8 +58,7 @@ class Tracing:
     def serving(
         self, method: str, caller: str, attributes: dict[str, str | int]
     ) -> AbstractContextManager[Span]:
-        """Begin a server's span of a call, which `child` finds. An exception in the block marks it as
-        failed.
+        """Begin a server's span of a call, which `child` finds. An exception in the block fails it.
 
         Args:
             method: Name of the call.

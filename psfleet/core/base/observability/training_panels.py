@@ -1,5 +1,4 @@
-"""Panels about training: whether it is fast, who is slow, how stale gradients are, whether numbers are
-sound.
+"""Panels about training: its speed, slow workers, stale gradients, and whether numbers are sound.
 
 Each Panel has a query, its meaning and advice; panels.py explains the classes.
 """

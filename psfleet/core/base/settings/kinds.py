@@ -147,8 +147,7 @@ def _servers(text: str) -> ServerCount:
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Return a path as a URL, or None if it is a path on this machine. A `file:` URL is one on this
-    machine.
+    """Return a path as a URL, or None if it (perhaps a `file:` URL) is a path on this machine.
 
     A Path object turns "s3://bucket" into "s3:/bucket"; this restores the second slash.
     """

@@ -1,5 +1,4 @@
-"""gRPC channels of the control plane: options, channels that follow a moved server, errors as gRPC
-statuses.
+"""gRPC channels of the control plane: their options, moves of servers, and errors as statuses.
 
 Calls without tensors (joining, heartbeats, status ...) use these channels; tensors use ../http2. Each
 option below has its reason beside it.

@@ -1,5 +1,4 @@
-"""Sockets of a server's tensor endpoint, plain or under TLS, and the reason if a server refuses a
-connection.
+"""Sockets of the endpoint for tensors, plain or under TLS, and probes that explain a refused connection.
 
 `accepts` and `connects` make the transports for ../http2. The probes below them explain a failed connection
 to the user: gRPC reports UNAVAILABLE both if a server is absent and if it rejects a certificate, and
@@ -226,6 +225,8 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
             return "the server speaks no TLS; it was started with --insecure, or it is no server"
         return ""
     try:
+        # Under TLS 1.3 a client learns only after the handshake that its certificate was rejected, so send
+        # something and see whether the server hangs up.
         tls.end.write(_HELLO)
         return "" if tls.take(lambda: tls.end.read(1)) else _refusal(credentials)
     except (ssl.SSLError, ConnectionError):

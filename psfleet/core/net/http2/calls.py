@@ -112,6 +112,7 @@ class StreamState:
                 self._next(size - _PREFIX, 0)[:] = part[_PREFIX:]
             return
         if missing and size:
+            # The prefix may be split over several DATA frames, byte by byte in the worst case.
             first = min(missing, size)
             self._prefix += source.read_bytes(first)
             size -= first

@@ -127,9 +127,8 @@ class ConnectionAdmission:
         self._serve = serve
         self._say = say
         self._over = threading.Event()
-        self._arrivals: dict[
-            int, OpenConnection
-        ] = {}  # descriptor -> connection whose handshake is running
+        # Connections whose handshake is running, by descriptor.
+        self._arrivals: dict[int, OpenConnection] = {}
         self._ready: list[OpenConnection] = []  # handshake is over, waiting for a thread
         self._events = select.epoll()
         self._turn = 0.0  # time at which the present turn of `run` began
@@ -171,6 +170,7 @@ class ConnectionAdmission:
         first = min((stranger.since for stranger in self._strangers()), default=None)
         if first is None:
             return None
+        # A moment after the deadline of the oldest stranger, so that the turn finds it late.
         return max(first + self._settings.handshake - time.monotonic(), 0.0) + _LOOK
 
     def _strangers(self) -> list[OpenConnection]:
@@ -223,7 +223,7 @@ class ConnectionAdmission:
         except (OSError, ConnectionBroken):
             self._close(arrival)
         except Exception:
-            _log.exception("a connection has failed; others go on")  # a defect
+            _log.exception("a connection has failed; others go on")  # a defect of psfleet
             self._close(arrival)
         else:
             self._ready.append(self._arrivals.pop(arrival.descriptor))
@@ -239,6 +239,8 @@ class ConnectionAdmission:
         in_all = self._in_all()
         closing = self._surplus(in_all)
         threads = sum(not connection.is_authenticated for connection in self._served())
+        # A stranger with a thread costs more than one without. The others wait in `_ready`, where they
+        # count and are closed as strangers too.
         while self._ready and threads < in_all:
             self._serve(self._ready.pop(0))
             threads += 1
@@ -257,6 +259,7 @@ class ConnectionAdmission:
         strangers, per_address = self._strangers(), self._settings.handshakes
         if len(strangers) <= min(per_address, in_all):
             return []
+        # Connections accepted in this turn, or just before it, have had no chance to send a byte yet.
         latest_silent = self._turn - _LOOK
         unproven = (
             UnauthenticatedConnection(
@@ -272,20 +275,20 @@ class ConnectionAdmission:
             self._close(strangers[stranger.number])
         return closing
 
-    def _close(self, connection: OpenConnection) -> None:
+    def _close(self, accepted: OpenConnection) -> None:
         # A connection with a thread is only shut down here: its thread notices, and closes the socket.
-        if connection.connection is not None:
-            connection.is_shut = True
-            connection.connection.transport.shut()
+        if accepted.connection is not None:
+            accepted.is_shut = True
+            accepted.connection.transport.shut()
             return
-        if connection in self._ready:
-            self._ready.remove(connection)
+        if accepted in self._ready:
+            self._ready.remove(accepted)
         else:
-            del self._arrivals[connection.descriptor]
+            del self._arrivals[accepted.descriptor]
             # Closing does not suffice: a duplicate, as of a forked child, would keep the events coming.
             with contextlib.suppress(OSError):  # TLS has closed it already
-                self._events.unregister(connection.descriptor)
-        (connection.transport or connection.end).close()
+                self._events.unregister(accepted.descriptor)
+        (accepted.transport or accepted.end).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +309,7 @@ class UnauthenticatedConnection:
 
 
 def network_of(host: str) -> str:
-    """Return the network that counts as one address: an IPv4 address, or the /64 network of an IPv6
-    address.
+    """Return what counts as one address: an IPv4 address, or the /64 network of an IPv6 address.
 
     A host with IPv6 usually owns a whole /64 network, so it could otherwise appear as many addresses.
     """
@@ -355,6 +357,7 @@ def surplus(
         strangers, key=lambda connection: (not connection.silent, connection.since)
     ):
         groups[stranger.address].append(stranger)
+    # Each group is sorted: first the silent connections, then by age. The front of each group is closed.
     level = _level([len(group) for group in groups.values()], each, in_all)
     closing = [
         connection
@@ -367,6 +370,7 @@ def surplus(
         for connection in group[max(len(group) - level, 0) :]
     ]
     remaining.sort(key=lambda connection: (not connection.silent, connection.since))
+    # `level` is at least 1, so with very many addresses the groups can still have too many in all.
     return closing + remaining[: max(len(remaining) - in_all, 0)]
 
 

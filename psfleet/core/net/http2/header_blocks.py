@@ -160,6 +160,7 @@ class HeaderReader:
             if not _is_stateless(block):
                 fields = self._decode(block)
                 return fields, fields.get("grpc-timeout", "")
+            # Without its timeout, so that calls with any timeout find the entry.
             headers = self._decode(prefix)
             if len(self._known) < _MOST_KNOWN:
                 self._known[prefix] = headers
@@ -246,6 +247,8 @@ def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> d
         StreamError: The headers are malformed.
     """
     fields: dict[str, str] = {}
+    # Pseudo-headers must come before all others (RFC 9113, section 8.3); the first ordinary header ends
+    # them.
     is_pseudo = True
     for raw, content in pairs:
         if not _NAME.fullmatch(raw) or not _VALUE.fullmatch(content):

@@ -1,5 +1,4 @@
-"""Common part of both ends of an HTTP/2 connection: reads frames, keeps flow-control windows, sends
-messages.
+"""Common part of both ends of an HTTP/2 connection: frames, flow-control windows and sending.
 
 One thread reads (`read`) and calls the `on_...` methods that each end defines. Any thread may send, under
 the lock `sending`. A message that the other end's windows do not accept yet is queued and sent by the

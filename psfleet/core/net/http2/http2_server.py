@@ -75,7 +75,7 @@ class Http2Server:
         self._thread.join()
         # Two GOAWAYs, as RFC 9113 (section 6.8) advises. The first allows any stream number, because calls
         # that clients have already sent are still served; the second names the last one that was.
-        self._say_goodbye(frames.LARGEST_WINDOW)  # calls that are on their way are still taken
+        self._say_goodbye(frames.LARGEST_WINDOW)
         deadline = time.monotonic() + grace
         with self._lock:
             while self._is_busy() and time.monotonic() < deadline:
@@ -133,7 +133,7 @@ class Http2Server:
         except ConnectionBroken:
             pass  # an ordinary end, or a violation that the client was told about
         except Exception:
-            _log.exception("a connection has failed; others go on")  # a defect
+            _log.exception("a connection has failed; others go on")  # a defect of psfleet
         finally:
             peer.transport.close()
             with self._lock:
@@ -170,9 +170,7 @@ class DeferredSending:
         self._inner = inner
         self._own = 0  # ident of the thread that serves the connection
         self._lock = threading.Lock()
-        self._sending = (
-            threading.Lock()
-        )  # held while unsent bytes leave; taken before the other one
+        self._sending = threading.Lock()  # held while kept bytes leave; always taken before `_lock`
         self._unsent: list[Part] = []
         self._thread: ServiceThread | None = None
 
