@@ -122,7 +122,7 @@ class _Deferred:
             _handler = before if callable(before) else None
             if _handler is not None:
                 _signals.signal(signal.SIGINT, _note)
-        # Only now: until the handler is replaced, an interrupt may skip the rest of this.
+        # Only now: until the handler is replaced, an interrupt may still end this function.
         _depth += 1
 
     def __exit__(self, *failure: object) -> None:

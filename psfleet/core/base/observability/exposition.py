@@ -190,6 +190,7 @@ class StalenessHistogram:
         """Count a new push of the worker that is applied now."""
         own_pushes = self._own.get(worker, 0)
         other_pushes = self._applied - own_pushes
+        # Pushes of others since the pull. A worker that has not pulled yet starts at 0.
         age = other_pushes - self._seen.setdefault(worker, other_pushes)
         bucket = age if age < _EXACT else 1 << (age.bit_length() - 1)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1

@@ -283,6 +283,7 @@ def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
         if count >= rank:
             break
         low, below = bound, count
+    # Nothing to interpolate in the last bucket, which has no upper bound.
     if math.isinf(bound) or bound <= 0:
         return low if math.isinf(bound) else bound
     return low + (bound - low) * (rank - below) / (count - below)

@@ -166,6 +166,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
             tensorboard=from_variable(JobSettings, "tensorboard", variables),
         )
     other_rank_variable = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
+    # The reference has a variable of the rank for each role. The one of the other role must not count.
     values = from_variables(Environment, {**variables, other_rank_variable: ""})
     for endpoint in values.get("servers", ()):
         check_endpoint(endpoint)

@@ -178,6 +178,7 @@ def _either(choices: Sequence[Kind]) -> Kind:
     def take(value: Any) -> Any:
         if value is None and has_none:
             return None
+        # If one choice has the right type but not the range, say so: ValueError wins over TypeError.
         out_of_range = False
         for choice in choices:
             try:

@@ -333,6 +333,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
     def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
         """Return the status code and text to refuse a call with, or None to accept it."""
         path = headers[":path"]
+        # The token is checked first, so that a stranger cannot find out which methods exist.
         if refusal := self._limits.refuse(path, headers.get("authorization", "")):
             return _UNAUTHENTICATED, refusal
         if path not in self._behaviors:
@@ -383,6 +384,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     def _expect_late(self, number: int) -> None:
         """Remember a closed stream on which the client may still send, until it learns that it is closed."""
+        # A dict is used as an ordered set: its first key is the oldest.
         self._late[number] = None
         if len(self._late) > _MOST_LATE:
             del self._late[next(iter(self._late))]

@@ -237,6 +237,7 @@ class TlsTransport:
             return size
 
     def send(self, parts: Sequence[Part]) -> None:
+        # OpenSSL makes a record of each send, with its own encryption and overhead.
         for part in _records(parts):
             view, deadline = memoryview(part), time.monotonic() + _STALLED
             while len(view):
