@@ -1,4 +1,4 @@
-"""pyarrow, which Parquet files need and which may be missing: then importing this raises ConfigError."""
+"""Import of pyarrow, which Parquet files need. Importing this module raises ConfigError if it is missing."""
 
 from psfleet.core.base.errors import not_installed
 

@@ -1,27 +1,27 @@
-"""Every error that psfleet raises on purpose.
+"""All errors that psfleet raises on purpose, and the hook that prints them without a traceback.
 
 PsfleetError
 ├── UsageError            (also ValueError)    an argument is wrong; nothing was changed
 │   ├── ShapeError                             an array has the wrong shape or dtype
-│   ├── IdError                                an id is not a whole number of 64 bits
+│   ├── IdError                                an id is not a 64-bit integer
 │   ├── UnknownTable                           no table of that name or key
 │   ├── TableConflict                          the table exists with another definition
 │   ├── ConfigError                            a setting is unknown, missing or contradictory
 │   │   ├── RuleError                          an update rule is unknown, differs or cannot run
 │   │   └── WrongType      (also TypeError)    an argument is of another type than its annotation
-│   └── LimitExceeded                          more than a server takes
+│   └── LimitExceeded                          more than a server accepts
 ├── FrameError            (also ValueError)    bytes on the wire or on disk are not what they claim
 ├── ProtocolError                              a message came out of order
 │   ├── Gap                                    a sequence number was skipped
 │   ├── Fenced                                 this incarnation has ended
-│   ├── LaneLost                               the memory that was shared is not, or not any more
+│   ├── LaneLost                               the shared memory of a call is not available
 │   ├── NotReady                               the server does not know the caller yet
-│   └── Later                                  the server takes the same push a moment later
+│   └── Later                                  the server accepts the same push a moment later
 ├── DeadlineExceeded      (also TimeoutError)  a wait ended without its event
 ├── ServerUnavailable     (also ConnectionError) a server does not answer
-├── AccessDenied          (also PermissionError) the other end is not of this job
+├── AccessDenied          (also PermissionError) the other end does not belong to this job
 ├── LogError                                   a server's log is damaged, or cannot be written
-│   └── NoRoom                                 its disk is full; the same is tried again
+│   └── NoRoom                                 its disk is full; the same message is sent again
 └── CheckpointError                            a snapshot is missing, incomplete or damaged
 """
 
@@ -59,7 +59,7 @@ __all__ = [
 
 
 class PsfleetError(Exception):
-    """Base of every error raised on purpose; its text is one sentence for a person."""
+    """Base of all errors raised on purpose. The text is one sentence for a person."""
 
 
 class UsageError(PsfleetError, ValueError):
@@ -71,7 +71,7 @@ class ShapeError(UsageError):
 
 
 class IdError(UsageError):
-    """An id is not a whole number of 64 bits."""
+    """An id is not a 64-bit integer."""
 
 
 class UnknownTable(UsageError):
@@ -95,7 +95,7 @@ class WrongType(ConfigError, TypeError):
 
 
 class LimitExceeded(UsageError):
-    """More than a server takes (psfleet.core.base.settings.declared_settings). Nothing was changed."""
+    """More than a server accepts (see ServerLimits in declared_settings.py). Nothing was changed."""
 
 
 class FrameError(PsfleetError, ValueError):
@@ -115,7 +115,7 @@ class Fenced(ProtocolError):
 
 
 class LaneLost(ProtocolError):
-    """A call names shared memory that is not, or no more, there; it is sent with its tensors."""
+    """A call refers to shared memory that is not available. The worker repeats it with tensors inside."""
 
 
 class NotReady(ProtocolError):
@@ -123,19 +123,19 @@ class NotReady(ProtocolError):
 
 
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
-    """Return one error for the pushes that servers have refused: the first one, and how many followed."""
-    first, others = refusals[0], len(refusals) - 1
-    more = f" (so were {others} pushes after it)" if others else ""
-    return type(first)(f"{first}{more}")
+    """Return one error for several refused pushes: the first error, and the number of further ones."""
+    first, refused_count = refusals[0], len(refusals) - 1
+    suffix = f" (so were {refused_count} pushes after it)" if refused_count else ""
+    return type(first)(f"{first}{suffix}")
 
 
 def rows_move(server: int) -> NotReady:
-    """Return the error of a server whose rows may not change now."""
+    """Return the error of a server that accepts no changes while rows move to other servers."""
     return NotReady(f"server {server} takes nothing while rows move to another number of servers")
 
 
 class Later(ProtocolError):
-    """The server takes this push a moment later; send the same again."""
+    """The server accepts this push a moment later. The worker sends it again."""
 
 
 class DeadlineExceeded(PsfleetError, TimeoutError):
@@ -147,15 +147,15 @@ class ServerUnavailable(PsfleetError, ConnectionError):
 
 
 class AccessDenied(PsfleetError, PermissionError):
-    """One end does not know the other: no certificate or token, or that of another job."""
+    """A certificate or token is missing, or belongs to another job, so one end rejects the other."""
 
 
 class LogError(PsfleetError):
-    """The log of a server is damaged, of another server, or cannot be written."""
+    """The log of a server is damaged, belongs to another server, or cannot be written."""
 
 
 class NoRoom(LogError):
-    """The disk of a log is full. Nothing was changed; workers send the same again until there is room."""
+    """The disk of a log is full. Nothing was changed; workers repeat the message until there is space."""
 
 
 class CheckpointError(PsfleetError):
@@ -163,18 +163,24 @@ class CheckpointError(PsfleetError):
 
 
 def not_installed(use: str, package: str, extra: str) -> ConfigError:
-    """Return the error of a use, such as "Kafka topics need", of a package that an extra brings."""
+    """Return the error for an optional package that is not installed.
+
+    Args:
+        use: Subject and verb of the sentence, such as "Kafka topics need".
+        package: Name of the package.
+        extra: Extra of psfleet that installs it.
+    """
     return ConfigError(
         f"{use} {package}, which is not installed; run: pip install '.[{extra}]' in psfleet's checkout"
     )
 
 
 def install_hook() -> None:
-    """Print a `PsfleetError` that ends this process as one line with the place in the script.
+    """Print a `PsfleetError` that ends this process as one line with the position in the script.
 
-    Other exceptions and a `ProtocolError` keep their traceback. So do all where PSFLEET_TRACEBACK is 1,
-    where the script has a hook of its own, and in the workers of a job, whose launcher reads the place
-    from it.
+    Full tracebacks remain for other exceptions and for ProtocolError, which points to a defect; if
+    PSFLEET_TRACEBACK is 1; and in the workers of a job, whose launcher reads the position from the
+    traceback. A script's own hook is not replaced.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_exception
@@ -192,7 +198,7 @@ def _print_exception(
 
 
 def _place(trace: TracebackType | None) -> str:
-    """` (train.py, line 12)`: where the script was; empty if no frame of the script is left."""
+    """Return the position in the script, like ` (train.py, line 12)`, or "" if no frame of it is left."""
     lines = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(trace)

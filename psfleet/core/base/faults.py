@@ -2,7 +2,7 @@
 
 Code that must survive a death at a certain line calls `reach` there. The call does nothing unless
 PSFLEET_CRASH names that point. Everything else about faults (the schedule, lost replies, full disks, the
-audit and the report) is in `psfleet_launch.chaos`. Only processes of a job under `--chaos` load that package.
+audit and the report) is in `psfleet_launch.chaos`, which only processes of a job under `--chaos` load.
 """
 
 import functools
@@ -17,7 +17,7 @@ from psfleet.core.base.settings.declared_settings import FaultSettings
 from psfleet.core.base.settings.kinds import CrashPoint
 
 Send = Callable[[str, bytes, float], bytes]
-"""Makes one attempt at a call: method, request, seconds; raises the error that the call ended with."""
+"""Function for one attempt at a call: takes method, request and seconds, raises the error of the call."""
 
 # The points, in the order in which a process reaches them.
 #
@@ -35,22 +35,22 @@ Send = Callable[[str, bytes, float], bytes]
 # "thread NAME": a ServiceThread begins.
 
 
-_times = 0  # that this process has reached the point of PSFLEET_CRASH
+_times = 0  # number of times that this process has reached the point of PSFLEET_CRASH
 
 
 class SimulatedFault(Exception):
-    """The error that `POINT:N:raise` in PSFLEET_CRASH asks for."""
+    """Error raised for `POINT:N:raise` in PSFLEET_CRASH."""
 
 
 def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
-    """Fail here if PSFLEET_CRASH names this point and the process has reached it as often as it says.
+    """Fail here if PSFLEET_CRASH names this point and this is the N-th time that the process reaches it.
 
     Args:
         point: Name of the point.
-        last_act: Called right before the process fails, such as a write of half a record.
+        last_act: Called right before the process fails, for example to write half a record.
 
     Raises:
-        SimulatedFault: The fault is to be an error instead of a death.
+        SimulatedFault: PSFLEET_CRASH asks for an error instead of a death.
     """
     global _times
     crash = _crash()
@@ -68,7 +68,7 @@ def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
 
 @functools.cache
 def _crash() -> CrashPoint | None:
-    """Return PSFLEET_CRASH, which is read once: a push passes seven points."""
+    """Return PSFLEET_CRASH. Cached, because a push passes seven points."""
     crash: CrashPoint | None = from_variable(FaultSettings, "crash", os.environ)
     return crash
 

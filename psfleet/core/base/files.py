@@ -1,4 +1,8 @@
-"""Files that are on the disk when a function returns, whatever becomes of the machine; private folders."""
+"""Atomic and durable file operations, safe reading of small files, and private folders.
+
+Use `replace` for a file that must survive a crash of the machine, and `let_appear` for one that only has to
+appear as a whole. `open_own_folder` and `make_private_folder` protect against other users of the machine.
+"""
 
 import contextlib
 import ctypes
@@ -18,18 +22,18 @@ _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
-LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path of sys/un.h, less its end
-_ROOM = len("/server.00000")
-# Endpoints are listed with commas between them, and gRPC reads a path as a part of a URI.
+LONGEST_PATH = 107  # bytes of a unix socket's path: sun_path in sys/un.h without the final zero
+_ROOM = len("/server.00000")  # added to the path of a private folder
+# Only characters that are safe in a path: lists of endpoints use commas, and gRPC parses paths as URIs.
 _PLAIN = re.compile(r"/[A-Za-z0-9_./+~-]*")
 
 
 def replace(where: Path, write: Callable[[Path], object]) -> None:
-    """Replace a file atomically: readers see the old file or all of the new one.
+    """Replace a file atomically and durably: even after a power cut it has its old or its new content.
 
     Args:
-        where: The file.
-        write: Writes to the path that it is given, in the same folder.
+        where: Path of the file.
+        write: Writes the content to the path that it is given, which lies in the same folder.
     """
 
     def write_and_sync(draft: Path) -> None:
@@ -37,11 +41,13 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
         sync(draft)
 
     let_appear(where, write_and_sync)
+    # The rename itself is on disk only once the folder is. The content had to be there before the rename:
+    # otherwise a power cut could leave the new name with no content.
     sync(where.absolute().parent)
 
 
 def let_appear(where: Path, write: Callable[[Path], object]) -> None:
-    """Write as `replace` does, a file that need not outlive the machine.
+    """Write a file so that it appears as a whole, like `replace` but without waiting for the disk.
 
     A failed write leaves nothing behind.
     """
@@ -55,13 +61,13 @@ def let_appear(where: Path, write: Callable[[Path], object]) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two files or folders change places in one step. False: the system or the file system cannot.
+    """Swap two files or folders in one step. Returns False if the system or the file system cannot.
 
-    renameat2 with RENAME_EXCHANGE: Linux 3.15 and glibc 2.28, on ext4, xfs, btrfs, tmpfs, overlayfs;
-    not on NFS.
+    Uses renameat2 with RENAME_EXCHANGE: Linux 3.15 and glibc 2.28, on ext4, xfs, btrfs, tmpfs and
+    overlayfs, but not on NFS.
 
     Raises:
-        OSError: One of them is not there, or may not be moved.
+        OSError: A path does not exist, or may not be moved.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -76,12 +82,14 @@ def exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def regular(where: Path) -> Iterator[IO[bytes]]:
-    """Open a file to read it, if it is one: neither a pipe, which might wait for ever, nor a device.
+    """Open a regular file for reading. Refuses pipes, which might block forever, and devices.
 
     Raises:
-        OSError: It cannot be opened, or is something else.
-        ValueError: The path is no name of a file.
+        OSError: The path cannot be opened, or is no regular file.
+        ValueError: The path is no valid file name.
     """
+    # Open first and look afterwards, so that nobody can exchange the file in between. O_NONBLOCK keeps the
+    # open itself from waiting for the writer of a pipe.
     handle = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb", buffering=0) as file:
         mode = os.fstat(handle).st_mode
@@ -93,11 +101,11 @@ def regular(where: Path) -> Iterator[IO[bytes]]:
 
 
 def read_small(where: Path, most: int) -> bytes:
-    """Return all of a regular file that is known to be small.
+    """Return the content of a regular file.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or has more than `most` bytes.
-        ValueError: The path is no name of a file.
+        OSError: The file cannot be read, is no regular file, or has more than `most` bytes.
+        ValueError: The path is no valid file name.
     """
     with regular(where) as file:
         size = os.fstat(file.fileno()).st_size
@@ -107,10 +115,12 @@ def read_small(where: Path, most: int) -> bytes:
 
 
 def read_toml(where: str | os.PathLike[str], what: str) -> dict[str, Any]:
-    """Return the document of a TOML file, `what` for the error. Each value of it can be quoted.
+    """Return the document of a TOML file. Each of its values can be quoted in a message.
+
+    `what`: Name of the file, as the subject of errors.
 
     Raises:
-        ConfigError: It cannot be read, is no TOML, or has a value that Python cannot read or print.
+        ConfigError: The file cannot be read, is not TOML, or has a value that Python cannot read or print.
     """
     try:
         document = tomllib.loads(Path(where).read_text("utf-8-sig"))
@@ -128,13 +138,13 @@ def read_toml(where: str | os.PathLike[str], what: str) -> dict[str, Any]:
 
 
 def write_durably(where: Path, content: bytes) -> None:
-    """Write a file in place."""
+    """Write a file in place and wait until it is on the disk."""
     where.write_bytes(content)
     sync(where)
 
 
 def sync(where: Path) -> None:
-    """See that a file or a folder is on the disk."""
+    """Wait until a file or a folder is on the disk."""
     handle = os.open(where, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -143,21 +153,23 @@ def sync(where: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Explain why a file cannot be had, for a sentence.
+    """Return why a file operation failed, as part of a sentence.
 
-    A ValueError says that the path is no name of a file.
+    Accepts a ValueError too, which Python raises for an invalid file name.
     """
     return str(getattr(error, "strerror", None) or error)
 
 
 def open_own_folder(where: Path) -> int:
-    """Make a folder for this user alone, or open one that this user has; return its descriptor.
+    """Create a folder for this user alone, or open one that this user owns. Returns its descriptor.
 
-    Where others may write beside it, they could plant a link to a folder of this user, whose mode and files
-    would change, or a folder of theirs, in which they could read and replace what is written.
+    In a folder that others may write to, such as /tmp, another user could place a symbolic link at this
+    path, so that this process changes a folder of its own user; or a folder of theirs, in which they could
+    read and replace what is written.
 
     Raises:
-        OSError: It cannot be made or written, is no folder or a symbolic link, or is another user's.
+        OSError: The folder cannot be made or written, is no folder, is a symbolic link, or belongs to
+            another user.
     """
     with contextlib.suppress(FileExistsError):
         where.mkdir(mode=0o700, parents=True)
@@ -165,10 +177,11 @@ def open_own_folder(where: Path) -> int:
         raise OSError(errno.ELOOP, "it is a symbolic link", str(where))
     descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Some file systems give all files to one user, so this asks who owns what this process makes.
+        # Compare with the owner of a new file and not with this user: some file systems map all files to
+        # one owner.
         with tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}") as made:
-            own, owner = os.fstat(made.fileno()).st_uid, os.fstat(descriptor).st_uid
-        if own != owner:
+            own_user, owner = os.fstat(made.fileno()).st_uid, os.fstat(descriptor).st_uid
+        if own_user != owner:
             raise PermissionError(errno.EPERM, f"it belongs to user {owner}", str(where))
     except BaseException:
         os.close(descriptor)
@@ -177,9 +190,10 @@ def open_own_folder(where: Path) -> int:
 
 
 def make_private_folder() -> Path:
-    """Return a new folder of mode 0700, in TMPDIR, or in /tmp if sockets cannot lie there.
+    """Return a new folder of mode 0700 for sockets: in TMPDIR, or in /tmp if TMPDIR is unsuitable.
 
-    They cannot where the path is too long, or has other characters than letters, digits and _ . / + ~ -.
+    TMPDIR is unsuitable if its path is too long for sockets, or has characters other than letters, digits
+    and _ . / + ~ -.
 
     Raises:
         ConfigError: The folder cannot be made.

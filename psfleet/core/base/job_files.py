@@ -1,7 +1,10 @@
-"""Files in a job's folder: the requested mode, servers that are ready or have moved, and the running job.
+"""Files in a job's folder by which launcher, servers and commands like `psfleet mode` communicate.
 
-The launcher, its servers and the commands that look at a job read and write them. Each is a JSON document
-that appears whole.
+    mode.json      a requested consistency mode          mode.told      the last request that workers know
+    moved.json     new endpoints of moved servers        servers.json   the variables of the running job
+
+and one file per server that is ready. Each is a small JSON document that appears as a whole. A missing file
+is normal, and means that the event has not happened yet.
 """
 
 import dataclasses
@@ -18,10 +21,10 @@ from psfleet.core.base.settings.environment import Environment, reader_environme
 from psfleet.core.base.settings.server_endpoints import check_endpoint
 
 REQUEST = "mode.json"
-"""Requested mode: a number, which grows, and settings such as {"mode": "ssp", "staleness": 4}."""
+"""File with the requested mode: an increasing number, and settings like {"mode": "ssp", "staleness": 4}."""
 
 DONE = "mode.told"
-"""Number of the last request that has reached the workers."""
+"""File with the number of the last request that has reached the workers."""
 
 _REQUEST = Format("mode request")
 _REPLY = Format("mode answer")
@@ -29,23 +32,23 @@ _REPLY = Format("mode answer")
 
 _READY_FORMAT = Format("ready server")
 MOVED = "moved.json"
-"""Its name in the folder of a job's logs."""
+"""File with the new endpoints of moved servers, in the folder of a job's logs."""
 _RELOCATIONS_FORMAT = Format("moved servers")
 SERVERS = "servers.json"
 _RUNNING_FORMAT = Format("running job")
 
 
 def write_request(folder: Path, number: int, consistency: dict[str, Any]) -> None:
-    """Request a mode: the settings of the strategy's part `consistency`."""
+    """Request a mode, given the settings of the strategy's part `consistency`."""
     _REQUEST.write(folder / REQUEST, number=number, consistency=consistency)
 
 
 def read_request(folder: Path) -> tuple[int, dict[str, Any]]:
-    """The last request.
+    """Return number and settings of the last requested mode.
 
     Raises:
-        FileNotFoundError: There is none.
-        FrameError: It is damaged or of another version.
+        FileNotFoundError: No mode was requested.
+        FrameError: The file is damaged or of another version.
     """
     number, consistency = _REQUEST.read(folder / REQUEST, number=int, consistency=dict)
     return number, consistency
@@ -66,12 +69,12 @@ def read_reply(folder: Path) -> int:
 
 
 def write_ready(where: Path, index: int, endpoint: str, pid: int) -> None:
-    """Let the file appear, whole."""
+    """Announce that a server is ready."""
     _READY_FORMAT.write(where, index=index, endpoint=endpoint, pid=pid)
 
 
 def read_ready(where: Path) -> tuple[str, int]:
-    """Endpoint and process id of the server.
+    """Return endpoint and process id of a server.
 
     Raises:
         FileNotFoundError: The server is not ready.
@@ -82,12 +85,12 @@ def read_ready(where: Path) -> tuple[str, int]:
 
 
 def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
-    """Replace the file; `endpoints` has the new endpoint of each old one."""
+    """Replace the file of moved servers. `endpoints` maps each old endpoint to its new one."""
     _RELOCATIONS_FORMAT.write(where, moved=dict(endpoints))
 
 
 def read_relocations(where: Path) -> dict[str, str]:
-    """Return the new endpoint of each server that has moved, by its old one; {} if the file is damaged."""
+    """Return the new endpoints of moved servers by their old ones; none if the file is damaged."""
     try:
         (endpoints,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
     except (FileNotFoundError, FrameError):
@@ -96,13 +99,13 @@ def read_relocations(where: Path) -> dict[str, str]:
 
 
 def write_running_job(folder: Path, environment: Environment) -> None:
-    """Write the variables by which a process outside the job finds its servers, all at once."""
+    """Write the variables that a process outside the job needs to find its servers."""
     variables = to_variables(environment, FleetSettings, JobSettings, ProcessSettings)
     _RUNNING_FORMAT.write(folder / SERVERS, variables=variables)
 
 
 def read_running_job(folder: Path) -> Environment:
-    """Read the file as the environment of a process without a role.
+    """Return the environment of a process without a role in a running job.
 
     Raises:
         ConfigError: No job runs there, or its servers have not started yet.
@@ -122,11 +125,11 @@ def environment_of(job: Any, **access: Any) -> Environment:
     """Return the environment of this process in a running job.
 
     Args:
-        job: Folder of its logs, or the endpoints of its servers as a list or with commas between them.
-        access: Settings `tls` and `insecure` of this process, or None for those of the job.
+        job: Folder of the job's logs, or the endpoints of its servers as a list or a text with commas.
+        access: Settings `tls` and `insecure` of this process; None takes those of the job.
 
     Raises:
-        ConfigError: It is neither, or no job is there.
+        ConfigError: `job` is neither, or no job runs there.
     """
     settings = {name: value for name, value in access.items() if value is not None}
     return dataclasses.replace(_found(job), **settings)

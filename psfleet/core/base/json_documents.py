@@ -1,8 +1,9 @@
-"""Files that psfleet writes as JSON documents, each with a format and a version.
+"""JSON files of psfleet: each has a format and a version, and is read strictly.
 
-Every JSON file that psfleet writes goes through here; docs/formats.md lists them. An encoder names each
-field in its code, and a decoder takes them with `exact`, so that no name of a Python attribute gets
-into a file, and nothing in a file is passed over.
+Every JSON file that psfleet writes goes through this module; docs/formats.md lists them. Code that writes a
+document names each field explicitly, and code that reads it takes the fields with `exact`. So renaming an
+attribute in Python does not change a file, and no field of a file is ignored: an unknown one may change the
+meaning of the others, so the file is refused.
 """
 
 import contextlib
@@ -15,12 +16,12 @@ from typing import Any
 from psfleet.core.base.errors import CheckpointError, FrameError, PsfleetError, RuleError
 from psfleet.core.base.files import let_appear, read_small, reason, replace
 
-_SMALL = 1 << 20  # bytes
+_SMALL = 1 << 20  # longest file that `Format.read` accepts, in bytes
 _ADVICE = "read it with the psfleet version that wrote it"
 
 
 class Misfit(ValueError):
-    """A document is not of the format and version that the reader knows; the text goes on after its name."""
+    """A document has an unexpected format, version or field. The text continues after the file's name."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Format:
     """A kind of document.
 
     Attributes:
-        name: Value of its field `format`.
-        versions: Those that are read, ascending. A document has the first one unless it needs a later one.
+        name: Value of the document's field `format`.
+        versions: Versions that can be read, ascending.
     """
 
     name: str
@@ -37,19 +38,19 @@ class Format:
 
     @property
     def version(self) -> int:
-        """Oldest version of the format, which a document has unless it uses something newer."""
+        """Oldest readable version. New documents have it unless they use a feature of a newer one."""
         return self.versions[0]
 
     def document(self, **fields: Any) -> dict[str, Any]:
-        """A document with these fields, for `json.dumps`."""
+        """Return a document with these fields, ready for `json.dumps`."""
         return {"format": self.name, "version": self.version, **fields}
 
     def write(self, where: Path, **fields: Any) -> None:
-        """Let a small file of a running job appear, whole. It need not outlive the machine."""
+        """Write a small file of a running job, which appears as a whole but need not survive a power cut."""
         let_appear(where, self._writer(fields))
 
     def replace(self, where: Path, **fields: Any) -> None:
-        """Write it so that it is on the disk when this returns."""
+        """Write a file that is on the disk when this returns."""
         replace(where, self._writer(fields))
 
     def _writer(self, fields: dict[str, Any]) -> Callable[[Path], object]:
@@ -57,33 +58,33 @@ class Format:
         return lambda draft: draft.write_text(text)
 
     def read(self, where: Path, **kinds: Any) -> list[Any]:
-        """The values of the fields of a small file; see `exact`.
+        """Return the values of exactly these fields of a small file, see `exact`.
 
         Raises:
-            FileNotFoundError: It is not there.
-            FrameError: It cannot be read, or has another version or other fields.
+            FileNotFoundError: The file does not exist.
+            FrameError: The file cannot be read, or has another version or other fields.
         """
         with reading(where, FrameError):
             return exact(self.parse(read_small(where, _SMALL)), self.name, **kinds)
 
     def parse(self, content: bytes | str) -> dict[str, Any]:
-        """The fields of a document, without those that say what it is.
+        """Return the fields of a document without `format` and `version`.
 
         Raises:
-            Misfit: It is of another format or of an unknown version.
-            ValueError, RecursionError: It is no JSON.
+            Misfit: The document has another format or an unknown version.
+            ValueError, RecursionError: The content is not JSON.
         """
         return self.fields(json.loads(content))
 
     def fields(self, document: Any) -> dict[str, Any]:
-        """Parse fields as `parse` does, of a document that is a part of another one."""
+        """Return the fields as `parse` does, of a document that is part of another one."""
         if not isinstance(document, dict) or document.get("format") != self.name:
             value = document.get("format") if isinstance(document, dict) else document
             raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {value!r:.60}")
         version = document.get("version")
         if type(version) is not int or version not in self.versions:
-            *others, last = map(str, self.versions)
-            versions = f"{', '.join(others)} and {last}" if others else last
+            *earlier, last = map(str, self.versions)
+            versions = f"{', '.join(earlier)} and {last}" if earlier else last
             raise Misfit(
                 f"has version {version!r:.60} of the format {self.name!r}, and this psfleet reads "
                 f"version {versions}; {_ADVICE}"
@@ -94,12 +95,14 @@ class Format:
 
 
 def exact(document: Any, what: str, **kinds: Any) -> list[Any]:
-    """The values of exactly these fields, in their order.
+    """Return the values of exactly these fields, in this order.
+
+        name, rows = exact(document, "table", name=str, rows=int)
 
     Args:
-        said: An object of a document.
-        what: Subject of the document, for messages.
-        kinds: The type of each field, or a union of types; `object` for any value.
+        document: Object of a JSON document.
+        what: Subject of the object, for messages.
+        kinds: Type of each field, or a union of types; `object` allows any value.
 
     Raises:
         Misfit: A field is unknown, missing or of another type.
@@ -122,10 +125,12 @@ def exact(document: Any, what: str, **kinds: Any) -> list[Any]:
 
 
 def natural(value: Any, what: str) -> int:
-    """A count in a document, if it is a whole number from 0 to 2**62: then it fits wherever it goes.
+    """Return a count from a document, if it is a whole number from 0 to 2**62.
+
+    A count within this limit fits into an int64 wherever it is used.
 
     Raises:
-        Misfit: It is something else.
+        Misfit: The value is something else.
     """
     if type(value) is not int or not 0 <= value <= 2**62:
         raise Misfit(
@@ -135,16 +140,16 @@ def natural(value: Any, what: str) -> int:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    if isinstance(value, bool):  # which is an int to Python
+    if isinstance(value, bool):  # bool is a subclass of int, but 1 and true differ in JSON
         return kind in (bool, object)
     return isinstance(value, kind)
 
 
 @contextlib.contextmanager
 def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> Iterator[None]:
-    """Turn every fault of reading a file within the block into one sentence that names the file.
+    """Turn every error of reading a file in the block into one sentence that names the file.
 
-    A missing file stays a FileNotFoundError, unless it is a checkpoint's.
+    A FileNotFoundError passes unchanged, except for a checkpoint.
     """
     try:
         yield
@@ -152,7 +157,8 @@ def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> It
         raise kind(f"{str(where)!r} {error}") from None
     except CheckpointError:
         raise
-    except RuleError as error:  # of a user, which this process does not have as the writer had it
+    # A user's update rule that this process lacks or defines differently.
+    except RuleError as error:
         raise kind(f"{str(where)!r} cannot be loaded here: {error}") from None
     except OSError as error:
         if kind is not CheckpointError and isinstance(error, FileNotFoundError):
@@ -160,5 +166,5 @@ def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> It
         raise kind(f"{str(where)!r} cannot be read: {reason(error)}") from None
     except PsfleetError as error:
         raise kind(f"{str(where)!r} is damaged: {error}") from None
-    except Exception as error:  # there is no end to what a file can hold
+    except Exception as error:  # a damaged file can cause any error
         raise kind(f"{str(where)!r} is damaged: {' '.join(repr(error).split())}") from None

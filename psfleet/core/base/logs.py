@@ -1,7 +1,8 @@
-"""Logging of this process: the standard `logging`, with one handler on standard error for all of psfleet.
+"""Logging of psfleet: the standard `logging` with one handler that writes to standard error.
 
-A module logs with `_log = log_of(__name__)`; `extra={"round": 7}` adds those of FIELDS that apply. State
-machines do not log: the code around them does.
+A module logs with `_log = log_of(__name__)` and may name its subject with `extra={"round": 7}` (see
+FIELDS). Levels and format come from PSFLEET_LOG and PSFLEET_LOG_FORMAT. State machines do not log; the code
+around them does.
 """
 
 import contextlib
@@ -21,13 +22,13 @@ from psfleet.core.base.settings.declared_settings import UserSettings
 from psfleet.core.base.settings.environment import unknown_variables
 from psfleet.core.base.settings.kinds import ROOT, parse_levels
 
-_QUIET = 1.0  # seconds between two lines of a RateLimitedLog
+_QUIET = 1.0  # least seconds between two lines of a RateLimitedLog
 
 FIRST_NONFINITE = "first NaN or infinity: "
-"""Begins the line in which server 0 names worker, step, table and id of the job's first one."""
+"""Beginning of the line in which server 0 reports worker, step, table and id of the first NaN of a job."""
 
 FIELDS = ("step", "round", "snapshot", "view", "worker", "incarnation", "table", "seconds", "bytes")
-"""Attributes of a record that say what it is about, as keys of a JSON line; text shows the first three."""
+"""Optional attributes of a record about its subject. JSON lines have all of them, text the first three."""
 
 _SHOWN = FIELDS[:3]
 
@@ -43,7 +44,7 @@ def log_of(module: str) -> logging.Logger:
 
 
 class RateLimitedLog:
-    """Logs a line as a warning, unless it logged one just now. Any thread may call.
+    """Logs warnings, at most one a second. Any thread may call.
 
     Args:
         log: Logger of the module.
@@ -56,29 +57,29 @@ class RateLimitedLog:
         self._unsaid = 0
 
     def say(self, line: str) -> None:
-        """Log the line, with the number of lines that were left out since the last one."""
+        """Log the line, or count it if another was just logged. The next line shows the count."""
         with self._lock:
             now = time.monotonic()
             if now - self._said_at < _QUIET:
                 self._unsaid += 1
                 return
-            more = f" (and {self._unsaid} more)" if self._unsaid else ""
+            suffix = f" (and {self._unsaid} more)" if self._unsaid else ""
             self._said_at, self._unsaid = now, 0
-        self._log.warning(line + more)
+        self._log.warning(line + suffix)
 
 
 def set_up_logs(role: str | None = None, rank: int = 0) -> None:
-    """Apply PSFLEET_LOG and PSFLEET_LOG_FORMAT to this process. What is set up later counts.
+    """Apply PSFLEET_LOG and PSFLEET_LOG_FORMAT to this process. A later call replaces an earlier one.
 
-    Warns, once in a process, of each variable that only looks like one of psfleet's.
+    Also warns, once per process, of each variable that looks like one of psfleet's but is not.
 
     Args:
-        role: Role of this process in its fleet; its lines begin with time, level, role and rank; None: it
-            trains alone, and its lines are plain sentences.
+        role: Role of this process in its fleet: lines begin with time, level, role and rank. None if the
+            process trains alone: lines are plain sentences.
         rank: Rank within the role.
 
     Raises:
-        ConfigError: A variable says something else.
+        ConfigError: A variable has an invalid value.
     """
     levels = parse_levels(from_variable(UserSettings, "log_levels", os.environ))
     process = f"{role}.{rank}" if role else ""
@@ -97,7 +98,7 @@ def set_up_logs(role: str | None = None, rank: int = 0) -> None:
 
 
 class _TextFormatter(logging.Formatter):
-    """Lines for people; an error's traceback follows its line."""
+    """Lines for people. The traceback of an error follows its line."""
 
     default_msec_format = "%s.%03d"
 
@@ -117,7 +118,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object for each record."""
+    """Lines for programs: a JSON object per record."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what is standard error now. On a full disk, or closed, it loses lines and nothing fails."""
+    """Writes to the present sys.stderr. Lines are lost silently if that is closed or its disk full."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

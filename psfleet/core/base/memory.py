@@ -1,4 +1,8 @@
-"""Memory: its size, what was killed for lack of it, bytes written after they are made, and small values."""
+"""Memory of the machine and this process, kills for lack of it, and two tricks that save time.
+
+`unwritten_bytes` makes a bytes object whose content is written afterwards, and `value_class` makes
+dataclasses that are fast to create.
+"""
 
 import contextlib
 import ctypes
@@ -9,12 +13,13 @@ from typing import Any, TypeVar, dataclass_transform
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_HEAD = bytes.__basicsize__ - 1  # bytes of the object before its content
+# Bytes of a bytes object before its content; the last is its final zero.
+_HEAD = bytes.__basicsize__ - 1
 T = TypeVar("T")
 
 
 def available_memory() -> int:
-    """Return bytes of memory that could be had without swapping; 0 if the kernel does not say."""
+    """Return the bytes of memory available without swapping, or 0 if the kernel does not say."""
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
         return next(
             (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0
@@ -23,14 +28,15 @@ def available_memory() -> int:
 
 
 def resident() -> int:
-    """Return bytes of memory that this process has now."""
+    """Return the bytes of memory that this process occupies now."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
 def memory_kills() -> int:
-    """Return the number of processes that the kernel has killed for lack of memory: of this cgroup, else of
-    all.
+    """Return how many processes the kernel has killed for lack of memory.
+
+    Counts those of this process's cgroup, or of the whole machine if the cgroup has no count.
     """
     for path in [*_own_cgroup(), Path("/proc/vmstat")]:
         for line in _lines(path):
@@ -41,7 +47,7 @@ def memory_kills() -> int:
 
 
 def _own_cgroup() -> list[Path]:
-    """Return the folders in which the kernel counts for this process's cgroup, in versions 2 and 1."""
+    """Return the files in which the kernel counts for this process's cgroup, of versions 2 and 1."""
     folders = []
     for line in _lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
@@ -64,24 +70,25 @@ _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
 def unwritten_bytes(length: int) -> tuple[bytes, "ctypes.Array[Any]"]:
-    """Return a bytes object and its content, to be written before anybody else sees the object.
+    """Return a new bytes object and a writable view of its content.
 
-    The content is valid for as long as the object is.
+    Python treats bytes as immutable, so the whole content must be written before any other code sees the
+    object. The view is valid as long as the object lives.
     """
     content: bytes = _new_bytes(None, length)
     return content, (ctypes.c_uint8 * length).from_address(content_address(content))
 
 
 def content_address(content: bytes) -> int:
-    """Return the address of the content of a bytes object, valid for as long as the object is."""
+    """Return the address of the content of a bytes object, valid as long as the object lives."""
     return id(content) + _HEAD
 
 
 @dataclass_transform(frozen_default=True)
 def value_class(cls: type[T]) -> type[T]:
-    """Make a dataclass with slots and a hash, whose values never change.
+    """Make a dataclass with slots and a hash whose instances must not be changed.
 
-    Only type checkers make sure of that: a frozen dataclass takes eight times as long to make, 5 us
-    instead of 0.6 for a push.
+    Only type checkers enforce that. A frozen dataclass would check at run time, but takes eight times as
+    long to create: 5 us instead of 0.6 for a push.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)

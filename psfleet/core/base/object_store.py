@@ -1,6 +1,10 @@
-"""Files in remote stores, named by URLs such as s3://bucket/model, through fsspec; and a job's own snapshots.
+"""Folders in object stores, named by URLs such as s3://bucket/model, and a job's snapshots in them.
 
-Without NumPy, for the launcher.
+All access goes through fsspec. Every operation is tried up to six times. A store has no atomic rename, so a
+snapshot or model counts as complete once its manifest (one of MARKS) exists: the manifest is uploaded last,
+removed first, and copied last.
+
+This module does not import NumPy, because the launcher uses it too.
 """
 
 import atexit
@@ -21,27 +25,29 @@ from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
 T = TypeVar("T")
 
 _ATTEMPTS = 6
-_PAUSE = 0.05  # seconds after the first failed attempt, twice as many after each further one
+_PAUSE = 0.05  # seconds before the second attempt; doubled before each further one
+# Errors that a further attempt would not change.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 MARKS = ("manifest.json", "program.json", "export.json")
-"""Files that make a folder whole, which are written last."""
+"""Files whose presence makes a folder complete: written last and removed first."""
 
 
+# Folder for the copies that this process has downloaded, once there is one.
 _copies: list[Path] = []
 _NAME = re.compile(r"snapshot-[0-9]{6}")
 
 
 class ObjectStore:
-    """The files of one folder of a store. What fails is tried again.
+    """Files of one folder in an object store. Failed operations are tried again.
 
     Args:
         url: URL of the folder.
 
     Attributes:
-        name: The URL without credentials, for messages.
+        name: URL without credentials, for messages.
 
     Raises:
-        ConfigError: fsspec or what it needs for this scheme is missing, or the URL names no folder.
+        ConfigError: fsspec or its package for this scheme is missing, or the URL names no folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,7 +59,7 @@ class ObjectStore:
         try:
             self._system, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            # Nothing was requested yet, so that only the URL itself can bring credentials into the text.
+            # No request was made yet, so the text can contain credentials only if the URL has some.
             why = str(error).partition("\n")[0] if url == self.name else _why(error)
             raise ConfigError(
                 f"{self.name!r} cannot be used: {why}; schemes are s3, gs, hdfs, file and others of fsspec"
@@ -63,11 +69,11 @@ class ObjectStore:
             raise ConfigError(f"{self.name!r} names no folder; add one")
 
     def put(self, file: Path, name: str) -> None:
-        """Write a local file to the store, as `name`."""
+        """Write a local file to the store under this name."""
         self._tried(f"write {name}", lambda: self._system.put_file(str(file), self._place(name)))
 
     def get(self, name: str, file: Path) -> None:
-        """Read a file of the store into a local one."""
+        """Copy a file of the store to a local path."""
         self._tried(f"read {name}", lambda: self._system.get_file(self._place(name), str(file)))
 
     def read(self, name: str) -> bytes:
@@ -78,11 +84,11 @@ class ObjectStore:
         return content
 
     def sizes(self) -> dict[str, int]:
-        """Return the files of the folder, and their bytes; {}: it is not there."""
+        """Return the size in bytes of each file in the folder; empty if the folder does not exist."""
         return self._listed("file")
 
     def folders(self) -> list[str]:
-        """Return the names of the folders in it, ascending."""
+        """Return the names of the subfolders, sorted."""
         return sorted(self._listed("directory"))
 
     def _listed(self, kind: str) -> dict[str, int]:
@@ -101,56 +107,59 @@ class ObjectStore:
         return self._tried("list it", listed)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         try:
             self._tried(f"remove {name}", lambda: self._system.rm_file(self._place(name)))
         except CheckpointError:
+            # An attempt may have removed the file and lost the reply, so that the next one finds no file.
             if name in self.sizes():
                 raise
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _tried(self, what: str, call: Callable[[], T]) -> T:
+    def _tried(self, action: str, call: Callable[[], T]) -> T:
         for attempt in range(_ATTEMPTS):
             try:
                 return call()
-            except Exception as error:  # each store has errors of its own
+            except Exception as error:  # each store's library has its own classes of errors
                 if isinstance(error, _FINAL) or attempt == _ATTEMPTS - 1:
-                    raise CheckpointError(f"{self.name!r}: cannot {what}: {_why(error)}") from None
+                    raise CheckpointError(
+                        f"{self.name!r}: cannot {action}: {_why(error)}"
+                    ) from None
             time.sleep(_PAUSE * 2**attempt)
         raise AssertionError
 
 
 def _why(error: Exception) -> str:
-    """Return reason without what a store's library may have put into it of a request, such as its headers."""
+    """Return the reason without the error's text, in which a library may quote headers with credentials."""
     return getattr(error, "strerror", None) or type(error).__name__
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """Return the local folder of a path; of a URL a copy, which lasts as long as this process.
+    """Return a local folder with the content of a path or URL.
 
-    A snapshot comes with those that it builds on.
+    A URL is downloaded, together with the snapshots that it builds on, and kept until this process ends.
 
     Raises:
-        CheckpointError: The folder is not there, or cannot be read.
+        CheckpointError: The folder does not exist, or cannot be read.
     """
     url = url_of(path)
     return local_path(path) if url is None else _copied(url)
 
 
 def folders_in(place: str) -> list[str]:
-    """Return the names of the folders in a folder or URL, ascending; []: it is not there."""
+    """Return the names of the subfolders of a folder or URL, sorted; empty if it does not exist."""
     if (url := url_of(place)) is not None:
         return ObjectStore(url).folders()
     folder = local_path(place)
     return (
-        sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+        sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     )
 
 
 def is_whole(place: str) -> bool:
-    """Return whether a folder or URL has what is written last of a snapshot, a model or an export."""
+    """Return whether a folder or URL holds a complete snapshot, model or export."""
     if (url := url_of(place)) is not None:
         return not ObjectStore(url).sizes().keys().isdisjoint(MARKS)
     return any((local_path(place) / name).exists() for name in MARKS)
@@ -161,14 +170,15 @@ def _copied(url: str) -> Path:
         _copies.append(Path(tempfile.mkdtemp(prefix="psfleet-copies-")))
         atexit.register(shutil.rmtree, _copies[0], ignore_errors=True)
     store = ObjectStore(url)
-    scheme, _, rest = url.partition("://")
-    folder = _copies[0] / scheme / rest.strip("/")
+    scheme, _, location = url.partition("://")
+    folder = _copies[0] / scheme / location.strip("/")
     sizes = store.sizes()
     mark = next((name for name in MARKS if name in sizes), None)
     if mark is None:
         raise CheckpointError(
             f"{store.name!r} holds none of {', '.join(MARKS)}; it is no complete snapshot or model"
         )
+    # An equal manifest means an equal snapshot, because it contains the checksums of all files.
     content = store.read(mark)
     if (folder / mark).exists() and (folder / mark).read_bytes() == content:
         return folder
@@ -184,10 +194,10 @@ def _copied(url: str) -> Path:
 
 
 def base_of(place: str) -> str:
-    """Return the folder or URL of the snapshot on which a snapshot builds; empty: on none.
+    """Return the folder or URL of the snapshot that a delta builds on, or "" for a full snapshot.
 
     Raises:
-        CheckpointError, OSError: It cannot be read.
+        CheckpointError, OSError: The manifest cannot be read.
     """
     if (url := url_of(place)) is not None:
         base = _named(ObjectStore(url).read(MARKS[0]))[1]
@@ -198,58 +208,59 @@ def base_of(place: str) -> str:
 
 
 def _beside(url: str, base: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{posixpath.normpath(posixpath.join(rest, base))}"
+    scheme, _, location = url.partition("://")
+    return f"{scheme}://{posixpath.normpath(posixpath.join(location, base))}"
 
 
 def _named(content: bytes) -> tuple[list[str], str]:
-    """Return the files that a manifest names, and what it builds on; who reads them checks them."""
+    """Return the files that a manifest lists and the path of its base, without checking them."""
     try:
         document = json.loads(content)
         names = [entry["file"] for entry in document.get("files", ())]
         base = (document.get("base") or {}).get("path", "")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return [], ""
+    # No path out of the folder.
     return [name for name in names if posixpath.basename(name) == name], base
 
 
 def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[str]:
-    """Write the files of a local folder to a URL, what makes it whole last; returns their names.
+    """Write the files of a local folder to a URL, the manifest last. Returns their names.
 
     Raises:
-        CheckpointError: One cannot be written.
+        CheckpointError: A file cannot be written.
     """
     store = ObjectStore(url)
-    found = names or sorted(path.name for path in folder.iterdir() if path.is_file())
-    ordered = sorted(found, key=lambda name: name in MARKS)
+    file_names = names or sorted(path.name for path in folder.iterdir() if path.is_file())
+    ordered = sorted(file_names, key=lambda name: name in MARKS)
     for name in ordered:
         store.put(folder / name, name)
     return ordered
 
 
 def own_name(number: int) -> str:
-    """Return the folder of a snapshot among those that a job keeps."""
+    """Return the folder name of a job's snapshot with this number."""
     return f"snapshot-{number:06d}"
 
 
 def own_place(place: str, number: int) -> str:
-    """Return where the snapshot of this number lies in the folder or at the URL of a job's."""
+    """Return the folder or URL of a job's snapshot with this number."""
     return f"{place}/{own_name(number)}"
 
 
 def own_snapshots(place: str) -> list[str]:
-    """Return the folders or URLs of the snapshots in a place, by number, those that are not whole too."""
+    """Return the folders or URLs of all of a job's snapshots, incomplete ones too, sorted by number."""
     names = filter(_NAME.fullmatch, folders_in(place))
     return [f"{place.rstrip('/')}/{name}" for name in names]
 
 
 def latest_snapshot(place: str) -> str:
-    """Return the last whole one; empty: there is none."""
+    """Return the folder or URL of the last complete snapshot, or "" if there is none."""
     return next(filter(is_whole, reversed(own_snapshots(place))), "")
 
 
 def remove_snapshot(place: str) -> None:
-    """Remove a snapshot, from a store what makes it whole first."""
+    """Remove a snapshot. In a store its manifest goes first, so that a partial removal leaves no snapshot."""
     if (url := url_of(place)) is None:
         shutil.rmtree(local_path(place), ignore_errors=True)
         return

@@ -1,4 +1,13 @@
-"""Files in a job's folder by which `psfleet scale`, the launcher and server 0 agree on new servers."""
+"""Files in a job's folder that coordinate a change of the number of servers of a running job.
+
+    scale.json      psfleet scale   wants this number of servers
+    scale.ready     launcher        has started these servers
+    scale.promised  server 0        all servers have their rows and wait for the decision, or why not
+    scale.done      launcher        the decision: the servers of the job from now on
+
+Each file answers the one before and carries the number of the request. Only scale.done is durable: it
+decides which servers the job has, also after a crash.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +17,16 @@ from psfleet.core.base.errors import FrameError
 from psfleet.core.base.json_documents import Format
 
 SCALE = "scale.json"
-"""Wanted number of servers, for the launcher."""
+"""File in which `psfleet scale` requests a number of servers from the launcher."""
 
 SCALE_READY = "scale.ready"
-"""The servers that the job is to have, which have started, for server 0."""
+"""File in which the launcher tells server 0 the servers to move to, once they have started."""
 
 SCALE_PROMISED = "scale.promised"
-"""Reply of server 0 to that: all servers hold their part once it is decided, or why they do not."""
+"""File in which server 0 replies that all servers have their part of the rows, or why they do not."""
 
 SCALED = "scale.done"
-"""Outcome of the last request, as the launcher decides: the servers of the job, or why they are as before."""
+"""File with the launcher's decision on the last request: the servers of the job, and why if unchanged."""
 
 _SCALE = Format("request of servers")
 _SCALE_READY = Format("servers to move to")
@@ -26,14 +35,14 @@ _SCALED = Format("servers moved to")
 
 
 def write_scale(folder: Path, servers: int) -> int:
-    """Request a number of servers; the number of the request, which grows."""
+    """Request a number of servers, and return the number of the request, which increases each time."""
     number = read_scale(folder)[0] + 1
     _SCALE.write(folder / SCALE, number=number, servers=servers)
     return number
 
 
 def read_scale(folder: Path) -> tuple[int, int]:
-    """Number of the last request and the wanted number of servers; (0, 0): there is none that can be read."""
+    """Return the number of the last request and the servers requested; (0, 0) if none can be read."""
     try:
         number, servers = _SCALE.read(folder / SCALE, number=int, servers=int)
     except (FileNotFoundError, FrameError):
@@ -42,28 +51,28 @@ def read_scale(folder: Path) -> tuple[int, int]:
 
 
 def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> None:
-    """The servers of a request have started."""
+    """Announce that the servers of a request have started."""
     _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
 
 
 def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
-    """Number and servers of the last request whose servers have started.
+    """Return number and endpoints of the last request whose servers have started.
 
     Raises:
-        FileNotFoundError: There is none.
-        FrameError: It is damaged or of another version.
+        FileNotFoundError: No such request.
+        FrameError: The file is damaged or of another version.
     """
     number, endpoints = _SCALE_READY.read(folder / SCALE_READY, number=int, endpoints=list)
     return number, tuple(map(str, endpoints))
 
 
 def write_promise(folder: Path, number: int, why: str = "") -> None:
-    """All servers promise to hold their part of this request; `why`: they do not."""
+    """Announce that all servers have their part of this request, or with `why` that they do not."""
     _SCALE_PROMISED.write(folder / SCALE_PROMISED, number=number, why=why)
 
 
 def read_promise(folder: Path) -> tuple[int, str]:
-    """Number of the last request that servers have promised, and why they have not; (0, ""): there is none.
+    """Return the number of the last answered request, and why it failed or ""; (0, "") if there is none.
 
     Raises:
         FrameError: The file is damaged or of another version.
@@ -77,13 +86,13 @@ def read_promise(folder: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The servers of a job after its last request for another number of them.
+    """Servers of a job after the last request to change their number.
 
     Attributes:
-        number: Number of the request; 0: there was none.
+        number: Number of the request; 0 if there was none.
         endpoints: Endpoints of the servers.
-        generation: Number of the request since which they hold the rows as they do; 0: since the start.
-        why: Reason why the request has changed nothing; empty: it was carried out.
+        generation: Number of the request that last changed the placement of rows; 0 if none has.
+        why: Reason why the request changed nothing, or empty if it was carried out.
     """
 
     number: int = 0
@@ -93,7 +102,7 @@ class Scaled:
 
 
 def write_scaled(folder: Path, scaled: Scaled) -> None:
-    """Decide a request. The file is on the disk when this returns."""
+    """Decide a request. The decision is on the disk when this returns."""
     _SCALED.replace(
         folder / SCALED,
         number=scaled.number,
@@ -104,12 +113,12 @@ def write_scaled(folder: Path, scaled: Scaled) -> None:
 
 
 def write_unscaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
-    """Answer a request that changes nothing: the job has these servers, as before."""
+    """Decide that a request changes nothing, and the job keeps these servers."""
     write_scaled(folder, Scaled(number, tuple(endpoints), read_scaled(folder).generation, why))
 
 
 def read_scaled(folder: Path) -> Scaled:
-    """The last decided request.
+    """Return the last decision.
 
     Raises:
         FrameError: The file is damaged or of another version.

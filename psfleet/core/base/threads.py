@@ -1,13 +1,19 @@
-"""Threads and signals: threads that a process cannot do without, and interrupts between two changes of state.
+"""Threads whose failure ends the process, and signals that arrive only between two changes of state.
 
-A process that has lost a thread seems to live: its other threads answer, and whoever waits for the lost
-one waits for ever. An end can be acted on: the launcher starts the process again, or ends the job.
-Errors that are expected, such as a peer that does not answer or a disk that is full, are handled by
-the thread itself and never come here.
+**Service threads.** A process that has lost a thread still looks alive: its other threads answer, and
+all that wait for the lost one wait forever. Nothing can react to that, but the launcher can react to a
+process that ends: it restarts the process, or ends the job. So an unexpected error in a ServiceThread ends
+the process. Expected errors, such as a peer that does not answer or a full disk, are handled inside of the
+thread.
 
-Python raises KeyboardInterrupt wherever the main thread is. Within a push that could leave a number
-that was given out and never sent, or a table that is updated beside one that is not. What must happen
-whole is done within `deferred`; where it waits for somebody else it asks `check`.
+**Interrupts.** Python raises KeyboardInterrupt at any line of the main thread. In the middle of a push,
+that could leave a sequence number that was assigned but never sent, or one table updated and another not.
+Code that must run as a whole is wrapped in `deferred`: an interrupt then waits until the block ends. Where
+such a block has to wait, it calls `check` or uses `wait_for`, which let the interrupt through while nothing
+is half done.
+
+**Stopping.** `stops_on_signals` and `wakes_on_signals` deliver SIGTERM and SIGINT through a pipe, to a
+thread or to a selector.
 """
 
 import contextlib
@@ -33,29 +39,30 @@ _log = log_of(__name__)
 _FAILED = 1  # exit code
 
 
-_LOOK = 0.1  # seconds between two looks for an interrupt in a wait
+_LOOK = 0.1  # seconds between checks for an interrupt while waiting
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Handler = Callable[[int, FrameType | None], Any]
-# `signal` looks every handler up in an enumeration: 17 us for each block, instead of 1.
+# The module `signal` converts each handler to an enumeration member: 17 us per block instead of 1.
 _signals: Any = importlib.import_module("_signal")
 _this_thread = threading.get_ident
-_main: int | None  # thread
+_main: int | None  # ident of the main thread
 _interrupted = False
-_depth = 0  # blocks of the main thread that are under way
-_handler: _Handler | None = None  # of the script; None: the signal is ignored or ends the process
+_depth = 0  # nested `deferred` blocks that the main thread is in
+_handler: _Handler | None = None  # the script's, or None if SIGINT is ignored or ends the process
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceThread(threading.Thread):
-    """A daemon thread whose unexpected error ends the process with one sentence on standard error.
+    """Daemon thread whose unexpected error ends the process, with one sentence on standard error.
 
-    Every thread of a server or a worker is one of these. Its context is that of the thread that made it.
+    Every thread of a server or a worker is a ServiceThread. It inherits the context variables of the thread
+    that creates it.
 
     Args:
-        target: Function that it runs.
+        target: Function that the thread runs.
         name: Name of the thread, for the sentence.
-        args: For `target`.
+        args: Arguments of `target`.
     """
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()):
@@ -63,7 +70,7 @@ class ServiceThread(threading.Thread):
         self._inherited = contextvars.copy_context()
 
     def run(self) -> None:
-        """Do what it is for."""
+        """Run the target."""
         with _ends_process(self.name):
             faults.reach(f"thread {self.name}")
             self._inherited.run(super().run)
@@ -71,7 +78,7 @@ class ServiceThread(threading.Thread):
 
 @contextlib.contextmanager
 def _ends_process(name: str) -> Iterator[None]:
-    """Within a thread, any error ends the process: one sentence and its traceback, then exit code 1."""
+    """End the process on any error in the block: log one sentence and the traceback, exit with code 1."""
     try:
         yield
     except BaseException as error:
@@ -83,18 +90,23 @@ def _ends_process(name: str) -> Iterator[None]:
         )
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
+        # sys.exit would end only this thread.
         os._exit(_FAILED)
 
 
 class _Deferred:
-    """It has no state of its own: blocks of the main thread lie within each other."""
+    """Context manager and decorator of `deferred`.
+
+    A single object serves all blocks and has no state: only the main thread defers, so blocks can only be
+    nested, and `_depth` counts them.
+    """
 
     def __call__(self, work: Callable[_P, _T]) -> Callable[_P, _T]:
-        """Return the function as such a block."""
+        """Return the function wrapped as a deferred block."""
 
         @functools.wraps(work)
         def block(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            if _depth or _this_thread() != _main:  # a block is under way, or none is needed
+            if _depth or _this_thread() != _main:  # already in a block, or never interrupted
                 return work(*args, **kwargs)
             with self:
                 return work(*args, **kwargs)
@@ -110,7 +122,8 @@ class _Deferred:
             _handler = before if callable(before) else None
             if _handler is not None:
                 _signals.signal(signal.SIGINT, _note)
-        _depth += 1  # not before: an interrupt may come until then
+        # Only now: until the handler is replaced, an interrupt may still end this function.
+        _depth += 1
 
     def __exit__(self, *failure: object) -> None:
         global _depth
@@ -127,12 +140,20 @@ _block = _Deferred()
 
 
 def deferred() -> _Deferred:
-    """Within, an interrupt of the main thread waits for the end of the block, or for `check`."""
+    """Return a block (a context manager or decorator) in which interrupts of the main thread are delayed.
+
+        with deferred():
+            number = next(sequence)
+            send(number)  # no KeyboardInterrupt between the two
+
+    The interrupt is raised at the end of the block, or in `check`. In other threads, which are never
+    interrupted, the block has no effect.
+    """
     return _block
 
 
 def check() -> None:
-    """Let an interrupt that has waited come now: nothing is half done."""
+    """Raise a delayed interrupt now. Call this within `deferred` only where nothing is half done."""
     global _interrupted
     if _interrupted and _handler is not None and _in_main_thread():
         _interrupted = False
@@ -142,7 +163,7 @@ def check() -> None:
 def wait_for(
     condition: threading.Condition, until: Callable[[], bool], timeout: float | None = None
 ) -> bool:
-    """Wait as `changed.wait_for(until, timeout)` does; within `deferred` an interrupt ends the wait."""
+    """Wait as `condition.wait_for(until, timeout)` does. Within `deferred`, an interrupt ends the wait."""
     if not _in_main_thread():
         return condition.wait_for(until, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -170,12 +191,12 @@ def _look() -> None:
 
 
 _look()
-os.register_at_fork(after_in_child=_look)  # the thread that forks is the child's main thread
+os.register_at_fork(after_in_child=_look)  # in a child, the thread that forked is the main thread
 
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Callable[..., Any]) -> Iterator[None]:
-    """Let a handler have these signals, and then those that had them before."""
+    """Install a handler for these signals, and restore the previous handlers at the end of the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -185,7 +206,11 @@ def handled(numbers: Iterable[int], handler: Callable[..., Any]) -> Iterator[Non
 
 
 class Waker:
-    """Wakes a selector from other threads and by signals; `fileno` is what it registers."""
+    """Wakes a selector from other threads and from signals. Register the Waker itself with the selector.
+
+    Attributes:
+        theirs: End of a socket pair that is written to; signals use it through set_wakeup_fd.
+    """
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
@@ -197,12 +222,12 @@ class Waker:
         return self._ours.fileno()
 
     def wake(self) -> None:
-        """Wake it. Any thread may call, also when it is closed."""
-        with contextlib.suppress(OSError):  # what is full wakes it already
+        """Wake the selector. Any thread may call, even after `close`."""
+        with contextlib.suppress(OSError):  # a full socket wakes the selector anyway
             self.theirs.send(b"\0")
 
     def drain(self) -> None:
-        """Take what has woken it."""
+        """Read the bytes that woke the selector, so that it can sleep again."""
         with contextlib.suppress(BlockingIOError):
             self._ours.recv(1 << 16)
 
@@ -216,7 +241,10 @@ class Waker:
 def wakes_on_signals(
     selector: selectors.BaseSelector, numbers: Iterable[int], note: Callable[[int], None]
 ) -> Iterator[None]:
-    """Have SIGCHLD and these signals wake a selector; `note` takes the numbers of the latter."""
+    """Let SIGCHLD and the given signals wake a selector during the block.
+
+    `note`: Called with the number of each of the given signals; not with SIGCHLD.
+    """
     with contextlib.closing(Waker()) as waker:
         selector.register(waker, selectors.EVENT_READ, waker.drain)
         wakeup = signal.set_wakeup_fd(waker.theirs.fileno(), warn_on_full_buffer=False)
@@ -233,33 +261,35 @@ def wakes_on_signals(
 
 @contextlib.contextmanager
 def stops_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` for SIGTERM and SIGINT, whatever the main thread is about. Call this from the main thread.
+    """Call `stop` on SIGTERM and SIGINT during the block, from a thread of its own.
 
-    A thread hears of them through a pipe. A handler in Python would come too late or in the way: it runs
-    between two steps of the main thread, which may just then be about to wait without end, or hold the
-    very lock that `stop` needs. And the kernel may have another thread take the signal, as it does when
-    one that goes on after SIGSTOP gets it; then the main thread goes on waiting.
+    Does nothing in other threads than the main thread.
+
+    The signals reach the thread through a pipe. A Python handler would not do: it runs between two steps of
+    the main thread, which may be about to wait forever, or may hold the very lock that `stop` needs. And
+    the kernel may deliver the signal to another thread, as happens when a process continues after SIGSTOP;
+    then the main thread would go on waiting.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    hearing = ServiceThread(_hear, "signals", (ours, stop))
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    hearing = ServiceThread(_hear, "signals", (read_end, stop))
     hearing.start()
-    wakeup = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     try:
         with handled(_ENDING, lambda *_: None):
             yield
     finally:
         signal.set_wakeup_fd(wakeup)
-        os.close(theirs)
+        os.close(write_end)
         hearing.join()
-        os.close(ours)
+        os.close(read_end)
 
 
 def _hear(pipe: int, stop: Callable[[], None]) -> None:
-    """Each signal with a handler writes its number; the pipe's end says that no reader is left."""
+    """Read signal numbers from the pipe until its other end is closed, and call `stop` for each."""
     while numbers := os.read(pipe, 64):
         if any(number in numbers for number in _ENDING):
             stop()

@@ -1,11 +1,14 @@
-"""Bodies: a value with large arrays behind it, as a log, a snapshot and a standby get it.
+"""Stored form of a value that holds large arrays: in the log, in snapshots and in messages to a standby.
 
     length of the head u64 | head | zeros | array | zeros | array | zeros ...
 
-The zeros fill up to a multiple of 8 bytes. The head is the value as MessagePack, with the names of fields
-(see message_codec.py); for each array it has the dtype and the shape alone. So arrays are neither copied nor
-parsed, and a reader uses them where they lie. What is stored is read strictly: a field that this version does
-not know could change the meaning of all others.
+The zeros pad each part to a multiple of 8 bytes. The head is the value as MessagePack with the names of its
+fields (see message_codec.py); in place of each array it holds the array's dtype and shape. So arrays are
+not copied or parsed: a reader uses them where they lie in the body.
+
+Reading is strict. A field that this version does not know could change the meaning of the others, so a body
+that has one is refused rather than half understood. The module also holds FollowReply, the message that
+carries a record to a standby.
 """
 
 import math
@@ -25,16 +28,19 @@ from psfleet.core.net.message_codec import reason_of
 from psfleet.core.net.v1.replica_pb2 import FollowReply
 
 _LENGTH = struct.Struct("<Q")
-_KINDS = "biuf"  # of dtypes: bool, int, unsigned, float
+_KINDS = "biuf"  # kinds of dtypes that may be stored: bool, signed and unsigned integers, floats
 
 M = TypeVar("M", bound=Message)
 
 
-_CHUNK_BYTES = 4 << 20  # bytes of a body in one message: gRPC likes them so
+_CHUNK_BYTES = 4 << 20  # bytes of a body in one FollowReply
 
 
 def pack(message: Any) -> list[Part]:
-    """Return the body of a dataclass or Struct in parts, with the arrays that it holds at any depth."""
+    """Return the body of a dataclass or Struct, in parts to be written one after the other.
+
+    Arrays may be fields at any depth. They are returned as they are, not copied.
+    """
     arrays: list[NDArray[Any]] = []
     head = _head_of(message, arrays)
     parts: list[Part] = [_LENGTH.pack(len(head)), head, bytes(-len(head) % ALIGNMENT)]
@@ -46,7 +52,7 @@ def pack(message: Any) -> list[Part]:
 
 
 def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
-    """Return the value of a body; its arrays are views into the body.
+    """Return the value of a body. Its arrays are views into the body.
 
     Args:
         kind: Type of the value: a dataclass, a Struct, or a union of subclasses of `Message`.
@@ -54,7 +60,7 @@ def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
         name: Name of the value in errors, or empty for the name of its type.
 
     Raises:
-        FrameError: The body holds no such value, or not as this version writes it.
+        FrameError: The body is damaged, or has other fields than this version writes.
     """
     if len(body) < _LENGTH.size:
         raise FrameError(f"a body has {len(body)} bytes, which is too few")
@@ -69,25 +75,26 @@ def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise FrameError(f"its {name} is damaged: {reason_of(error)}") from None
     arrays.finish()
-    # msgspec passes over fields of a dataclass that it does not know, and fills in those that are missing.
-    # Both change the size of what is written again.
+    # msgspec skips unknown fields of a dataclass and fills in defaults of missing ones. Either way the
+    # value, written again, has another size than what was read.
     if len(_head_of(value, [])) != length:
         raise FrameError(f"its {name} has other fields than this version of psfleet knows")
     return value
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Return a stored message.
+    """Return a stored protobuf message.
 
     Raises:
-        FrameError: It is none, or has a field that this version does not know, at any depth.
+        FrameError: The bytes are damaged, or have a field that this version does not know, at any depth.
     """
     name = kind.DESCRIPTOR.name
     try:
         message = kind.FromString(data)
     except DecodeError:
         raise FrameError(f"its {name} is damaged") from None
-    # protobuf keeps unknown fields of messages and drops those of map entries: both change the size.
+    # protobuf keeps the unknown fields of messages, until they are discarded here, and drops those of map
+    # entries while parsing. Either way a message that had one is now shorter than what was read.
     message.DiscardUnknownFields()
     if message.ByteSize() != len(data):
         raise FrameError(f"its {name} has a field that this version of psfleet does not know")
@@ -95,14 +102,14 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def flat(part: Part) -> memoryview:
-    """Return the bytes of a part, of an array without values too; not copied if they lie side by side."""
+    """Return the bytes of a part. An array is copied only if it is not contiguous."""
     if isinstance(part, np.ndarray):
         return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
     return memoryview(part)
 
 
 def _head_of(message: Any, arrays: list[NDArray[Any]]) -> bytes:
-    """Return the message without the content of its arrays, which are appended to `arrays`."""
+    """Return the encoded value with descriptions in place of its arrays, which are appended to `arrays`."""
 
     def describe(value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -116,19 +123,24 @@ def _head_of(message: Any, arrays: list[NDArray[Any]]) -> bytes:
 
 
 class _ArrayReader:
-    """Gives the arrays behind a head, in the order in which the head describes them."""
+    """Reads the arrays behind a head, in the order in which the head describes them."""
 
     def __init__(self, payload: memoryview) -> None:
         self._payload = payload
         self._at = 0
 
     def read(self, kind: Any, description: Any) -> NDArray[Any]:
-        """Return the next array, which an attribute of the type `kind` holds, as a view into the payload.
+        """Return the next array as a view into the payload. msgspec calls this for each array of the head.
+
+        Args:
+            kind: Annotation of the field, such as NDArray[np.int64].
+            description: dtype and shape from the head.
 
         Raises:
-            FrameError: It is not as described, or of another dtype than the attribute.
+            FrameError: The payload is too short, or the dtype is not that of the annotation.
         """
-        code, shape = description  # what is something else is refused by its use, as a TypeError
+        # Anything else raises a TypeError, which msgspec reports as damage.
+        code, shape = description
         dtype, count = dtype_of(code), math.prod(shape)
         if (expected := _dtype_in(kind)) not in (None, dtype):
             raise FrameError(f"an array is of {dtype.name}, expected {expected}")
@@ -143,10 +155,10 @@ class _ArrayReader:
         return array if len(shape) == 1 else array.reshape(shape)
 
     def finish(self) -> None:
-        """Refuse bytes that belong to no array.
+        """Check that the arrays take up the whole payload.
 
         Raises:
-            FrameError: There are some.
+            FrameError: Bytes are left over.
         """
         if self._at != len(self._payload):
             raise FrameError(f"the arrays take {self._at} bytes of {len(self._payload)}")
@@ -154,17 +166,17 @@ class _ArrayReader:
 
 @cache
 def _dtype_in(annotation: Any) -> np.dtype[Any] | None:
-    """Return the dtype of an annotation like NDArray[np.int64], or None for any."""
+    """Return the dtype of an annotation like NDArray[np.int64], or None if it allows any."""
     [scalar] = get_args(get_args(annotation)[1])
     return None if scalar is Any else np.dtype(scalar)
 
 
 @lru_cache(64)
 def dtype_of(code: str) -> np.dtype[Any]:
-    """Return the dtype of NumPy's code, which is one of numbers.
+    """Return the dtype with this NumPy code, such as "<f4".
 
     Raises:
-        FrameError: It is none.
+        FrameError: The code is unknown, or not that of numbers.
     """
     try:
         dtype = np.dtype(code)
@@ -179,7 +191,7 @@ _BODY, _PADDING = 3, 8
 
 
 def write_record(number: int, kind: int, body: bytes) -> Iterator[bytes]:
-    """Yield the messages (FollowReply) that bring a standby a record, each with a part of its body."""
+    """Yield the FollowReply messages that carry one record of the log to a standby, in parts of 4 MiB."""
     view = memoryview(body)
     for start in range(0, max(len(view), 1), _CHUNK_BYTES):
         part = view[start : start + _CHUNK_BYTES]
@@ -189,10 +201,12 @@ def write_record(number: int, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_record(message: bytes) -> tuple[FollowReply, memoryview]:
-    """Return a message without its body, and the body: a view into it that begins at a multiple of 8 bytes.
+    """Return a FollowReply without its body, and the body as a view aligned to 8 bytes.
+
+    The body is copied only if it is not aligned in the message.
 
     Raises:
-        FrameError: The bytes are no FollowReply, or it has a field that this version does not know.
+        FrameError: The bytes are not a FollowReply, or have a field that this version does not know.
     """
     view = memoryview(message)
     head = b""

@@ -1,9 +1,18 @@
-"""A Frame on the wire, and other messages whose content is large: written and read by hand.
+"""Reads and writes Frames, the messages that carry tensors, without protobuf's copies of the payload.
 
-`Frame` (protos/psfleet/v1/frame.proto) is an ordinary protobuf message, so that any gRPC client can
-speak to a server. protobuf would copy every tensor four times on its way: into the message, twice
-to serialize it, and at each access of the field. Here the payload is copied once when it is joined
-to its header, and not at all when it is read."""
+    header tag | length | Header | padding field | payload tag | length | payload ...
+                                                                          ^ a multiple of 8 bytes
+
+`Frame` (protos/psfleet/v1/frame.proto) is an ordinary protobuf message, so that any gRPC client can speak
+to a server. protobuf would copy each tensor four times: into the message, twice to serialize it, and at
+each access of the field. This module writes the few bytes around the tensors by hand. Then the payload is
+copied once, when it is joined to its header, and not at all when it is read. A padding field aligns the
+payload, so that tensors can be used where they lie.
+
+The functions for single fields (`field`, `begun`, `next_field` ...) also serve other messages with large
+content, see body.py and table_messages.py. Bytes from the wire are not trusted: every length is checked
+against the bytes present before it is used, and any damage is a FrameError.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,49 +27,53 @@ from psfleet.core.net.v1.frame_pb2 import Header
 
 ALIGNMENT = 8
 
-BYTES = 2  # the wire type of a field with a length
+BYTES = 2  # wire type of a field that begins with its length
 _VARINT, _FIXED64, _FIXED32 = 0, 1, 5
 
 
-MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count message bytes in an int32
+MAX_MESSAGE = 2**31 - 1  # gRPC and protobuf count the bytes of a message in an int32
 MAX_HEADER = 2**20
-"""Bytes of a header: enough for thousands of tables, and read in a tenth of a second whatever it holds."""
+"""Longest header in bytes: enough for thousands of tables, and always parsed within a tenth of a second."""
 Part = bytes | memoryview | NDArray[Any]
 _NOTHING = memoryview(b"")
-_MOST_FIELDS = 64  # of a frame, which has three; some may be of a later version, or given in parts
+_MOST_FIELDS = 64  # a frame has three; leaves room for later versions, and for fields sent in parts
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a whole field of bytes."""
+    """Return a complete field with this content."""
     length = len(content)
-    if length < 128:  # as in most
+    if length < 128:  # the usual case
         return bytes((number << 3 | BYTES, length)) + content
     return begun(number, length) + content
 
 
 def begun(number: int, length: int) -> bytes:
-    """Return what comes before the content of a field of so many bytes."""
+    """Return the tag and length that precede a field's content of `length` bytes."""
     return bytes((number << 3 | BYTES,)) + _varint(length)
 
 
 def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
-    """Return a message up to the content of field `number`, which has `length` bytes.
+    """Return a message up to the content of its last field, which will begin at a multiple of ALIGNMENT.
 
     Args:
-        head: The fields before it.
-        padding: Number of a field that is filled up, so that the content lies at a multiple of ALIGNMENT.
+        head: Encoded fields that come first.
+        number: Number of the last field.
+        length: Length of its content in bytes.
+        padding: Number of the field that is inserted to align the content.
     """
     opening = begun(number, length)
     return head + _filling(len(head) + len(opening), padding) + opening
 
 
 def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
-    """Return number and wire type of the field that begins at `at`, and where its content starts and ends.
+    """Parse the field at `at`. Returns its number and wire type, and where its content starts and ends.
 
     Raises:
-        FrameError: It is damaged, or longer than the message.
+        FrameError: The field is damaged, or longer than the message.
     """
     size = len(view)
+    # Fast path for a field of bytes with a number below 16 and a length of one or two bytes. Anything
+    # unusual falls through to the general code, which also makes the errors.
     if at + 3 <= size and view[at] & 0x87 == BYTES:  # a field of bytes, as most are
         length, start = view[at + 1], at + 2
         if length > 127 and view[start] < 128:
@@ -74,20 +87,20 @@ def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
 
 
 def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
-    """Return number and wire type of the field that begins at `at`, and where its content begins.
+    """Parse the tag at `at`. Returns the field's number, its wire type, and the offset after the tag.
 
     Raises:
-        FrameError: The message ends before, or it is no number.
+        FrameError: The message ends within the tag, or the tag is no valid number.
     """
     key, at = _read_varint(view, at)
     return key >> 3, key & 7, at
 
 
 def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Find the start and the end of a field's content.
+    """Return where the content of a field starts and ends, given the offset after its tag.
 
     Raises:
-        FrameError: It is longer than the message, or of an unknown wire type.
+        FrameError: The field is longer than the message, or of an unknown wire type.
     """
     if kind == BYTES:
         length, at = _read_varint(view, at)
@@ -105,15 +118,16 @@ def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
 
 
 def _filling(length: int, number: int) -> bytes:
-    """Return a field that makes `length` a multiple of ALIGNMENT; it takes 0 or 2 to 9 bytes."""
+    """Return a field that pads `length` to a multiple of ALIGNMENT. It takes 0 or 2 to 9 bytes."""
     missing = -length % ALIGNMENT
     if missing == 0:
         return b""
+    # Tag and length take 2 bytes, so 1 missing byte cannot be filled with a field of 1: it gets one of 9.
     return field(number, bytes((missing - 2) % ALIGNMENT))
 
 
 def _varint(value: int) -> bytes:
-    if value < 128:  # as most are
+    if value < 128:  # the usual case
         return bytes((value,))
     out = bytearray()
     while value > 127:
@@ -124,7 +138,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
-    if at < len(view) and view[at] < 128:  # as most are
+    if at < len(view) and view[at] < 128:  # the usual case
         return view[at], at + 1
     value = 0
     for shift in range(0, 70, 7):
@@ -155,17 +169,19 @@ __all__ = [
 
 _HEADER, _PAYLOAD, _PADDING = 1, 2, 3
 _HEADER_TAG = _HEADER << 3 | BYTES
-_SHORT_FIELDS = [bytes((_HEADER_TAG, size)) for size in range(128)]  # what comes before a header
+# Tag and length of a short header.
+_SHORT_FIELDS = [bytes((_HEADER_TAG, size)) for size in range(128)]
 
 
 def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> bytes:
-    """Return the message with this header and, as payload, the parts one after the other.
+    """Return the frame with this header and, as payload, the parts joined together.
 
-    `layout`: What the header says besides, already written: it comes first, as a header of its own. To
-    protobuf both are one; a reader may know the first from an earlier message (see `split`).
+    `layout`: Already encoded fields of the header. They are written as a Header field of their own, before
+    the other. protobuf merges both into one header, while a server that has seen the same layout before
+    need not parse it again (see `split`).
 
     Raises:
-        FrameError: The message would be longer than gRPC can carry.
+        FrameError: The frame would be longer than gRPC can carry.
     """
     if not parts:  # an empty payload is left out, as protobuf does
         return encode_header(header, layout)
@@ -174,19 +190,19 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
 
 
 def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, NDArray[np.uint8]]:
-    """Return a message with this header whose payload is still to be written, and the place to write it.
+    """Return a frame whose payload is still unwritten, and a writable view of the payload.
 
-    The caller must fill the whole payload before the message is used elsewhere. So a tensor goes
-    from where it lies into the message without a copy between.
+    The frame is a `bytes` object that the caller changes through the view, so the whole payload must be
+    written before anything else sees the frame. This saves the copy that joining parts would make.
 
     Raises:
-        FrameError: The message would be longer than gRPC can carry.
+        FrameError: The frame would be longer than gRPC can carry.
     """
     return reserve_behind(opening(header, length, layout), length)
 
 
 def reserve_behind(head: bytes, length: int) -> tuple[bytes, NDArray[np.uint8]]:
-    """Do what `reserve` does, behind what `opening` has returned for such a payload."""
+    """Return what `reserve` returns, given the bytes before the payload as `opening` makes them."""
     message, content = unwritten_bytes(len(head) + length)
     whole = np.frombuffer(memoryview(content), np.uint8)
     whole[: len(head)] = np.frombuffer(head, np.uint8)
@@ -194,9 +210,9 @@ def reserve_behind(head: bytes, length: int) -> tuple[bytes, NDArray[np.uint8]]:
 
 
 def decode(message: bytes) -> tuple[Header, memoryview]:
-    """Return the header and the payload of a message; the payload is a view into it.
+    """Return the header and the payload of a frame. The payload is a view into the message.
 
-    Unknown fields are skipped and fields may come in any order, as protobuf demands.
+    Skips unknown fields and accepts fields in any order, as protobuf requires.
 
     Raises:
         FrameError: The bytes are not a whole Frame, or its header is longer than MAX_HEADER.
@@ -206,10 +222,13 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
 
 
 def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
-    """Return the header in two parts, first the layout that `encode` was given, if any, and the payload.
+    """Return layout, header and payload of a frame, without parsing the header.
+
+    The layout is empty unless the frame has two Header fields, as `encode` writes them. Layout and header
+    joined are the whole header.
 
     Raises:
-        FrameError: Errors of `decode`, of which `read_header` does the rest.
+        FrameError: The bytes are not a whole Frame. Damage within the header is found by `read_header`.
     """
     layout = head = b""
     payload = _NOTHING
@@ -221,13 +240,13 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
             raise FrameError(f"the frame has more than {_MOST_FIELDS} fields; it needs two")
         start = at + 2
         if message[at] == _HEADER_TAG and start <= end and message[at + 1] < min(128, end - at - 1):
-            number, kind, at = _HEADER, BYTES, start + message[at + 1]  # a short one
+            number, kind, at = _HEADER, BYTES, start + message[at + 1]  # a short header
         else:
             number, kind, start, at = next_field(message, at)
         if number == _HEADER and kind == BYTES:
             if len(layout) + len(head) + at - start > MAX_HEADER:
                 raise _too_long(len(layout) + len(head) + at - start)
-            layout += head  # protobuf: a field given twice is merged
+            layout += head  # protobuf merges a message field that occurs twice
             head = message[start:at]
         elif number == _PAYLOAD and kind == BYTES:
             payload = memoryview(message)[start:at]
@@ -235,10 +254,10 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
 
 
 def read_header(head: bytes) -> Header:
-    """Return the header of these bytes.
+    """Parse a header.
 
     Raises:
-        FrameError: They are none.
+        FrameError: The bytes are damaged.
     """
     try:
         return Header.FromString(head)
@@ -247,10 +266,10 @@ def read_header(head: bytes) -> Header:
 
 
 def opening(header: Header, length: int, layout: bytes = b"") -> bytes:
-    """Return everything of a message that comes before a payload of `length` bytes.
+    """Return the bytes of a frame before a payload of `length` bytes.
 
     Raises:
-        FrameError: The message would be longer than gRPC can carry.
+        FrameError: The frame would be longer than gRPC can carry.
     """
     if length > MAX_MESSAGE:
         raise FrameError(
@@ -261,7 +280,11 @@ def opening(header: Header, length: int, layout: bytes = b"") -> bytes:
 
 
 def encode_header(header: Header, layout: bytes) -> bytes:
-    """Return the message with this header and an empty payload; see `encode`."""
+    """Return a frame with this header and layout and without payload, see `encode`.
+
+    Raises:
+        FrameError: The header is longer than MAX_HEADER.
+    """
     content: bytes = header.SerializeToString()
     if len(layout) + len(content) > MAX_HEADER:
         raise _too_long(len(layout) + len(content))

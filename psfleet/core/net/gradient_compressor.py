@@ -1,4 +1,10 @@
-"""Compression of gradients and values, as a strategy's `wire` says."""
+"""Compresses the gradients of a worker for the wire, as the `wire` setting of its strategy says.
+
+It chooses a format for each gradient, checks that the values can travel in it, and keeps the error feedback
+of dense gradients. value_formats.py has the formats themselves. Used by the worker while it writes a push,
+and by an embedded runtime (`sent`) so that training in one process gives the same numbers as with servers.
+One thread at a time may use a compressor.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,18 +23,18 @@ Ids = NDArray[np.int64]
 
 
 def value_format(spec: TableSpec, form: Format) -> Format:
-    """Return the format of the table's values where `form` is asked for."""
+    """Return the format of the table's values if `form` is requested: narrow rows do not use int8."""
     return FORMATS[form].for_width(spec.dim if spec.kind == "sparse" else spec.size)
 
 
 def _gradient_format(spec: TableSpec, form: Format) -> Format:
-    """Return the format of the table's gradients where `form` is asked for; counts are exact."""
+    """Return the format of the table's gradients if `form` is requested. Counts must stay exact."""
     counts = spec.rule.counts or (spec.kind == "sparse" and spec.pushed_scores)
     return "float32" if counts else value_format(spec, form)
 
 
 def repacked(values: Floats, form: Format) -> Floats:
-    """Return the values as they arrive after they were sent in this form, contiguous."""
+    """Return the values as a receiver would see them after they were sent in this format; contiguous."""
     compressed = _packed(form, values.shape)
     compressed.pack(values)
     return compressed.unpack()
@@ -43,17 +49,19 @@ def _packed(form: Format, shape: Sequence[int]) -> CompressedValues:
 class GradientCompressor:
     """Compressor of one worker's gradients.
 
-    bfloat16: the nearest. int8: drawn by a hash of table, worker, number of the push, id and place, so that
-    a push has the same bytes wherever and whenever it is packed. With `feeds` what a push leaves out
-    of a dense array is kept here instead, and added to the next one.
+    bfloat16 rounds to the nearest value. int8 rounds up or down at random, where the random numbers are a
+    hash of table, worker, number of the push, id and position: a push that is sent again has the same
+    bytes. With `feeds`, int8 instead keeps the rounding error of dense gradients and adds it to the next
+    one.
 
     Args:
         seat: Seat of the worker.
-        form: The form that its strategy says.
+        form: Format that the worker's strategy requests.
 
     Attributes:
-        feeds: See above. Not in sync mode, whose bits must not depend on what a worker remembers.
-        saved: Bytes by which what was packed would have been longer in float32.
+        feeds: True to keep rounding errors of dense gradients. Not in sync mode, whose results must not
+            depend on what one worker remembers.
+        saved: Bytes saved so far, compared with float32.
     """
 
     def __init__(self, seat: int, form: Format, feeds: bool = False) -> None:
@@ -64,9 +72,9 @@ class GradientCompressor:
         self._rests: dict[int, Floats] = {}
 
     def form_of(self, spec: TableSpec, gradient: Gradient) -> Format:
-        """Return the gradient's format; float32: uncompressed.
+        """Return the format to send a gradient in; "float32" means uncompressed.
 
-        A gradient with a precision of its own keeps it.
+        A gradient that already has a precision of its own keeps it.
         """
         if self._form == "float32":
             return "float32"
@@ -75,14 +83,14 @@ class GradientCompressor:
         return _gradient_format(spec, self._form) if plain and not by_elements else "float32"
 
     def sent(self, number: int, gradients: Sequence[tuple[TableSpec, Gradient]]) -> list[Gradient]:
-        """Return push `number` of the worker as a server that holds all of it receives it.
+        """Return a push as a server would receive it, for runs without servers.
 
         Args:
             number: Number of the push.
-            gradients: Flat, with distinct ids.
+            gradients: Gradients as flat arrays; sparse ones with distinct ids.
 
         Raises:
-            UsageError: One cannot travel in the form that is wanted; the compressor is as before.
+            UsageError: A gradient cannot travel in its format. The compressor is unchanged.
         """
         forms = [self.form_of(spec, gradient) for spec, gradient in gradients]
         for (spec, gradient), form in zip(gradients, forms, strict=True):
@@ -110,12 +118,14 @@ class GradientCompressor:
         return compressed.unpack()
 
     def check(self, spec: TableSpec, values: Floats) -> None:
-        """Refuse a gradient that int8 cannot bring: one with an infinity or NaN.
+        """Raise an error if a gradient has an infinity or NaN, which int8 cannot represent.
 
         Raises:
             UsageError: It has one. Nothing has been packed.
         """
         with np.errstate(over="ignore", invalid="ignore"):
+            # One sum is faster than testing each value. It may overflow although all values are finite, so
+            # a bad sum only starts the exact test.
             if np.isfinite(values.sum()):
                 return
         bad = values[~np.isfinite(values)]
@@ -125,10 +135,18 @@ class GradientCompressor:
     def rows(
         self, spec: TableSpec, number: int, ids: Ids, rows: Floats, out: CompressedValues
     ) -> None:
-        """Pack rows [n, dim], whose ids are distinct, of the worker's push `number`.
+        """Compress rows of a push.
+
+        Args:
+            spec: Definition of the table.
+            number: Number of the push.
+            ids: Ids of the rows, distinct.
+            rows: float32 [n, dim].
+            out: Receives the compressed rows.
 
         Raises:
-            UsageError: A row has an infinity or NaN: gradients that are finite may have such a sum.
+            UsageError: A row has an infinity or NaN. This can happen after `check`, if gradients of one id
+                were summed.
         """
         self.saved += rows.nbytes - out.codes.nbytes - out.scales.nbytes
         draw = (spec.key, self._seat, number)
@@ -139,14 +157,14 @@ class GradientCompressor:
     def part(
         self, spec: TableSpec, number: int, low: int, values: Floats, out: CompressedValues
     ) -> None:
-        """Pack values [n] of a dense gradient from position `low` of the flattened array on.
+        """Compress one server's part of a dense gradient.
 
         Args:
-            spec: Its table.
+            spec: Definition of the table.
             number: Number of the push.
-            low: A multiple of SCALE_BLOCK.
-            values: Finite, see `check`.
-            out: Is written.
+            low: Position of the part in the flattened array, a multiple of SCALE_BLOCK.
+            values: float32 [n], finite if the format requires it (see `check`).
+            out: Receives the compressed values.
         """
         self.saved += values.nbytes - out.codes.nbytes - out.scales.nbytes
         has_rests = self.feeds and out.format.has_feedback
@@ -160,7 +178,7 @@ class GradientCompressor:
         return rests[low : low + count]
 
     def forget(self) -> None:
-        """Drop what is kept: the tables were set to something else."""
+        """Drop the kept rounding errors, because the tables were set to other values."""
         self._rests.clear()
 
 

@@ -1,7 +1,11 @@
-"""Between consistency modes, views, reports and plans and their messages.
+"""Converts consistency modes, round plans and mode switches to fields of messages and back.
 
-A mode travels as its number and the settings of servers. The messages that hold one have the same three
-fields: `mode`, `staleness` with the first of these settings, and `mode_settings` with the others."""
+A mode travels as its number and those of its settings that servers know. Every message that holds a mode
+has the same three fields: `mode`, `staleness` with the first of these settings, and `mode_settings` with
+the remaining ones.
+
+A mode switch is agreed on by an all-reduce of the workers (see `write_change`).
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
@@ -19,7 +23,7 @@ Change = NDArray[np.int64]
 
 
 class ModeFields(Protocol):
-    """Mode fields of a message."""
+    """Message that has the fields of a mode."""
 
     mode: Any
     staleness: int
@@ -29,40 +33,44 @@ class ModeFields(Protocol):
 
 
 def write_mode(mode: Mode | None) -> shard_pb2.Mode:
-    """Return the number of a mode in messages; None: no worker has joined."""
+    """Return the number of a mode. None, which means that no worker has joined, has the number 0."""
     return cast(shard_pb2.Mode, find_mode(mode).number)
 
 
 def read_mode(number: int) -> Mode:
-    """Return the mode that a message names."""
+    """Return the mode with this number.
+
+    Raises:
+        FrameError: The number is unknown.
+    """
     return cast(Mode, _numbered(number).name)
 
 
 def mode_fields(mode: ConsistencyMode) -> dict[str, Any]:
-    """Return the fields of a message that say a mode."""
-    first, *more = mode.agreed_settings.values() or (0,)
-    return {"mode": mode.number, "staleness": first, "mode_settings": more}
+    """Return a mode as the fields of a message."""
+    first, *later_settings = mode.agreed_settings.values() or (0,)
+    return {"mode": mode.number, "staleness": first, "mode_settings": later_settings}
 
 
 def read_mode_fields(message: ModeFields) -> ConsistencyMode:
-    """Return the mode that the fields of a message say.
+    """Return the mode that the fields of a message describe.
 
     Raises:
-        FrameError: It is unknown, or has no such settings.
+        FrameError: The mode is unknown, or does not have these settings.
     """
     return _with(message.mode, [message.staleness, *message.mode_settings])
 
 
 def agreed_numbers(mode: ConsistencyMode) -> tuple[int, ...]:
-    """Return a mode as logs and snapshots hold it: its number, then the settings that servers know."""
+    """Return a mode as stored in logs and snapshots: its number, then the settings that servers know."""
     return (mode.number, *mode.agreed_settings.values())
 
 
 def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
-    """Return the mode that `agreed_numbers` wrote. Number 0 stands for a fleet that no worker has joined.
+    """Return the mode that `agreed_numbers` wrote. The number 0 means that no worker has joined.
 
     Raises:
-        FrameError: It is unknown, or has no such settings.
+        FrameError: The mode is unknown, or does not have these settings.
     """
     number, *settings = numbers or (0,)
     return _with(number, settings) if number else NO_MODE
@@ -76,7 +84,7 @@ def write_plan_entry(entry: PlanEntry) -> membership_pb2.PlanEntry:
 
 
 def read_plan_entry(message: membership_pb2.PlanEntry) -> PlanEntry:
-    """Return the entry of a round plan that a message brings.
+    """Return the entry of a round plan in a message.
 
     Raises:
         FrameError: A range has no end.
@@ -85,15 +93,15 @@ def read_plan_entry(message: membership_pb2.PlanEntry) -> PlanEntry:
 
 
 def write_pairs(pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Make one list of pairs, one after the other."""
+    """Flatten pairs into one list: (a, b), (c, d) becomes [a, b, c, d]."""
     return [number for pair in pairs for number in pair]
 
 
 def read_pairs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Make the pairs that `write_pairs` wrote.
+    """Return the pairs that `write_pairs` flattened.
 
     Raises:
-        FrameError: One has no second number.
+        FrameError: The list has an odd length.
     """
     if len(numbers) % 2:
         raise FrameError(f"ranges are pairs of positions; there are {len(numbers)} of them")
@@ -101,39 +109,43 @@ def read_pairs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def write_change(mode: ConsistencyMode, last: int) -> Change:
-    """Return a worker's part in a change of the mode.
+    """Return what a worker contributes to the all-reduce that agrees on a mode switch.
+
+    The all-reduce takes the maximum of each element over all workers. The maximum of -x is minus the
+    minimum of x. So the second half is the exact negative of the first only if every worker sent the same
+    mode and settings.
 
     Args:
-        mode: In which it wants to go on: a number m, and settings s (0 if it has none).
-        last: Its last push n.
+        mode: Mode that the worker wants to continue in, with number m and settings s (0 if it has none).
+        last: Number n of the worker's last push.
 
     Returns:
-        [m, s..., -m, -s..., n]. Of the maxima over the workers the first half and the second are opposite if
-        all want the same.
+        int64 array [m, s..., -m, -s..., n].
     """
     numbers = [mode.number, *(mode.agreed_settings.values() or (0,))]
-    return np.array([*numbers, *(-each for each in numbers), last], np.int64)
+    return np.array([*numbers, *(-number for number in numbers), last], np.int64)
 
 
 def combined_changes(one: Change, other: Change) -> Change:
-    """Return the maxima of what workers bring; of modes with unequal numbers of settings, the longer form."""
-    one, other = (_widened(each, max(len(one), len(other))) for each in (one, other))
+    """Return the elementwise maximum of two contributions. One with fewer settings is padded first."""
+    one, other = (_widened(change, max(len(one), len(other))) for change in (one, other))
     return np.maximum(one, other)
 
 
 def _widened(change: Change, size: int) -> Change:
-    half, more = len(change) // 2, (size - len(change)) // 2
-    no_setting = np.full(more, -1)  # below every setting: a worker that has one wants another mode
+    half, missing_count = len(change) // 2, (size - len(change)) // 2
+    # -1 is below every setting, so a worker that has this setting is seen to want another mode.
+    no_setting = np.full(missing_count, -1)
     parts = (change[:half], no_setting, change[half:-1], -no_setting, change[-1:])
     return np.concatenate(parts).astype(np.int64)
 
 
 def read_change(change: Change) -> tuple[ConsistencyMode | None, int]:
-    """Return the mode that all want, None if they want different things; and the highest push of any.
+    """Return the mode that all workers want, or None if they differ, and the highest push of any worker.
 
     Raises:
-        ShapeError: It is no change.
-        FrameError: Its mode is unknown.
+        ShapeError: The array is not the result of such an all-reduce.
+        FrameError: The mode is unknown.
     """
     if change.dtype != np.int64 or change.ndim != 1 or len(change) < 5 or len(change) % 2 == 0:
         raise ShapeError(
@@ -142,7 +154,7 @@ def read_change(change: Change) -> tuple[ConsistencyMode | None, int]:
     half = len(change) // 2
     if (change[:half] != -change[half:-1]).any():
         return None, int(change[-1])
-    return _with(int(change[0]), [int(each) for each in change[1:half]]), int(change[-1])
+    return _with(int(change[0]), [int(setting) for setting in change[1:half]]), int(change[-1])
 
 
 def _numbered(number: int) -> ConsistencyMode:

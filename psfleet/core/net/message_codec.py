@@ -1,9 +1,9 @@
-"""Encoding of the messages that only psfleet reads, such as those between a launcher and its agents.
+"""Encodes the messages that only psfleet reads, such as those between a launcher and its agents.
 
-Such a message is declared once, as a dataclass or a msgspec.Struct, and travels as MessagePack with the names
-of its fields. Decoding checks the type of every value, executes nothing, and takes no more memory than a
-small multiple of the bytes that have come. Messages that other software may send or read are in protos/
-instead.
+A message is declared once, as a dataclass or a msgspec.Struct, and travels as MessagePack with the names of
+its fields. Decoding is safe for bytes from strangers: it checks the type of every value, executes nothing,
+and takes no more memory than a small multiple of the bytes received. Messages that other software may send
+or read are declared in protos/ instead.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from psfleet.core.base.errors import FrameError
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of messages of which several kinds travel the same way: each has the name of its class with it.
+    """Base of messages of which several kinds use the same channel. Each carries the name of its class.
 
     Example:
         class Ping(Message, frozen=True):
@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Returns the bytes of a message."""
+"""Encode a message as bytes."""
 
 
 def decode(kind: Any, data: bytes, name: str = "") -> Any:
@@ -38,10 +38,10 @@ def decode(kind: Any, data: bytes, name: str = "") -> Any:
     Args:
         kind: Type of the message: a dataclass, a Struct, or a union of subclasses of `Message`.
         data: The bytes.
-        name: Name of such a message in errors, or empty for the name of its type.
+        name: Name of the message in errors, or empty for the name of its type.
 
     Raises:
-        FrameError: They hold no such message.
+        FrameError: The bytes do not hold such a message.
     """
     try:
         return _decoder(kind).decode(data)
@@ -52,7 +52,10 @@ def decode(kind: Any, data: bytes, name: str = "") -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the text of an error of msgspec in one line. It may quote names that a stranger has chosen."""
+    """Return the text of a msgspec error as one line of at most 200 characters.
+
+    The limit matters because the text may quote names that a stranger has chosen.
+    """
     return f"{' '.join(str(error).split()):.200}"
 
 

@@ -1,12 +1,15 @@
-"""Between NumPy arrays and the segments of a frame.
+"""Converts tensors to the segments of a frame and back: the gradients and ids of a call, and its values.
 
-A writer gives pieces (segments with their arrays) and gets a message; a reader gives the tables'
-definitions and gets views into the message. A reader trusts nothing: every length follows from the
-table's definition and the segment's count, and is checked against the bytes that are there before
-it is used.
+    Header    segment 0: table, content, count ... | segment 1 ...
+    payload   ids of 0 | rows of 0 | zeros | ids of 1 | rows of 1 | zeros ...       padded to 8 bytes each
 
-With a lane (Header.lane) the payload is memory that both ends share, and each segment says where
-its bytes lie in it.
+A writer passes segments with their arrays and gets a frame. A reader passes the definitions of tables and
+gets arrays that are views into the payload. The reader trusts nothing from the wire: each length follows
+from the table's definition and the segment's count, and is checked against the bytes present before it is
+used.
+
+If the call has a lane (Header.lane), the payload is memory that both processes share (see
+shared_memory.py). Each segment then contains its offset in that memory, and nothing has to be copied.
 """
 
 import math
@@ -67,7 +70,7 @@ PRECISIONS = {name: form.number for name, form in FORMATS.items()}
 
 @dataclass(frozen=True, slots=True)
 class OutgoingSegment:
-    """A segment to send and the arrays that are its bytes."""
+    """Segment to send, and the arrays that make up its bytes in the payload."""
 
     segment: Segment
     arrays: tuple[NDArray[Any], ...] = ()
@@ -83,7 +86,10 @@ def field_of(
     reply: int = 0,
     precision: frame_pb2.Precision = frame_pb2.PRECISION_FLOAT32,
 ) -> bytes:
-    """Return a segment as a field of its header. The next step mostly has the same ones."""
+    """Return an encoded segment, as a field of its header.
+
+    Cached, because the segments of consecutive steps are usually equal.
+    """
     return written(
         Segment(
             table=table,
@@ -98,12 +104,12 @@ def field_of(
 
 
 def written(segment: Segment) -> bytes:
-    """Return a segment as a field of its header."""
+    """Return an encoded segment, as a field of its header."""
     return field_bytes(Header.SEGMENTS_FIELD_NUMBER, segment.SerializeToString())
 
 
 def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
-    """Return the frame that carries the pieces; `header` gets their segments."""
+    """Return the frame with these segments, which are added to `header`."""
     segments = list(segments)
     header.segments.extend(segment.segment for segment in segments)
     return joined(header, [segment.arrays for segment in segments])
@@ -112,9 +118,12 @@ def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
 def joined(
     header: Header, contents: Iterable[Sequence[NDArray[Any]]], layout: bytes = b""
 ) -> bytes:
-    """Return the frame of a header; `contents`: of each segment the arrays that are its bytes.
+    """Return the frame with this header and payload.
 
-    `layout`: The segments that the header lacks, as fields.
+    Args:
+        header: Header of the frame.
+        contents: For each segment, the arrays that make up its bytes.
+        layout: Encoded segments, if the header does not contain them.
     """
     parts: list[Any] = []
     is_large = False
@@ -132,7 +141,10 @@ def joined(
 
 
 def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: bytes) -> bytes:
-    """Encode as frame.encode does, with large arrays written past the caches: gRPC copies them afterwards."""
+    """Do what frame.encode does, but write large arrays past the CPU's caches.
+
+    The frame is copied again when it is sent, so keeping it in the caches would only displace other data.
+    """
     views = [
         part.reshape(-1).view(np.uint8)
         if isinstance(part, np.ndarray)
@@ -148,7 +160,12 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: byt
 
 
 def write_state(state: PartState) -> OutgoingSegment:
-    """Return a part of a table with its optimizer state."""
+    """Return the segment of a part of a table with its optimizer state, for snapshots and moves of rows.
+
+    The arrays are [1 + slots, n] float32 for a dense table. For a sparse table they are the ids, then
+    optionally the step of each row's last push, the rows [n, dim * (1 + slots)], and optionally their
+    scores.
+    """
     if state.ids is None:
         count = state.values.shape[1]
         arrays: tuple[NDArray[Any], ...] = (state.values,)
@@ -170,13 +187,13 @@ def write_state(state: PartState) -> OutgoingSegment:
 
 @dataclass(slots=True)
 class TensorRequest:
-    """Push and pull of a call; arrays are views into its payload.
+    """Push and pull of one call. The arrays are views into the call's payload.
 
     Attributes:
-        gradients: Gradients of its push.
-        gradient_bytes: That they take in the payload.
-        reads: Reads of its pull.
-        places: Place of each read's values in the memory of the call's lane.
+        gradients: Gradients of the push.
+        gradient_bytes: Bytes of the payload that the gradients occupy.
+        reads: Reads of the pull.
+        places: For each read, the offset in the lane's memory to write its values to.
     """
 
     gradients: list[Gradient] = field(default_factory=list)
@@ -186,7 +203,12 @@ class TensorRequest:
 
 
 def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorRequest:
-    """Return the request of a push, a pull or both. The answer's size is checked too, before it is made."""
+    """Return the push, the pull or both of a call.
+
+    Raises:
+        FrameError: The segments do not fit the tables or the payload, or the reply would be too long. The
+            reply's size is checked here, before any memory for it is allocated.
+    """
     request, reply = TensorRequest(), 0
     for segment, spec, cursor in _segments(header, payload, spec_of):
         if segment.content in _READS:
@@ -198,8 +220,9 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
             request.gradients.append(_gradient(segment, spec, cursor))
+            # Everything that was read so far, which is only gradients: they come first.
             request.gradient_bytes = cursor.taken
-    if reply > frame.MAX_MESSAGE:  # rows that would not fit into a message
+    if reply > frame.MAX_MESSAGE:
         raise FrameError(
             f"the pull asks for {reply} bytes of rows, the limit of a message is "
             f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
@@ -208,7 +231,7 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
 
 
 def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
-    """Return the answer to a pull: rows [n, dim] or a dense part [n], as views into the payload."""
+    """Return the reply to a pull, as views into the payload: rows [n, dim], or a server's dense part [n]."""
     values: list[Floats | CompressedValues] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, VALUES if spec.kind == "dense" else ROWS)
@@ -249,10 +272,12 @@ def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
 
 
 def _format(segment: Segment, spec: TableSpec) -> Format:
-    """Return the form in which values travel to a worker."""
+    """Return the format in which a worker asks for its values."""
     form = NUMBERED.get(segment.precision)
     if form is None or not form.is_for_pulls:
-        choices = [f"{each.name} ({each.number})" for each in FORMATS.values() if each.is_for_pulls]
+        choices = [
+            f"{choice.name} ({choice.number})" for choice in FORMATS.values() if choice.is_for_pulls
+        ]
         raise FrameError(
             f"table {spec.name!r}: values cannot travel in precision {segment.precision}; "
             f"choose one of {', '.join(choices)}"
@@ -280,7 +305,7 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
 def _short_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
-    """Return the values of a gradient that travel in fewer bytes."""
+    """Return the values of a compressed gradient as float32."""
     form = NUMBERED.get(segment.precision)
     if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
@@ -289,11 +314,11 @@ def _short_values(
 
 
 class _Cursor:
-    """Takes arrays from a payload, one after the other.
+    """Reads arrays from a payload, one after the other.
 
     Attributes:
-        at: Position at which the next one begins.
-        taken: Bytes of all arrays.
+        at: Offset of the next array.
+        taken: Bytes of all arrays read so far.
     """
 
     def __init__(self, payload: Bytes) -> None:
@@ -303,34 +328,40 @@ class _Cursor:
         self.taken = 0
 
     def positions(self, count: int) -> Ids:
-        """Return the next `count` positions, as int64."""
+        """Return the next `count` positions of a dense gradient. They are uint32 on the wire."""
         return self.take(count, _UINT32).astype(np.int64)
 
     def floats(self, *shape: int) -> Floats:
-        """Return the next float32 array of that shape."""
+        """Return the next float32 array of this shape."""
         values = self.take(math.prod(shape), _FLOAT32)
         return values if len(shape) == 1 else values.reshape(shape)
 
     def packed(self, form: Precision | Format, shape: Sequence[int]) -> CompressedValues:
-        """Return the next values of that shape, in that form."""
+        """Return the next values of this shape and format, still compressed."""
         buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
-        if address_of(buffer) % np.dtype(np.float32).alignment:  # of a client that fills up nothing
+        if address_of(buffer) % np.dtype(np.float32).alignment:  # from a client that does not pad
             buffer = buffer.copy()
         return CompressedValues.over(buffer, form, shape)
 
     def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the next array of that length."""
+        """Return the next `count` elements as an array, a view unless they are misaligned.
+
+        Raises:
+            FrameError: The payload is too short.
+        """
         size = count * dtype.itemsize
-        rest = self._size - self.at
-        if size > rest:
-            raise FrameError(f"a segment announces {size} bytes, but the payload has {rest} left")
+        remaining = self._size - self.at
+        if size > remaining:
+            raise FrameError(
+                f"a segment announces {size} bytes, but the payload has {remaining} left"
+            )
         array = np.frombuffer(self._payload, dtype, count, self.at)
         self.at += size
         self.taken += size
         return array if array.flags.aligned else array.copy()
 
     def finish(self) -> None:
-        """Refuse bytes that belong to no segment."""
+        """Check that no bytes of the payload are left over."""
         self.at += -self.at % frame.ALIGNMENT
         if self.at < self._size:
             raise FrameError(f"the segments take {self.at} bytes of a payload of {self._size}")
@@ -343,9 +374,11 @@ def _segments(
     tables: set[int] = set()
     for segment in header.segments:
         table = segment.table
+
         if table in tables and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {table:#x} twice")
         tables.add(table)
+        # With a lane, segments may lie anywhere in the shared memory. Without one they follow each other.
         cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
         yield segment, spec_of(table), cursor
     if not has_lane:

@@ -1,7 +1,8 @@
-"""State of a server beside the content of its tables, as a snapshot, a log and a standby's copy hold it.
+"""State of a server apart from the rows of its tables, as stored in snapshots, logs and on standbys.
 
-It is one body (see body.py): the tensor "server" in each file of a snapshot, and records 16 and 17 of a log.
-The coordinator's part is known to the program of servers alone and is a body within that body.
+It is stored as one body (see body.py): as the tensor "server" in each file of a snapshot, and in records 16
+and 17 of a log. The coordinator's part is opaque here: a body within the body, which only psfleet_server
+can read. Open this file when a field is added to ShardState, and raise VERSION then.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from psfleet.core.net.frame import Part
 from psfleet.core.net.membership_messages import agreed_numbers, read_agreed_numbers
 
 VERSION = 2
-"""Version of a server's state and of all that it contains."""
+"""Version of a server's state and of everything in it."""
 _PROTOBUF = b"\x08\x01"
-"""Beginning of the message that held a state of version 1."""
-_HEAD = 8  # bytes of a body before its message
+"""First bytes of the protobuf message in which version 1 stored a state."""
+_HEAD = 8  # bytes of a body before its MessagePack head
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ServerState:
 
     Attributes:
         shard: State of its shard.
-        coordinator: On server 0 the decisions of the coordinator, as a body.
+        coordinator: Decisions of the coordinator as a body, on server 0; None on other servers.
     """
 
     shard: ShardState
@@ -38,10 +39,10 @@ class ServerState:
 
 
 class _Stored(Struct, frozen=True):
-    """A ServerState without what starts anew with each process.
+    """Fields of a ServerState that are stored. All others start over with each process.
 
     Attributes:
-        mode: Mode of the fleet: its number and the settings that servers know.
+        mode: Number of the fleet's consistency mode, then the settings that servers know of it.
         clocks, leading_steps: State of the mode's gate.
     """
 
@@ -58,13 +59,14 @@ class _Stored(Struct, frozen=True):
 
 
 def is_of_version_1(content: memoryview) -> bool:
-    """Return whether a body holds a state as psfleet wrote it before version 2, of which nothing is read."""
+    """Return whether a body holds a state of version 1, which this version does not read."""
     return content[_HEAD : _HEAD + len(_PROTOBUF)] == _PROTOBUF
 
 
 def write_state(state: ServerState) -> list[Part]:
     """Return the body that holds a server's state."""
     shard, consistency = state.shard, state.shard.consistency
+    # These fields start over with each process, so they are stored with their initial values.
     workers = replace(shard.workers, server=0, count=0, promised=0, frozen=False, refused=set())
     stored = _Stored(
         VERSION,
@@ -82,10 +84,10 @@ def write_state(state: ServerState) -> list[Part]:
 
 
 def read_state(content: memoryview) -> ServerState:
-    """Return the state in a body; held gradients are views into it.
+    """Return the state in a body. Gradients held for an open round are views into the body.
 
     Raises:
-        FrameError: It is of another version, has a field that this one does not know, or is damaged.
+        FrameError: The body is of another version, has an unknown field, or is damaged.
     """
     is_old = is_of_version_1(content)
     stored: _Stored | None = None if is_old else unpack(_Stored, content, "server's state")

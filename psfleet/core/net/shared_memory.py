@@ -1,12 +1,13 @@
-"""Memory that a worker and a server on one host share, so that tensors need no copy through gRPC.
+"""Memory shared by a worker and a server on one host, so that tensors need not be copied through a socket.
 
-The worker makes an anonymous file in memory and says under which descriptor of which process it is
-found; the server opens it through /proc, which the kernel allows to the same user only. There is no
-name in any file system: when both processes have let go of it, or have been killed, it is gone.
+The worker creates an anonymous file in memory (memfd) and sends a MemoryHandle: the id of its process and
+the file's descriptor there. The server opens /proc/PID/fd/N, which the kernel allows only for processes of
+the same user. The file has no name in any file system, so nothing is left behind: it disappears when both
+processes have closed it or have been killed.
 
-The file is sealed: nobody can make it shorter, so a mapping of it can never fault. Its pages are
-taken when it is made, and only out of memory that is free: the kernel would rather end a process
-than refuse them.
+The file is sealed against changes of its size. Otherwise a worker could shorten it, and the server would be
+killed by SIGBUS when it touches the missing pages. All its pages are allocated at creation, and only if
+plenty of memory is free, because the kernel would later kill a process rather than refuse a page.
 """
 
 import contextlib
@@ -26,24 +27,24 @@ from psfleet.core.base.errors import FrameError
 from psfleet.core.base.memory import available_memory
 
 FIRST = 64
-"""Offset of the first byte that calls may use."""
+"""Offset of the first byte that calls may use. The bytes before it hold the token."""
 
 _TOKEN = 16
 _SEALS = 0x0004 | 0x0002 | 0x0001  # F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_SEAL
 _ADD_SEALS, _GET_SEALS = 1033, 1034  # F_ADD_SEALS, F_GET_SEALS
-_SHARE = 4  # take at most one part in so many of the memory that is available
+_SHARE = 4  # one memory may take at most 1/4 of the memory that is available
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """Location of a memory.
+    """Location of a shared memory, as its creator sends it.
 
     Attributes:
-        boot: The kernel's boot id, which differs on another host.
-        pid, descriptor: The process that holds it, and its descriptor there.
-        size: Its size in bytes.
-        token: Its first bytes, by which it is recognised.
+        boot: Boot id of the kernel, which differs on every other host.
+        pid, descriptor: Process that created the memory, and the file's descriptor there.
+        size: Size in bytes.
+        token: Random first bytes of the memory, which prove that the right file was opened.
     """
 
     boot: str
@@ -54,10 +55,10 @@ class MemoryHandle:
 
 
 class SharedMemory:
-    """A mapped piece of memory. It goes when the last array in it is gone.
+    """A mapped shared memory. It is unmapped when the last array that views it is gone.
 
     Attributes:
-        bytes: All of it.
+        bytes: The whole memory.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -69,10 +70,10 @@ class SharedMemory:
         return self._size
 
     def part(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """Return `size` bytes from `offset` on, writable.
+        """Return a writable view of `size` bytes from `offset` on.
 
         Raises:
-            FrameError: They lie outside of the memory.
+            FrameError: The bytes lie outside of the memory.
         """
         if not FIRST <= offset <= self._size - size:
             raise FrameError(
@@ -82,13 +83,18 @@ class SharedMemory:
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, MemoryHandle] | None":
-        """New memory and the offer of it, whose descriptor the caller closes; None: not to be had."""
+        """Create a memory of `size` bytes, or return None if it is too large or not supported here.
+
+        The caller must close the descriptor of the handle once the other process has opened it.
+        """
         if not sys.platform.startswith("linux") or size > available_memory() // _SHARE:
             return None
         with contextlib.suppress(OSError):
             descriptor = os.memfd_create("psfleet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.fchmod(descriptor, 0o600)
+                # Allocate all pages before sealing: afterwards neither end can run into a page that does
+                # not exist.
                 os.posix_fallocate(descriptor, 0, size)
                 fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
                 memory = cls(descriptor, size)
@@ -102,7 +108,11 @@ class SharedMemory:
 
     @classmethod
     def open(cls, offer: MemoryHandle) -> "SharedMemory | None":
-        """Return the memory of another process; None if it is on another host, of another user or not it."""
+        """Map the memory of another process, or return None if that is impossible.
+
+        It is impossible if the memory is on another host, belongs to another user, or is no longer what the
+        handle describes: process ids and descriptors are reused, hence the check of the token.
+        """
         if offer.boot != _boot() or not offer.boot or len(offer.token) != _TOKEN:
             return None
         with contextlib.suppress(OSError):
@@ -119,7 +129,11 @@ class SharedMemory:
 
 
 class BlockAllocator:
-    """Deals out places of a memory; a place given back is dealt again first, while it is in cache."""
+    """Allocates blocks of a shared memory. Freed blocks are reused first, while they are in cache.
+
+    Sizes are rounded up to few classes, and blocks are neither split nor merged. That suits a training
+    loop, whose sizes repeat from step to step.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -128,8 +142,11 @@ class BlockAllocator:
         self._sizes: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        """Offset of a place for so many bytes, on a cache line; None: there is none left."""
-        # Sizes are rounded up by at most an eighth, so that those of one step fit those of the next.
+        """Return the offset of a free block of at least `nbytes`, or None if there is none.
+
+        Blocks begin at cache lines (64 bytes).
+        """
+        # Round up by at most 1/8, so that the slightly different sizes of the next step fit the same blocks.
         unit = 64 if nbytes < 1024 else 1 << nbytes.bit_length() - 4
         length = max(-(-nbytes // unit), 1) * unit
         free = self._free.get(length)
@@ -143,7 +160,7 @@ class BlockAllocator:
         return offset
 
     def _take_larger(self, size: int) -> int | None:
-        """Return a free place that is larger than it must be; None: there is none."""
+        """Return the smallest free block that is larger than needed, or None if there is none."""
         larger = [wide for wide, free in self._free.items() if free and wide > size]
         if not larger:
             return None
@@ -153,17 +170,17 @@ class BlockAllocator:
         return offset
 
     def give(self, offset: int) -> None:
-        """Give a place back."""
+        """Free a block."""
         self._free.setdefault(self._sizes.pop(offset), []).append(offset)
 
     @property
     def taken(self) -> int:
-        """Number of places in use."""
+        """Number of blocks in use."""
         return len(self._sizes)
 
 
 def _is_ours(descriptor: int, size: int) -> bool:
-    """Return whether it is memory of this user, of that size, that cannot shrink."""
+    """Return whether the descriptor is memory of this user, with this size, that cannot change its size."""
     status = os.fstat(descriptor)
     seals = fcntl.fcntl(descriptor, _GET_SEALS)  # fails for anything but memory
     return (

@@ -1,4 +1,9 @@
-"""Between definitions of tables and their messages, and the changes of tables on their way to a follower."""
+"""Converts definitions of tables, evictions and clocks to messages and back; lays out changes of rows.
+
+The second half carries the changes of a table to a follower. Such a reply can have many megabytes of
+weights, which protobuf would copy four times. So `lay_out_changes` and `lay_out_rows` write the small
+fields of the reply and leave gaps for the weights, which the tables then fill in place.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +30,7 @@ from psfleet.core.net.frame import begun, reserve_behind
 from psfleet.core.net.v1 import follower_pb2, shard_pb2
 from psfleet.core.net.v1.follower_pb2 import RowsReply
 
-MAX_DENSE = 2**40  # values of one dense table; a definition beyond it is damage, not ambition
+MAX_DENSE = 2**40  # values of one dense table; a larger definition is surely damaged
 
 
 Ids = NDArray[np.int64]
@@ -33,7 +38,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 NO_IDS = np.zeros(0, np.int64)
 _NO_WEIGHTS = np.zeros(0, np.float32)
-# Fields of ChangesReply, TableChanges and RowsReply.
+# Numbers of fields in follower.proto: of ChangesReply here, of TableChanges and RowsReply below.
 _TABLES = 4
 
 
@@ -62,11 +67,11 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
     """Return the table that a message defines.
 
     Raises:
-        UsageError: A value is outside what a definition allows; the text names it.
+        UsageError: A value is not allowed in a definition.
     """
     kind: Any = message.kind  # checked by TableSpec
     initializer: Any = message.initializer  # checked by Initializer
-    there = {field.name: value for field, value in message.ListFields()}
+    present_fields = {field.name: value for field, value in message.ListFields()}
     spec = TableSpec(
         name=message.name,
         kind=kind,
@@ -77,7 +82,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
         seed=message.seed,
         every_row=message.every_row,
         entry=make_entry(message.entry, dict(message.entry_values)),
-        **arguments(TableSpec, there),
+        **arguments(TableSpec, present_fields),
     )
     if spec.size > MAX_DENSE:
         raise ConfigError(f"table {spec.name!r} has {spec.size} values, the limit is {MAX_DENSE}")
@@ -100,7 +105,7 @@ def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
     """Return the evictions of a message.
 
     Raises:
-        FrameError: Its arrays are of different lengths.
+        FrameError: The arrays have different lengths.
     """
     count = len(message.causes)
     if len(message.ids) != 8 * count or len(message.steps) != 8 * count:
@@ -115,15 +120,15 @@ def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
 
 
 def clock_to_json(clock: TableClock) -> dict[str, Any]:
-    """Return the clock in a document."""
+    """Return the clock as a JSON object."""
     return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
 
 
 def read_clock(document: Any) -> TableClock:
-    """Return the clock that a document holds.
+    """Return the clock that a JSON object holds.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The object is not a valid clock.
     """
     step, shrinks, ticks = exact(document, "clock", step=int, shrinks=list, ticks=list)
     for number in (step, *shrinks, *(at for _, at in ticks), *(int(t) for t, _ in ticks)):
@@ -139,14 +144,14 @@ _PAGE_IDS, _PAGE_WEIGHTS = 1, 2
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """Change of one table on one server.
+    """Changes of one table on one server, as a follower receives them.
 
     Attributes:
         spec: Definition of the table.
-        ids: int64 [n]; of a dense table [0].
-        weights: float32 [n, dim]; of a dense table the server's slice.
-        removed: int64 [m].
-        whole: It has no other rows.
+        ids: Ids of the changed rows, int64 [n]. Empty for a dense table.
+        weights: float32 [n, dim]; for a dense table the server's whole slice.
+        removed: Ids of removed rows, int64 [m].
+        whole: True if these are all rows of the table, so that the follower drops any others.
     """
 
     spec: TableSpec
@@ -158,14 +163,14 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class TableToSend:
-    """Change of one table, but for its weights.
+    """Changes of one table whose weights are written later, into the gap that `lay_out_changes` leaves.
 
     Attributes:
         spec: Definition of the table.
-        ids: int64 [n]; of a dense table [0].
+        ids: Ids of the changed rows, int64 [n]. Empty for a dense table.
         count: Number of weights.
-        removed: int64 [m].
-        whole: It has no other rows.
+        removed: Ids of removed rows, int64 [m].
+        whole: True if these are all rows of the table.
     """
 
     spec: TableSpec
@@ -175,7 +180,8 @@ class TableToSend:
     whole: bool = False
 
     def parts(self) -> list[bytes | Ids | int]:
-        """Its message as `_lay_out` takes it, with a field of ChangesReply around it."""
+        """Return the encoded fields of its message for `_lay_out`, as one field of ChangesReply."""
+        # A definition is sent only with whole tables; for changes the follower has it already.
         head = follower_pb2.TableChanges(table=self.spec.key, whole=self.whole)
         if self.whole:
             head.spec.CopyFrom(write_spec(self.spec))
@@ -191,25 +197,28 @@ class TableToSend:
 def lay_out_changes(
     head: follower_pb2.ChangesReply, tables: Sequence[TableToSend]
 ) -> tuple[bytes, list[Floats], Bytes]:
-    """A reply that lacks its weights, the rooms for those of each table, and the room for the head.
+    """Return a reply with gaps for its weights, the gap of each table, and the gap for the head.
 
-    All are to be filled before it is sent. protobuf itself would copy the weights four times.
+        changes of table 0: ids | gap | removed ids || changes of table 1 ... || gap for the head
+
+    The head goes last because it depends on what is known only after the weights are copied; fields of a
+    protobuf message may come in any order. The caller fills all gaps before it sends the message.
     """
     parts = [part for table in tables for part in table.parts()]
     message, (*rooms, last) = _lay_out([*parts, head.ByteSize()])
-    weights = iter(room.view(np.float32) for room in rooms)
-    return message, [next(weights) if one.count else _NO_WEIGHTS for one in tables], last
+    weights = iter(block.view(np.float32) for block in rooms)
+    return message, [next(weights) if change.count else _NO_WEIGHTS for change in tables], last
 
 
 def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats]]:
-    """A page of rows that lacks its weights, and the room for them, if there are any."""
+    """Return a page of rows with a gap for the weights, and that gap; no gap if there are no rows."""
     fields = *_array_field(_PAGE_IDS, ids), *_array_field(_PAGE_WEIGHTS, 4 * dim * len(ids))
     message, rooms = _lay_out([RowsReply(next=following).SerializeToString(), *fields])
-    return message, [room.view(np.float32) for room in rooms]
+    return message, [block.view(np.float32) for block in rooms]
 
 
 def _array_field(number: int, content: Ids | int) -> list[bytes | Ids | int]:
-    """A field of an array, or of a room of so many bytes; none if it is empty."""
+    """Return a field that holds an array, or a gap of `content` bytes. Returns no field if it is empty."""
     size = _size(content)
     return [begun(number, size), content] if size else []
 
@@ -221,45 +230,55 @@ def _size(part: bytes | Ids | int) -> int:
 
 
 def _lay_out(parts: Sequence[bytes | Ids | int]) -> tuple[bytes, list[Bytes]]:
-    """A message of these parts one after the other; a number is a room of so many bytes."""
+    """Return the parts joined into a message, and its gaps. An integer stands for a gap of that size."""
     message, whole = reserve_behind(b"", sum(map(_size, parts)))
     rooms, at = [], 0
     for part in parts:
-        room = whole[at : (at := at + _size(part))]
+        block = whole[at : (at := at + _size(part))]
         if isinstance(part, int):
-            rooms.append(room)
+            rooms.append(block)
         elif isinstance(part, bytes):
-            room[:] = np.frombuffer(part, np.uint8)
+            block[:] = np.frombuffer(part, np.uint8)
         else:
-            room[:] = part.astype("<i8", copy=False).view(np.uint8)
+            block[:] = part.astype("<i8", copy=False).view(np.uint8)
     return message, rooms
 
 
 def read_changes(
     message: follower_pb2.ChangesReply, specs: dict[int, TableSpec]
 ) -> list[ChangedTable]:
-    """Return the changes in a reply; `specs` gets the definitions that come with them.
+    """Return the changes in a reply.
+
+    Args:
+        message: The reply.
+        specs: Known definitions by table key. Definitions that come with the reply are added.
 
     Raises:
-        FrameError: They do not fit together.
+        FrameError: A definition is missing, or arrays have the wrong length.
     """
     changes = []
-    for each in message.tables:
-        if each.whole:
-            specs[each.table] = read_spec(each.spec)
-        if each.table not in specs:
-            raise FrameError(f"changes of table {each.table:#x} come without its definition")
-        spec = specs[each.table]
-        ids, weights = read_rows(each, spec)
-        removals = _array(each.removed, np.int64)
-        changes.append(ChangedTable(spec, ids, weights, removals, each.whole))
+    for table_changes in message.tables:
+        if table_changes.whole:
+            specs[table_changes.table] = read_spec(table_changes.spec)
+        if table_changes.table not in specs:
+            raise FrameError(
+                f"changes of table {table_changes.table:#x} come without its definition"
+            )
+        spec = specs[table_changes.table]
+        ids, weights = read_rows(table_changes, spec)
+        removals = _array(table_changes.removed, np.int64)
+        changes.append(ChangedTable(spec, ids, weights, removals, table_changes.whole))
     return changes
 
 
 def read_rows(
     message: "follower_pb2.TableChanges | RowsReply", spec: TableSpec
 ) -> tuple[Ids, Floats]:
-    """Return the ids and weights of a message."""
+    """Return the ids and weights in a message.
+
+    Raises:
+        FrameError: The number of weights does not fit the number of ids.
+    """
     ids, weights = _array(message.ids, np.int64), _array(message.weights, np.float32)
     if spec.kind == "dense":
         return ids, weights
@@ -271,7 +290,7 @@ def read_rows(
 
 
 def read_reply(message: bytes) -> follower_pb2.ChangesReply:
-    """Return the reply to a request for changes."""
+    """Parse the reply to a request for changes."""
     return parse(follower_pb2.ChangesReply, message)
 
 

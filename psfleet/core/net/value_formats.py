@@ -1,8 +1,13 @@
-"""Wire formats of gradients and of values that servers send: one class for each.
+"""Formats of values on the wire, one class each: float32, float16, bfloat16 and int8.
 
-bfloat16 keeps the range and three digits. int8 keeps a step of 1/127 of the largest value of a row, or
-of 256 neighbouring values of a dense array; docs/wire.md says what becomes of the rest. A new format is
-a class here, a number in protos/psfleet/v1/frame.proto, and a choice of psfleet.core.base.settings.kinds.
+bfloat16 keeps the range of float32 and three decimal digits. int8 shares one scale per row, or per 256
+consecutive values of a dense array, and stores multiples of 1/127 of the largest magnitude:
+
+    scale of block 0 f32 | scale of block 1 ... | code of value 0 i8 | code of value 1 ...
+    value = code * scale
+
+docs/wire.md says what happens to the rounding error. To add a format, add a class here, a number in
+protos/psfleet/v1/frame.proto, and a choice in psfleet.core.base.settings.kinds.
 """
 
 import math
@@ -31,23 +36,24 @@ from psfleet.core.net.v1 import frame_pb2
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Draw = tuple[int, int, int]
-"""Key of the table, seat of the worker and number of the push: what drawn values depend on."""
+"""Table key, worker seat and push number, from which the random numbers of int8's rounding are derived."""
 
 SCALE_BLOCK = 256
-"""Values of a dense array that share a scale; parts of servers begin on multiples of it."""
-_LEAST = 5  # values of a row: with its scale, a shorter one is no shorter in 8 bits than in 16
+"""Values of a dense array that share a scale. Each server's part begins at a multiple of it."""
+# Narrowest row for int8: with a scale of 4 bytes, a narrower one needs no less than bfloat16.
+_LEAST = 5
 _NO_SCALES = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedValues:
-    """Values in a buffer: first the scales of all blocks, then a code for each value.
+    """Compressed values in a buffer: first the scales of all blocks, then a code for each value.
 
     Attributes:
         format: Format of the values.
-        shape: [n, dim] of rows, each of which is a block; or [n] of a dense array.
-        scales: float32 [blocks]; none unless the format has scales.
-        codes: One for each value.
+        shape: [n, dim] for rows, each of which is a block, or [n] for a dense array.
+        scales: float32 [blocks]; empty if the format has no scales.
+        codes: One code for each value, flat.
     """
 
     format: "WireFormat"
@@ -59,34 +65,37 @@ class CompressedValues:
     def over(
         buffer: NDArray[np.uint8], form: Precision | Format, shape: Sequence[int]
     ) -> "CompressedValues":
-        """Make values of what the buffer holds, or is to hold. It begins on a multiple of 4."""
+        """Return a view of a buffer that contains, or will contain, values of this shape.
+
+        The buffer must begin at a multiple of 4 bytes.
+        """
         return FORMATS[form].over(buffer, tuple(shape))
 
     @staticmethod
     def size_of(form: Precision | Format, shape: Sequence[int]) -> int:
-        """Count the bytes that values of this shape take."""
+        """Return the number of bytes for values of this shape."""
         return FORMATS[form].size(shape)
 
     def pack(self, values: Floats) -> None:
-        """Write values, contiguous and of the shape, each as the nearest that the format can hold."""
+        """Compress contiguous values of this shape, rounding each to the nearest representable value."""
         self.format.encode(values.reshape(-1), self)
 
     def unpack(self, out: Floats | None = None) -> Floats:
-        """Read the values, float32 of the shape; written to `out` [*shape] if it is given."""
+        """Return the values as float32 of this shape, written to `out` if it is given."""
         values = np.empty(self.shape, np.float32) if out is None else out
         self.format.decode(self, values.reshape(-1))
         return values
 
 
 class WireFormat(ABC):
-    """A format of values on the wire.
+    """Format of values on the wire.
 
     Attributes:
-        name: In settings.
-        number: In messages.
-        is_for_pulls: Servers send values in it; otherwise it is one of gradients only.
-        has_elements: Some elements of a dense gradient can travel in it, not only whole blocks.
-        is_finite: An infinity or NaN cannot travel in it.
+        name: Name of the format in settings.
+        number: Number of the format in messages.
+        is_for_pulls: True if servers may send values in it; otherwise it is for gradients only.
+        has_elements: True if single elements of a dense gradient can travel in it, not only whole blocks.
+        is_finite: True if it cannot represent infinities and NaN.
         has_feedback: True if the error of a dense gradient can be added to the next one.
     """
 
@@ -99,31 +108,40 @@ class WireFormat(ABC):
 
     @abstractmethod
     def size(self, shape: Sequence[int]) -> int:
-        """Count the bytes that values of this shape take."""
+        """Return the number of bytes for values of this shape."""
 
     @abstractmethod
     def over(self, buffer: NDArray[np.uint8], shape: tuple[int, ...]) -> CompressedValues:
-        """Make values of what the buffer holds, or is to hold."""
+        """Return a view of a buffer that contains, or will contain, values of this shape."""
 
     @abstractmethod
     def encode(self, values: Floats, out: CompressedValues) -> None:
-        """Write values [n], each as the nearest that the format can hold."""
+        """Compress values [n], rounding each to the nearest representable value."""
 
     @abstractmethod
     def decode(self, compressed: CompressedValues, values: Floats) -> None:
-        """Write to `values` [n] what the codes stand for."""
+        """Write the decompressed values to `values` [n]."""
 
     def decode_gradient(self, compressed: CompressedValues, scale: float, table: str) -> Floats:
-        """Read values of a gradient that its worker has multiplied by `scale`.
+        """Return the values of a gradient as float32.
+
+        Args:
+            compressed: The compressed values.
+            scale: Factor that the worker multiplied the values by; only float16 uses one.
+            table: Name of the table, for errors.
 
         Raises:
-            FrameError: No worker has sent such values.
+            FrameError: The scales or the factor are none that a worker sends.
         """
         del scale, table
         return compressed.unpack()
 
     def encode_rows(self, rows: Floats, ids: Ids, draw: Draw, out: CompressedValues) -> int | None:
-        """Write rows [n, dim] of a gradient; the first one that cannot travel, if there is one."""
+        """Compress rows [n, dim] of a gradient.
+
+        Returns the index of the first row that the format cannot represent, or None if all rows were
+        written.
+        """
         del ids, draw
         out.pack(rows)
         return None
@@ -131,26 +149,27 @@ class WireFormat(ABC):
     def encode_part(
         self, values: Floats, low: int, draw: Draw, rests: Floats | None, out: CompressedValues
     ) -> None:
-        """Write values [n] of a dense gradient from position `low` on.
+        """Compress values [n] of a dense gradient, from position `low` on.
 
         Args:
-            values: Finite if the format is.
-            low: A multiple of SCALE_BLOCK.
-            draw: See `Draw`.
-            rests: Errors of earlier pushes, to be added and set anew; None: nothing is kept.
-            out: Is written.
+            values: float32 [n], finite if `is_finite`.
+            low: Position of the values in the dense array, a multiple of SCALE_BLOCK.
+            draw: Source of the random numbers.
+            rests: Rounding errors of earlier pushes [n], which are added and then replaced by those of this
+                push; None to round at random instead.
+            out: Receives the compressed values.
         """
         del low, draw, rests
         out.pack(values)
 
     def for_width(self, width: int) -> Format:
-        """Name the format of a table with rows of this width where this one is asked for."""
+        """Return the format to use for a table with rows of this width when this format is requested."""
         del width
         return cast(Format, self.name)
 
 
 class Float32Format(WireFormat):
-    """float32 as it is."""
+    """Uncompressed float32."""
 
     name = "float32"
     number = frame_pb2.PRECISION_FLOAT32
@@ -173,7 +192,7 @@ class Float32Format(WireFormat):
 
 
 class Float16Format(WireFormat):
-    """IEEE 754 binary16, of gradients that are scaled into its range."""
+    """IEEE 754 binary16, for gradients that are scaled into its range."""
 
     name: ClassVar[Precision | Format] = "float16"
     number = frame_pb2.PRECISION_FLOAT16
@@ -208,7 +227,7 @@ class Float16Format(WireFormat):
 
 
 class Bfloat16Format(Float16Format):
-    """The upper 16 bits of float32, which keep the range."""
+    """Upper 16 bits of float32: the same range, with less precision."""
 
     name = "bfloat16"
     number = frame_pb2.PRECISION_BFLOAT16
@@ -225,10 +244,11 @@ class Bfloat16Format(Float16Format):
 
 
 class Int8Format(WireFormat):
-    """Whole numbers of steps; the values of a block share a step.
+    """Multiples of a step; all values of a block share one step.
 
-    A gradient is drawn by a hash of table, worker, number of the push, id and place, so that a push has
-    the same bytes wherever and whenever it is packed.
+    Gradients are rounded at random so that the rounding is right on average. The random numbers are a hash
+    of table, worker, number of the push, id and position, so a push that is sent again, from any process,
+    has the same bytes.
     """
 
     name = "int8"
@@ -276,19 +296,20 @@ class Int8Format(WireFormat):
         if rests is not None:
             encode_int8_fed(values, rests, SCALE_BLOCK, out.scales, out.codes)
             return
-        # Blocks are drawn as rows are; the last one is filled up with zeros for that.
+        # Blocks are rounded by the same kernel as rows, with the block's number in place of an id. The kernel
+        # needs whole blocks, so a shorter last block is padded with zeros in a copy.
         seed, whole = _rounding_seed(*draw), len(values) // SCALE_BLOCK
-        places = low // SCALE_BLOCK + np.arange(len(out.scales), dtype=np.int64)
+        block_numbers = low // SCALE_BLOCK + np.arange(len(out.scales), dtype=np.int64)
         end = whole * SCALE_BLOCK
         rows, scales, codes = values[:end].reshape(-1, SCALE_BLOCK), out.scales, out.codes
-        encode_int8_drawn(rows, places[:whole], seed, scales[:whole], codes[:end])
+        encode_int8_drawn(rows, block_numbers[:whole], seed, scales[:whole], codes[:end])
         if end < len(values):
             last, last_codes = (
                 np.zeros((1, SCALE_BLOCK), np.float32),
                 np.empty(SCALE_BLOCK, np.int8),
             )
             last[0, : len(values) - end] = values[end:]
-            encode_int8_drawn(last, places[whole:], seed, scales[whole:], last_codes)
+            encode_int8_drawn(last, block_numbers[whole:], seed, scales[whole:], last_codes)
             codes[end:] = last_codes[: len(values) - end]
 
     @override
@@ -297,7 +318,7 @@ class Int8Format(WireFormat):
 
 
 def _blocks(shape: Sequence[int]) -> int:
-    """Count the scales of values of this shape."""
+    """Return the number of blocks, each with its own scale, of values of this shape."""
     return shape[0] if len(shape) == 2 else -(-shape[0] // SCALE_BLOCK)
 
 
@@ -312,8 +333,8 @@ def _rounding_seed(key: int, seat: int, number: int) -> np.uint64:
 
 
 FORMATS: dict[Precision | Format, WireFormat] = {
-    each.name: each for each in (Float32Format(), Bfloat16Format(), Float16Format(), Int8Format())
+    form.name: form for form in (Float32Format(), Bfloat16Format(), Float16Format(), Int8Format())
 }
-"""The formats by name."""
-NUMBERED: dict[int, WireFormat] = {each.number: each for each in FORMATS.values()}
-"""The formats by number."""
+"""Formats by name."""
+NUMBERED: dict[int, WireFormat] = {form.number: form for form in FORMATS.values()}
+"""Formats by number."""

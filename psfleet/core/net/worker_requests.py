@@ -1,6 +1,7 @@
-"""Requests of workers: between the events of a shard and the messages of protos/psfleet/v1/shard.proto.
+"""Converts the requests of workers (join, leave, push, shrink) to events of a shard and back.
 
-Others may send these messages, so that each is declared there and as an event. A log holds the events.
+The messages are declared in protos/psfleet/v1/shard.proto and the events in shard/events.py. Both exist
+because clients in other languages may send the messages, whereas the log stores the events.
 """
 
 from psfleet.core.base.errors import FrameError
@@ -13,7 +14,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 
 
 def write_join(join: Join) -> shard_pb2.JoinRequest:
-    """Return the message of a worker's incarnation that begins."""
+    """Return the message for a worker's incarnation that begins."""
     return shard_pb2.JoinRequest(
         worker=join.worker,
         incarnation=join.incarnation,
@@ -24,29 +25,29 @@ def write_join(join: Join) -> shard_pb2.JoinRequest:
 
 
 def read_join(message: shard_pb2.JoinRequest) -> Join:
-    """Return the event that a message asks for.
+    """Return the event that a message requests.
 
     Raises:
-        FrameError: Its mode is unknown, or has no such settings.
+        FrameError: Its mode is unknown, or does not have these settings.
     """
     mode = read_mode_fields(message)
     return Join(message.worker, message.incarnation, mode, message.switch, message.last)
 
 
 def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    """Return the message of a worker that leaves or rests."""
+    """Return the message of a worker that leaves, or rests at a collective."""
     return shard_pb2.LeaveRequest(
         worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
     )
 
 
 def read_leave(message: shard_pb2.LeaveRequest) -> Leave:
-    """Return the event that a message asks for."""
+    """Return the event that a message requests."""
     return Leave(message.worker, message.incarnation, message.last, message.rest)
 
 
 def read_shrink(message: shard_pb2.ShrinkRequest) -> Shrink:
-    """Return the event that a message asks for."""
+    """Return the event that a message requests."""
     return Shrink(
         message.table,
         message.threshold if message.HasField("threshold") else None,
@@ -58,7 +59,10 @@ def read_shrink(message: shard_pb2.ShrinkRequest) -> Shrink:
 
 
 def write_withdrawal(request: bytes) -> bytes:
-    """Return the message that takes back the push of a message: its number, without gradients and reads."""
+    """Return the message that withdraws a push: the push's message without its gradients and reads.
+
+    It keeps the push's number, so that the server's sequence of pushes has no gap.
+    """
     header = read_header(split(request)[1])
     for name in ("segments", "lane", "samples", "loss"):
         header.ClearField(name)
@@ -69,10 +73,16 @@ def write_withdrawal(request: bytes) -> bytes:
 def read_push(
     header: Header, gradients: tuple[Gradient, ...], cut: tuple[int, int] | None = None
 ) -> Push:
-    """Return the push that a header tells of. One that was accepted is of no cut.
+    """Return the push that a header describes.
+
+    Args:
+        header: Header of the message.
+        gradients: Gradients of the message.
+        cut: Last snapshot that the worker has marked, and its last push in it; None for a push that was
+            accepted before.
 
     Raises:
-        FrameError: It withdraws a push and has gradients.
+        FrameError: The header withdraws the push, but there are gradients.
     """
     if header.withdrawn and gradients:
         raise FrameError("the header says that the push is withdrawn, and it has gradients")

@@ -1,8 +1,9 @@
-"""Metrics as processes count, give and merge them, as a launcher collects them, and as Prometheus reads them.
+"""Metrics of a process: counting, converting to and from Prometheus' text format, and merging.
 
-A process gives its metrics without the labels job, role and rank; whoever collects them adds those.
-prometheus_client is imported when somebody asks for metrics, so that a job that nobody watches does
-without it; and nothing here needs NumPy, as the launcher reads histograms."""
+A process provides its metrics without the labels job, role and rank. The launcher, which collects them,
+adds these. prometheus_client is imported only when metrics are requested, so that an unobserved job does
+not need it. The module does not import NumPy, because the launcher reads histograms too.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,29 +13,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-_FIRST, _LAST = 14, 36  # buckets that are shown: up to 16 microseconds, ..., up to 69 seconds
+_FIRST, _LAST = 14, 36  # exponents of the buckets shown: up to 2**14 ns = 16 us, ..., up to 69 s
 
 
-_SCALE = 64  # squares are counted in units of 2**-64
+_SCALE = 64  # squared norms are counted in units of 2**-64
 PREFIX = "psfleet_"
 Values = float | Mapping[str, float]
-"""One value, or one for each value of the label."""
-_EXACT = 256  # beyond that only the power of two below is kept, so a histogram stays small
+"""A single value, or values by the label's value."""
+# A larger staleness is rounded down to a power of two, which keeps the histogram small.
+_EXACT = 256
 
 
 @dataclass(slots=True)
 class LatencyHistogram:
-    """Durations by powers of two of a nanosecond. Whoever measures fills it without a call:
+    """Histogram of durations by powers of two of a nanosecond. Code adds to it without a call:
 
         spent = time.perf_counter_ns() - began
         latency.counts[spent.bit_length()] += 1
         latency.total += spent
 
-    Two threads that count at the same moment may lose a count; a lock would cost more than the call.
+    There is no lock, which would cost more than the addition: two threads that count at the same moment may
+    lose one count.
 
     Attributes:
-        counts: Numbers of durations less than 2**index ns, and not less than half of it.
+        counts: counts[i] is the number of durations from 2**(i-1) to below 2**i ns.
         total: Sum of all durations in ns.
+        name: Name of the metric.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * 64)
@@ -42,7 +46,7 @@ class LatencyHistogram:
     name: str = ""
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds in seconds and how many durations were below, as Prometheus wants them."""
+        """Return cumulative counts by upper bound in seconds, as Prometheus expects them."""
         bounds = [
             (f"{2**index / 1e9:.6g}", float(sum(self.counts[: index + 1])))
             for index in range(_FIRST, _LAST + 1)
@@ -55,13 +59,14 @@ _FIRST_NORM, _LAST_NORM = -14, 14  # buckets that are shown: up to 2**-14, ..., 
 
 @dataclass(slots=True)
 class NormHistogram:
-    """Norms by powers of two. The measuring code fills it without a call of Python:
+    """Histogram of norms by powers of two. The measuring code adds to it without a call of Python:
 
         norms.counts[int(square * norms.UNIT).bit_length()] += 1  # the square must be finite
         norms.total += square**0.5
 
     Attributes:
-        counts: Numbers of squared norms less than 2**index / UNIT, and not less than half of it.
+        counts: counts[i] is the number of squared norms from 2**(i-1) / UNIT to below 2**i / UNIT.
+        total: Sum of all norms.
     """
 
     UNIT = 2.0**_SCALE
@@ -70,7 +75,7 @@ class NormHistogram:
     total: float = 0.0
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds and how many norms were below, as Prometheus wants them."""
+        """Return cumulative counts by upper bound, as Prometheus expects them."""
         bounds = [
             (f"{2.0**power:.10g}", float(sum(self.counts[: _SCALE + 2 * power + 1])))
             for power in range(_FIRST_NORM, _LAST_NORM + 1)
@@ -79,31 +84,35 @@ class NormHistogram:
 
 
 def counter(name: str, help: str, values: Values, label: str = "table") -> "Metric":
-    """A count that only grows; its name ends with `_total` when it is shown."""
+    """Return a metric that only grows. Its name gets the suffix `_total`."""
     from prometheus_client.core import CounterMetricFamily
 
     return _filled(CounterMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
 
 
 def gauge(name: str, help: str, values: Values, label: str = "table") -> "Metric":
-    """A value that goes up and down."""
+    """Return a metric that goes up and down."""
     from prometheus_client.core import GaugeMetricFamily
 
     return _filled(GaugeMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
 
 
 def latency(name: str, help: str, durations: LatencyHistogram, **labels: str) -> "Metric":
-    """A histogram of durations in seconds."""
+    """Return a histogram of durations in seconds."""
     return histogram(name, help, durations.buckets(), durations.total / 1e9, **labels)
 
 
 def histogram(
     name: str, help: str, buckets: Iterable[tuple[str, float]], total: float, **labels: str
 ) -> "Metric":
-    """A histogram.
+    """Return a histogram.
 
     Args:
-        buckets: Upper bounds, the last `+Inf`, and how many values do not exceed each.
+        name: Name of the metric without the prefix.
+        help: Meaning of the metric.
+        buckets: Upper bounds with the number of values up to each, the last with the bound `+Inf`.
+        total: Sum of all values.
+        labels: Labels of the metric.
     """
     from prometheus_client.core import HistogramMetricFamily
 
@@ -117,14 +126,14 @@ def _labels(values: Values, label: str) -> list[str]:
 
 
 def _filled(family: "Metric", values: Values) -> "Metric":
-    each = values.items() if isinstance(values, Mapping) else [(None, values)]
-    for name, value in each:
+    labelled_values = values.items() if isinstance(values, Mapping) else [(None, values)]
+    for name, value in labelled_values:
         family.add_metric([] if name is None else [name], value)  # type: ignore[attr-defined]
     return family
 
 
 def encode(families: Iterable["Metric"]) -> bytes:
-    """The families in Prometheus' text format."""
+    """Return metric families in Prometheus' text format."""
     from prometheus_client import generate_latest
 
     collector: Any = SimpleNamespace(collect=lambda: families)
@@ -132,20 +141,22 @@ def encode(families: Iterable["Metric"]) -> bytes:
 
 
 def decode(text: bytes, **labels: str) -> Iterator["Metric"]:
-    """The families of a text, each sample with these labels too.
+    """Yield the metric families of a text, and add these labels to each sample.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: The text is not in Prometheus' format.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(text.decode()):
-        family.samples = [one._replace(labels={**labels, **one.labels}) for one in family.samples]
+        family.samples = [
+            sample._replace(labels={**labels, **sample.labels}) for sample in family.samples
+        ]
         yield family
 
 
 def merge(families: Iterable["Metric"]) -> list["Metric"]:
-    """Families of the same name become one, as the text format requires."""
+    """Join families of the same name to one, as the text format requires."""
     by_name: dict[str, Metric] = {}
     for family in families:
         if family.name in by_name:
@@ -157,10 +168,13 @@ def merge(families: Iterable["Metric"]) -> list["Metric"]:
 
 @dataclass
 class StalenessHistogram:
-    """A histogram over the pushes of one shard; costs two additions for each.
+    """Histogram of the staleness of one shard's pushes. Costs two additions per push.
+
+    The staleness of a push is the number of pushes of other workers that were applied between the worker's
+    pull and its push.
 
     Attributes:
-        counts: Number of pushes by staleness; above 256 rounded down to a power of two.
+        counts: Number of pushes by staleness; from 256 on it is rounded down to a power of two.
     """
 
     counts: dict[int, int] = field(default_factory=dict)
@@ -169,15 +183,16 @@ class StalenessHistogram:
     _seen: dict[int, int] = field(default_factory=dict)
 
     def pulled(self, worker: int) -> None:
-        """The worker is given values."""
+        """Note that the worker gets values now."""
         self._seen[worker] = self._applied - self._own.get(worker, 0)
 
     def pushed(self, worker: int) -> None:
-        """A new push of the worker is applied."""
-        own = self._own.get(worker, 0)
-        others = self._applied - own
-        age = others - self._seen.setdefault(worker, others)
+        """Count a new push of the worker that is applied now."""
+        own_pushes = self._own.get(worker, 0)
+        other_pushes = self._applied - own_pushes
+        # Pushes of others since the pull. A worker that has not pulled yet starts at 0.
+        age = other_pushes - self._seen.setdefault(worker, other_pushes)
         bucket = age if age < _EXACT else 1 << (age.bit_length() - 1)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self._applied += 1
-        self._own[worker] = own + 1
+        self._own[worker] = own_pushes + 1

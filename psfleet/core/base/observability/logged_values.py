@@ -1,4 +1,8 @@
-"""Values that a script logs: the newest ones by name, and a file of them as TensorBoard reads it."""
+"""Values that a script logs with `fleet.log`: the newest by name, and an event file for TensorBoard.
+
+The newest values become metrics of this process. They are in module-level dictionaries, because heartbeats
+and metrics read them from other threads.
+"""
 
 import contextlib
 import os
@@ -10,20 +14,22 @@ from typing import Any
 from psfleet.core.base.errors import ConfigError, UsageError, not_installed
 from psfleet.core.base.settings.kinds import local_path
 
-_MOST = 100  # names: each is a series in every monitoring system
-_LONGEST = 100  # characters of a name
+_MOST = 100  # largest number of names: each is a series in every monitoring system
+_LONGEST = 100  # characters of the longest name
 NEWEST: dict[str, float] = {}
-"""The last value of each name that the script of this process has logged. Any thread may read it."""
+"""Last value of each name that this process's script has logged. Any thread may read it."""
 LAGS: dict[str, float] = {}
-"""By "TOPIC/PARTITION" how many messages of a topic this process is behind. Any thread may read it."""
+"""Number of messages that this process is behind, by "TOPIC/PARTITION". Any thread may read it."""
 
 
 class EventFile:
-    """Appends to a new file in `folder`; what was added is in the file when `add` returns.
+    """TensorBoard event file. Each `add` has written its values when it returns.
 
-    A disk that is full ends the file, not the training.
+    If the disk is full, values are lost and training goes on. tensorboardX's SummaryWriter is not used: it
+    would hold values back for two minutes in a thread, and lose them in a crash.
 
-    tensorboardX's SummaryWriter would hold values back for two minutes, in a thread that a crash takes along.
+    Args:
+        folder: Folder to create the file in.
 
     Raises:
         ConfigError: tensorboardX is not installed, or the folder cannot be written to.
@@ -39,7 +45,7 @@ class EventFile:
             ) from None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Its name begins with the second; a process that starts again in the same one has another id.
+            # The file's name begins with the present second; a process restarted within it has another id.
             self._file = EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}")
         except OSError as error:
             raise ConfigError(
@@ -50,18 +56,18 @@ class EventFile:
         """Add scalars of one moment.
 
         Args:
-            values: By tag.
-            step: Their place on the axis of steps.
-            at: Seconds since the epoch; None: now.
+            values: Scalars by tag.
+            step: Position on the axis of steps.
+            at: Seconds since the epoch, or None for now.
         """
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         summaries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        when = time.time() if at is None else at
+        wall_time = time.time() if at is None else at
         with contextlib.suppress(OSError):
             self._file.write_event(
-                Event(wall_time=when, step=step, summary=Summary(value=summaries))
+                Event(wall_time=wall_time, step=step, summary=Summary(value=summaries))
             )
             self._file.flush()
 
@@ -72,10 +78,10 @@ class EventFile:
 
 
 class LoggedValues:
-    """Takes what the script of this process logs.
+    """Accepts the values that this process's script logs.
 
     Args:
-        folder: Gives the folder for TensorBoard's event file; empty: there is none.
+        folder: Returns the folder for TensorBoard's event file, or "" for none.
     """
 
     def __init__(self, folder: Callable[[], str]) -> None:
@@ -84,7 +90,11 @@ class LoggedValues:
         self._file: EventFile | None = None
 
     def log(self, name: str, value: Any, step: int) -> float:
-        """The value as a number."""
+        """Record a value, and return it as a float.
+
+        Raises:
+            UsageError: Name, value or step is invalid, or there are too many names.
+        """
         number = _checked(name, value)
         if not isinstance(step, int) or not 0 <= step < 2**63:
             raise UsageError(
@@ -104,7 +114,7 @@ class LoggedValues:
         return number
 
     def close(self) -> None:
-        """Close the file. The next value begins another one."""
+        """Close the file. The next value opens a new one."""
         self._folder = None
         if self._file is not None:
             self._file.close()
@@ -118,8 +128,8 @@ def _checked(name: str, value: Any) -> float:
             f"fleet.log got the name {name!r:.60}; it must be a line of at most {_LONGEST} characters"
         )
     try:
-        one = value.item() if hasattr(value, "item") else value  # of an array or tensor
-        return float(one)
+        content = value.item() if hasattr(value, "item") else value  # of an array or tensor
+        return float(content)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise UsageError(
             f"fleet.log got {value!r:.60} for {name!r}; it must be one number"

@@ -1,7 +1,10 @@
-"""Panel of a figure: its question to metrics, what it means, what to do, and its alert; numbers as text.
+"""Panels: each shows one figure of a job, with its query, meaning, advice and perhaps an alert.
 
-A question is written twice: in PromQL, and as Python over two looks at a job. The page of a job and
-Prometheus therefore show the same figures; a test asks both.
+A query is written once, as an Expression, and evaluated in two ways: as PromQL by Prometheus, and as Python
+over two looks at a job's metrics. So the page of a job shows the same figures as Grafana; a test compares
+the two. At the end are the functions that format numbers for people.
+
+training_panels.py and process_panels.py define the panels.
 """
 
 import abc
@@ -12,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 WINDOW = "1m"
-"""Over which PromQL takes rates; the page takes those between two looks."""
+"""Interval of PromQL's rates. The page of a job takes rates between two looks instead."""
 
-_LATEST = 5.0  # seconds for which a heartbeat may be late
+_LATEST = 5.0  # seconds by which a process's samples may be late before it counts as ended
 
 Series = dict[tuple[str, ...], float]
-"""Values by those of the labels that a question keeps, in its order."""
+"""Values by the label values that a query keeps (`Expression.by`), in that order."""
 
 AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {
     "sum": sum,
@@ -26,18 +29,18 @@ AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {
 }
 
 READ_AT = "psfleet_read_timestamp_seconds"
-"""Metric of the time at which the other metrics of a process were read."""
+"""Metric with the time at which the other metrics of a process were read."""
 
 
 @dataclass
 class Look:
-    """The samples of a job at one moment.
+    """The metric samples of a job at one moment.
 
     Attributes:
-        at: Seconds since the epoch.
-        samples: By name of the metric the labels and the value of each.
-        times: By role and rank when the samples of a process were read. Those of workers come with heartbeats
-            and are a little older than the look.
+        at: Time in seconds since the epoch.
+        samples: Labels and value of each sample, by name of the metric.
+        times: Time at which each process's samples were read, by role and rank. Samples of workers arrive
+            with heartbeats, so they are a little older than the look.
     """
 
     at: float
@@ -47,7 +50,7 @@ class Look:
     def select(
         self, metric: str, where: Mapping[str, str]
     ) -> list[tuple[Mapping[str, str], float]]:
-        """The samples of a metric with these labels."""
+        """Return the samples of a metric that have these labels."""
         return [
             (labels, value)
             for labels, value in self.samples.get(metric, [])
@@ -55,22 +58,30 @@ class Look:
         ]
 
     def time_of(self, labels: Mapping[str, str]) -> float:
-        """Return when a sample with these labels was read."""
+        """Return the time at which a sample with these labels was read."""
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
-        """Return the look to compare this one with: `last`, but `older` for those not heard since then.
+        """Return the look to compute rates against: `last`, or `older` for processes not read since.
 
-        A process that is not heard for longer has no rates: it has ended.
+        A process without new samples for longer than that has ended, and gets no rates.
         """
         oldest = max(self.times.values(), default=0.0) - _LATEST
         times = self.times.items()
-        silent = {one for one, at in times if at > oldest and last.times.get(one) == at}
-        merged = last.times | {one: older.times.get(one, older.at) for one in silent}
+        silent = {process for process, at in times if at > oldest and last.times.get(process) == at}
+        merged = last.times | {process: older.times.get(process, older.at) for process in silent}
         samples = {
             name: [
-                *(one for one in last.samples.get(name, ()) if _process(one[0]) not in silent),
-                *(one for one in older.samples.get(name, ()) if _process(one[0]) in silent),
+                *(
+                    sample
+                    for sample in last.samples.get(name, ())
+                    if _process(sample[0]) not in silent
+                ),
+                *(
+                    sample
+                    for sample in older.samples.get(name, ())
+                    if _process(sample[0]) in silent
+                ),
             ]
             for name in self.samples
         }
@@ -82,36 +93,36 @@ def _process(labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 class Expression(abc.ABC):
-    """A question. Frozen dataclasses, built by the table of panels.
+    """A query. Subclasses are frozen dataclasses, so that panels can be written as a table.
 
     Attributes:
-        by: Labels that its answer keeps.
+        by: Labels that the result keeps.
     """
 
     by: tuple[str, ...]
 
     @abc.abstractmethod
     def promql(self, where: str = "", per_job: bool = False) -> str:
-        """The question to Prometheus.
+        """Return the query in PromQL.
 
         Args:
-            where: Further matchers of labels, as in `job="flights"`.
-            per_job: Answer for each job by itself.
+            where: Further label matchers, as in `job="flights"`.
+            per_job: True for one result per job.
         """
 
     @abc.abstractmethod
     def evaluate(self, now: Look, before: Look) -> Series:
-        """The answer of two looks; what cannot be said yet is left out."""
+        """Return the result from two looks. Series that cannot be computed yet are left out."""
 
     @property
     @abc.abstractmethod
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that it asks about."""
+        """Names of the metrics that the query reads."""
 
 
 @dataclass(frozen=True)
 class _Single(Expression):
-    """About one metric, whose series are added up (or the greatest is taken) by labels."""
+    """Query of one metric, whose series are aggregated (usually summed) by labels."""
 
     metric: str
     by: tuple[str, ...] = ()
@@ -151,17 +162,21 @@ class Level(_Single):
 
 @dataclass(frozen=True)
 class Rate(_Single):
-    """By how much a count grows in a second. A count that was set back, by a restart, began at 0."""
+    """Growth of a counter per second. A counter that decreased was reset to 0 by a restart."""
 
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
 
     def evaluate(self, now: Look, before: Look) -> Series:
-        former = {frozenset(one.items()): n for one, n in before.select(self.metric, self.where)}
+        former = {
+            frozenset(sample_labels.items()): n
+            for sample_labels, n in before.select(self.metric, self.where)
+        }
         rates: list[tuple[Mapping[str, str], float]] = []
         for labels, value in now.select(self.metric, self.where):
             start = former.get(frozenset(labels.items()))
             span = now.time_of(labels) - before.time_of(labels)
+            # No rate without an earlier sample, or if the process has not been read again since.
             if start is not None and span > 0:
                 rates.append((labels, (value - start if value >= start else value) / span))
         return self._aggregated(rates)
@@ -169,7 +184,7 @@ class Rate(_Single):
 
 @dataclass(frozen=True)
 class Age(_Single):
-    """Seconds since the time that a metric tells."""
+    """Seconds since the time that a metric contains."""
 
     aggregate: str = "max"
 
@@ -183,7 +198,7 @@ class Age(_Single):
 
 @dataclass(frozen=True)
 class Ratio(Expression):
-    """One answer divided by another, series by series."""
+    """Quotient of two queries, series by series."""
 
     above: Expression
     below: Expression
@@ -205,7 +220,7 @@ class Ratio(Expression):
 
 
 def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
-    """The mean of what a histogram has counted lately."""
+    """Return a query for the recent mean of a histogram."""
     return Ratio(Rate(f"{histogram}_sum", by), Rate(f"{histogram}_count", by))
 
 
@@ -232,9 +247,9 @@ class Skew(Expression):
 
 @dataclass(frozen=True)
 class Quantile(Expression):
-    """The value that a share of what a histogram has counted lately did not exceed.
+    """Value that the given share of a histogram's recent values did not exceed.
 
-    Within a bucket values count as spread evenly, as Prometheus' histogram_quantile has it.
+    Values within a bucket are assumed to be spread evenly, as in Prometheus' histogram_quantile.
     """
 
     share: float
@@ -252,14 +267,14 @@ class Quantile(Expression):
     def evaluate(self, now: Look, before: Look) -> Series:
         buckets = Rate(f"{self.histogram}_bucket", ("le", *self.by)).evaluate(now, before)
         groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        for (bound, *rest), value in buckets.items():
-            groups.setdefault(tuple(rest), []).append((float(bound), value))
-        quantiles = {key: _quantile(self.share, sorted(each)) for key, each in groups.items()}
+        for (bound, *series_key), value in buckets.items():
+            groups.setdefault(tuple(series_key), []).append((float(bound), value))
+        quantiles = {key: _quantile(self.share, sorted(group)) for key, group in groups.items()}
         return {key: value for key, value in quantiles.items() if not math.isnan(value)}
 
 
 def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
-    """Compute a quantile from cumulative counts by upper bound, the last of which is infinity."""
+    """Return a quantile, given sorted cumulative counts by upper bound; the last bound is infinity."""
     rank = share * buckets[-1][1]
     if not rank:
         return math.nan
@@ -268,6 +283,7 @@ def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
         if count >= rank:
             break
         low, below = bound, count
+    # Nothing to interpolate in the last bucket, which has no upper bound.
     if math.isinf(bound) or bound <= 0:
         return low if math.isinf(bound) else bound
     return low + (bound - low) * (rank - below) / (count - below)
@@ -278,8 +294,9 @@ class Alert:
     """Alert of a panel.
 
     Attributes:
+        name: Name of the alert.
         when: Condition on the panel's query, as in `> 0.9`.
-        lasts: Time for which it must hold.
+        lasts: Time for which the condition must hold.
         severity: `warning` or `critical`.
     """
 
@@ -291,11 +308,17 @@ class Alert:
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure.
+    """Figure of a job.
 
     Attributes:
-        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`,
-            `none` (a value whose fourth digit counts, such as a loss).
+        title: Title of the panel.
+        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`, `none` (a
+            value whose fourth digit counts, such as a loss).
+        query: Query of the figure.
+        meaning: Meaning of the figure, for the user.
+        advice: Action for the user if the figure is bad.
+        alert: Alert on the query, or None.
+        section: Title of its section on the page.
     """
 
     title: str
@@ -308,7 +331,7 @@ class Panel:
 
 
 def section(title: str, *panels: Panel) -> tuple[Panel, ...]:
-    """The panels of a section of the page."""
+    """Return the panels with the title of their section."""
     return tuple(replace(panel, section=title) for panel in panels)
 
 
@@ -316,7 +339,7 @@ _COUNTS, _BYTES = ("", "k", "M", "G", "T"), ("B", "KiB", "MiB", "GiB", "TiB", "P
 
 
 def _digits(value: float, count: int = 3) -> str:
-    """Significant digits, without zeros at the end; `1.2e-7` below a millionth."""
+    """Return the number with `count` significant digits and no trailing zeros; `1.2e-7` below a millionth."""
     rounded = float(f"{value:.{count - 1}e}")
     if rounded and abs(rounded) < 1e-6:
         mantissa, _, power = f"{rounded:.{count - 1}e}".partition("e")
@@ -355,12 +378,13 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 
 
 def number_text(value: float, unit: str) -> str:
-    """Return the number as a person reads it: `13.5 k/s`, `205 MiB`, `47.3 %`, `12.5 ms`.
+    """Return a number as a person reads it: `13.5 k/s`, `205 MiB`, `47.3 %`, `12.5 ms`.
 
-    Screen, `psfleet top`, page and report all write numbers like this. charts.js, which draws the charts in a
-    browser, has the same rules in JavaScript; a test compares the two.
+    The screen, `psfleet top`, page and report all use this. charts.js, which draws the charts in a browser,
+    implements the same rules in JavaScript; a test compares the two.
 
     Args:
+        value: The number.
         unit: Unit of a panel.
     """
     return _FORMATS[unit](value)

@@ -1,4 +1,8 @@
-"""Panels about the processes: memory, load, deaths, and what travels; and the table of all."""
+"""Panels about processes: memory, load, deaths and traffic; and the table of all panels.
+
+Each Panel has a query, its meaning and advice; panels.py explains the classes. Run tools/generate_panels.py
+after a change, because the Grafana dashboard, the alert rules and docs/watch.md are generated from PANELS.
+"""
 
 from psfleet.core.base.observability.panels import (
     Age,
@@ -341,8 +345,8 @@ _WIRE = section(
 PROCESSES: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_RELIABILITY, *_WIRE)
 
 PANELS: tuple[Panel, ...] = (*TRAINING, *PROCESSES)
-"""Panels for operators, in the order in which they ask: the one table of panels.
+"""All panels, in the order in which an operator would ask the questions.
 
 The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are made from it
-(tools/generate_panels.py), and a test asks a real Prometheus every question.
+(tools/generate_panels.py), and a test sends every query to a real Prometheus.
 """

@@ -1,4 +1,9 @@
-"""The spans of pushes, by OpenTelemetry. Only processes that trace import this (open_tracing)."""
+"""Spans of pushes, made and sent with OpenTelemetry.
+
+A span records one step of a push on its way: the worker's call, the server's handling, and parts of it. The
+context of a span travels with the call (`traceparent`), so that a collector can join the spans of all
+processes to one trace. Only processes that trace import this module (see tracing.py).
+"""
 
 import os
 import threading
@@ -15,29 +20,32 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from psfleet.core.base.threads import ServiceThread
 
 _FIELD = "traceparent"
-_LAST_SECONDS = 2.0  # at the end of a process, for a collector that does not answer
+_LAST_SECONDS = 2.0  # longest wait for the collector at the end of a process
 _W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Makes the spans of one process, and sends them to a collector in a thread of its own.
+    """Creates the spans of one process, and sends them to a collector from a thread of its own.
 
-    The provider is not the global one, which is the script's. OTEL_* variables say the rest, for example
-    OTEL_TRACES_SAMPLER which pushes are traced.
+    The tracer provider is not registered globally, because the global one belongs to the script. OTEL_*
+    variables configure it further; OTEL_TRACES_SAMPLER, for example, selects the pushes to trace.
 
     Args:
-        job, role, rank: Names and number of this process.
+        url: URL of the collector.
+        job, role, rank: Identity of this process.
     """
 
     def __init__(self, url: str, job: str, role: str, rank: int) -> None:
-        own: dict[str, str | int] = {
+        resource_attributes: dict[str, str | int] = {
             "service.name": f"psfleet-{role}",
             "service.namespace": job,
             "service.instance.id": f"{role}.{rank}",
             "process.pid": os.getpid(),
         }
-        # Its own hook at exit would wait for a silent collector once more after `close`.
-        self._provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+        # The provider's own exit hook would wait a second time for a silent collector, after `close`.
+        self._provider = TracerProvider(
+            resource=Resource.create(resource_attributes), shutdown_on_exit=False
+        )
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces")))
         self.tracer = self._provider.get_tracer("psfleet")
         # The exporter waits 10 s for an answer, or as long as OTEL_EXPORTER_OTLP_TIMEOUT says. In a daemon
@@ -50,20 +58,22 @@ class Tracing:
     def serving(
         self, method: str, caller: str, attributes: dict[str, str | int]
     ) -> AbstractContextManager[Span]:
-        """Begin a server's span of a call; `child` finds it. An error inside fails it.
+        """Begin a server's span of a call, which `child` finds. An exception in the block fails it.
 
         Args:
-            caller: The caller's span (`traceparent`). One that cannot be read is as none.
+            method: Name of the call.
+            caller: Context of the caller's span (`traceparent`). An unreadable one is ignored.
+            attributes: Attributes of the span.
         """
         parent = _W3C.extract({_FIELD: caller}, Context())
         return self.tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes)
 
     def child(self, name: str) -> Span | None:
-        """Begin a span within the push that this thread takes; None: it takes none that is traced."""
+        """Begin a span within the traced push that this thread handles, or return None if there is none."""
         return self.tracer.start_span(name) if get_current_span().is_recording() else None
 
     def close(self) -> None:
-        """Send the spans that have ended, within 2 s. Other spans are lost."""
+        """Send the spans that have ended, within 2 s. Open spans are lost."""
         self._is_ending.set()
         self._sender.join(_LAST_SECONDS)
 
@@ -73,7 +83,7 @@ class Tracing:
 
 
 def traceparent(span: Span) -> str:
-    """Return the span's context for another process; empty: it is not recorded."""
+    """Return the context of a span for another process, or "" if the span is not recorded."""
     carrier: dict[str, str] = {}
     if span.is_recording():
         _W3C.inject(carrier, set_span_in_context(span))

@@ -1,4 +1,4 @@
-"""Switch of push tracing. The tracer is loaded only if this process traces."""
+"""Switch of push tracing. OpenTelemetry is imported only if this process traces."""
 
 import importlib.util
 from typing import TYPE_CHECKING
@@ -14,21 +14,21 @@ _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 
 
 def check_tracing(url: str) -> None:
-    """Check that OpenTelemetry is installed, without loading it.
+    """Check that OpenTelemetry is installed, without importing it.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It is not installed.
     """
     try:
         is_missing = any(importlib.util.find_spec(name) is None for name in _NEEDED)
-    except ModuleNotFoundError:  # not even what holds them
+    except ModuleNotFoundError:  # a parent package is missing too
         is_missing = True
     if is_missing:
         raise not_installed(f"--trace {url} needs", "OpenTelemetry", "trace")
 
 
 def open_tracing(environment: Environment) -> "Tracing | None":
-    """Return the tracing of this process; None: it does not trace.
+    """Return the tracing of this process, or None if it does not trace.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.

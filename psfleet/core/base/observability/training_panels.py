@@ -1,5 +1,7 @@
-"""Panels about the training: is it fast, who is slow, how stale are gradients, are the numbers
-sound. Each panel may have an alert."""
+"""Panels about training: its speed, slow workers, stale gradients, and whether numbers are sound.
+
+Each Panel has a query, its meaning and advice; panels.py explains the classes.
+"""
 
 from psfleet.core.base.observability.panels import (
     Alert,
@@ -146,9 +148,9 @@ _NUMBERS = section(
 
 
 def _share(name: str) -> Ratio:
-    """Share of a time in all that workers have counted.
+    """Return a query for the share of the workers' time that they spend on one activity.
 
-    A time counts when it is over. One that lasts longer than a look would exceed 100 % of that look.
+    A wait is counted when it ends, so one that lasts longer than a look exceeds 100 % of that look.
     """
     part = Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
     return Ratio(part, Rate("psfleet_worker_seconds_total", _EACH))

@@ -1,4 +1,4 @@
-"""A setting is declared once, as a field of a frozen dataclass:
+"""Declaration of settings: each is declared once, as a field of a frozen dataclass.
 
     @dataclass(frozen=True)
     class Recovery:
@@ -6,11 +6,12 @@
             0.0, "Go on without a worker that was silent for so long", SECONDS,
             names="--dead-after PSFLEET_DEAD_AFTER workers.dead_after")
 
-The type, the default, the limits and the sentence of help stand there and nowhere else. Flags of commands
-(psfleet_launch.commands.options), variables, keys of job files, checks and docs/settings.md follow from them.
+Type, default, limits and help text are written there and nowhere else. The flags of commands
+(psfleet_launch.commands.options), environment variables, keys of job files, checks and docs/settings.md
+follow from them.
 
-Why not pydantic-settings or msgspec: what they would replace is this file, and their messages name a
-model's field, where ours name the flag, variable or key that the user has written.
+pydantic-settings or msgspec could replace only this file, and their messages name the field of a model.
+Ours name the flag, variable or key that the user has written.
 """
 
 import dataclasses
@@ -27,18 +28,20 @@ from psfleet.core.base.settings.kinds import SettingKind, kind_of
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """A declared setting.
 
     Attributes:
-        default: MISSING: it must be given.
-        help: Meaning, without a full stop.
-        flag: Flag of a command; `--no-x` switches off what is on by default. Empty: none.
-        env: Its variable; empty: none.
-        synonyms: Variables of the reference framework that say the same; `env` wins.
-        key: In a job file, `table.key`; empty: none.
-        metavar: Name of the value in help; empty: by its kind.
+        name: Name of the field.
+        kind: Kind of its values.
+        default: Default value, or dataclasses.MISSING if a value must be given.
+        help: Meaning, as a sentence without a full stop.
+        flag: Flag of a command, or empty. `--no-x` switches off what is on by default.
+        env: Environment variable, or empty.
+        synonyms: Variables of the reference framework with the same meaning; `env` takes precedence.
+        key: Key in a job file as `table.key`, or empty.
+        metavar: Name of the value in help texts, or empty to derive it from the kind.
         least, most: Bounds of a number.
-        wanted: Requirement of the value, where bounds alone would not say it well.
+        wanted: Requirement of the value in words, if the bounds alone do not say it well.
     """
 
     name: str
@@ -55,15 +58,17 @@ class Setting:
     wanted: str = ""
 
     def parse(self, text: str, source: str) -> Any:
-        """Return the value that a flag or a variable says; `source` names that for messages.
+        """Return the value of a text from a flag or a variable.
+
+        `source`: Name of the flag or variable, for messages.
 
         Raises:
-            ConfigError: It is of another kind, or out of bounds.
+            ConfigError: The text is of another kind, or out of bounds.
         """
         try:
             value = self.kind.parse(text)
         except ConfigError:
-            raise  # it says more than we could
+            raise  # its text is more specific
         except (ValueError, OverflowError):
             raise _wrong(source, text, self.kind.written or self.kind.wanted) from None
         if not self._allows(value):
@@ -71,17 +76,18 @@ class Setting:
         return value
 
     def take(self, value: Any, source: str) -> Any:
-        """Return the value that a file says.
+        """Return the value of an entry of a file.
 
         Raises:
-            ConfigError: It is of another kind, or out of bounds.
+            ConfigError: The value is of another kind, or out of bounds.
         """
         if isinstance(value, str) and self.kind.has_unit:
             return self.parse(value, source)
         if not self.kind.fits(value):
             raise _wrong(source, value, self.kind.wanted)
         self.check(value, source)
-        if self.kind.has_unit:  # a number, which may be what the same text may be
+        # A number without a unit: the parser decides whether that is allowed.
+        if self.kind.has_unit:
             try:
                 return self.kind.parse(str(value))
             except (ValueError, OverflowError):
@@ -89,10 +95,10 @@ class Setting:
         return tuple(value) if isinstance(value, list) else value
 
     def check(self, value: Any, source: str) -> None:
-        """Refuse a value that is no choice or out of bounds.
+        """Raise an error if a value is not among the choices, or out of bounds.
 
         Raises:
-            ConfigError: It is.
+            ConfigError: The value is not allowed.
         """
         if self.kind.choices and value is not None and value not in self.kind.choices:
             raise _wrong(source, value, self.kind.wanted)
@@ -113,14 +119,17 @@ def _wrong(source: str, value: Any, requirement: str) -> ConfigError:
 
 
 def setting(
-    default: Any, help: str, kind: SettingKind | None = None, names: str = "", **more: Any
+    default: Any, help: str, kind: SettingKind | None = None, names: str = "", **attributes: Any
 ) -> Any:
-    """Return a field that is a setting.
+    """Declare a dataclass field as a setting.
 
     Args:
-        kind: If that does not follow from the annotation.
-        names: Names of the setting, each recognised by its form: `--flag`, `VARIABLE`, its
-            synonyms, `table.key`.
+        default: Default value.
+        help: Meaning, as a sentence without a full stop.
+        kind: Kind of its values, if the annotation does not determine it.
+        names: Names of the setting, told apart by their form: `--flag`, `VARIABLE`, then its synonyms, and
+            `table.key`.
+        attributes: Further attributes of `Setting`.
     """
     parts: dict[str, Any] = {"synonyms": ()}
     for name in names.split():
@@ -133,12 +142,15 @@ def setting(
         else:
             parts["env"] = name
     return dataclasses.field(
-        default=default, metadata={"setting": {"help": help, "kind": kind, **parts, **more}}
+        default=default, metadata={"setting": {"help": help, "kind": kind, **parts, **attributes}}
     )
 
 
 def settings_of(group: Any) -> tuple[Setting, ...]:
-    """Return the settings that a dataclass declares or inherits, in order, or that its `settings()` lists."""
+    """Return the settings that a dataclass declares or inherits, in order.
+
+    A class with a method `settings()` lists them itself.
+    """
     return tuple(group.settings()) if hasattr(group, "settings") else _declared(group)
 
 
@@ -146,69 +158,83 @@ def settings_of(group: Any) -> tuple[Setting, ...]:
 def _declared(group: Any) -> tuple[Setting, ...]:
     hints = typing.get_type_hints(group)
     return tuple(
-        Setting(field.name, more.pop("kind") or kind_of(hints[field.name]), field.default, **more)
+        Setting(
+            field.name,
+            attributes.pop("kind") or kind_of(hints[field.name]),
+            field.default,
+            **attributes,
+        )
         for field in dataclasses.fields(group)
-        if (more := dict(field.metadata.get("setting", ())))
+        if (attributes := dict(field.metadata.get("setting", ())))
     )
 
 
 def check(item: Any, source: Callable[[Setting], str]) -> None:
-    """Check every setting of a dataclass; `source` names one for messages."""
-    for one in settings_of(type(item)):
-        one.check(getattr(item, one.name), source(one))
+    """Check all settings of a dataclass.
+
+    `source`: Returns the name of a setting, for messages.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+    for declared in settings_of(type(item)):
+        declared.check(getattr(item, declared.name), source(declared))
 
 
 def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a group that variables say; those that are not set or empty are left out.
+    """Return the values of a group's settings whose variables are set and not empty.
 
     Raises:
-        ConfigError: One is wrong.
+        ConfigError: A value is not allowed.
     """
     return {
-        one.name: one.parse(variables[name], name)
-        for one in settings_of(group)
-        if (name := _variable(one, variables))
+        declared.name: declared.parse(variables[name], name)
+        for declared in settings_of(group)
+        if (name := _variable(declared, variables))
     }
 
 
 def from_variable(group: type, name: str, variables: Mapping[str, str]) -> Any:
-    """Return one setting of a group, whatever variables say of the others.
+    """Return the value of one setting of a group. Variables of other settings are not checked.
 
     Raises:
-        ConfigError: It is wrong.
+        ConfigError: The value is not allowed.
     """
-    one = next(one for one in settings_of(group) if one.name == name)
-    text = _variable(one, variables)
-    return one.parse(variables[text], text) if text else one.default
+    declared = next(declared for declared in settings_of(group) if declared.name == name)
+    text = _variable(declared, variables)
+    return declared.parse(variables[text], text) if text else declared.default
 
 
-def _variable(one: Setting, variables: Mapping[str, str]) -> str:
-    """Return the variable that says the setting; empty: none does."""
-    return next(filter(variables.get, (one.env, *one.synonyms)), "")
+def _variable(declared: Setting, variables: Mapping[str, str]) -> str:
+    """Return the name of the variable that is set for this setting, or "" if none is."""
+    return next(filter(variables.get, (declared.env, *declared.synonyms)), "")
 
 
 def to_variables(item: Any, *groups: type) -> dict[str, str]:
-    """Return the settings of these groups as variables, for a process that reads them.
+    """Return the settings of these groups as environment variables for another process.
 
-    A default is left out, unless a synonym that the process inherits could say something else.
+    Defaults are left out, unless the process could inherit a synonym with another value.
     """
     return {
-        one.env: one.kind.text(value)
+        declared.env: declared.kind.text(value)
         for group in groups
-        for one in settings_of(group)
-        if one.env and ((value := getattr(item, one.name)) != one.default or one.synonyms)
+        for declared in settings_of(group)
+        if declared.env
+        and ((value := getattr(item, declared.name)) != declared.default or declared.synonyms)
     }
 
 
 def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the settings of a group that a file's tables say; `where` names the file for messages.
+    """Return the values of a group's settings that are in the tables of a file.
+
+    `where`: Name of the file, for messages.
 
     Raises:
-        ConfigError: One is wrong.
+        ConfigError: A value is not allowed.
     """
     values = {}
-    for one in settings_of(group):
-        table, _, key = one.key.rpartition(".")
+    for declared in settings_of(group):
+        table, _, key = declared.key.rpartition(".")
         if key in tables.get(table, {}):
-            values[one.name] = one.take(tables[table][key], f"{one.key} in {where}")
+            values[declared.name] = declared.take(tables[table][key], f"{declared.key} in {where}")
     return values

@@ -1,5 +1,11 @@
-"""Groups of settings: those of one process, those that a job and its processes share, and the limits of a
-server's load, so that one caller cannot take all of it (PSFLEET_LIMITS: `tables=20000,message=67108864`)."""
+"""Settings of processes and jobs, and the limits of a server's load, grouped by who sets them.
+
+FleetSettings and StageSettings are the role of one process, JobSettings are shared by all processes of a
+job, ProcessSettings are chosen by the launcher for one process, and UserSettings come from the user's
+environment. ServerLimits protects a server from a single caller that would take all of it; one variable
+contains all limits (PSFLEET_LIMITS: `tables=20000,message=67108864`). declaration.py explains how flags,
+variables and documentation follow from these fields. A new setting is one field in one of these classes.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +44,7 @@ _ROLE = SettingKind(
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of one server."""
+    """Limits on the load of one server."""
 
     message: int = setting(
         _LARGEST_MESSAGE,
@@ -73,16 +79,16 @@ class ServerLimits:
     )
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"limit {one.name}")
+        check(self, lambda declared: f"limit {declared.name}")
 
     @classmethod
     def read(cls, text: str) -> "ServerLimits":
-        """Return the limits that PSFLEET_LIMITS says; what it does not name is as usual.
+        """Return the limits in PSFLEET_LIMITS. Limits that it does not name keep their defaults.
 
         Raises:
-            ConfigError: A name is unknown or a value is no whole number.
+            ConfigError: A name is unknown, or a value is not allowed.
         """
-        settings = {one.name: one for one in settings_of(cls)}
+        settings = {declared.name: declared for declared in settings_of(cls)}
         limits: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")
@@ -96,9 +102,10 @@ class ServerLimits:
 
     @property
     def text(self) -> str:
-        """Text that `read` takes: the limits that are not as usual."""
+        """Limits that differ from their defaults, as `read` accepts them."""
         values = {
-            one.name: (getattr(self, one.name), one.default) for one in settings_of(type(self))
+            declared.name: (getattr(self, declared.name), declared.default)
+            for declared in settings_of(type(self))
         }
         return ",".join(f"{name}={now}" for name, (now, usual) in values.items() if now != usual)
 
@@ -113,7 +120,7 @@ _LIMITS = SettingKind(
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """Role of this process and its fleet. `role` None: no fleet, train embedded."""
+    """Role of this process and its fleet. A `role` of None means no fleet: the process trains embedded."""
 
     role: Literal["server", "worker"] | None = setting(
         None, "Role of this process", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"
@@ -152,7 +159,7 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Part of a worker that this process is."""
+    """Part of a worker that this process runs, if the model is split into pipeline stages."""
 
     stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
     stages: int = setting(
@@ -175,7 +182,7 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """Settings of a whole job: the launcher passes them on; without one each process is given them."""
+    """Settings of a whole job. The launcher passes them to every process of the job."""
 
     durability: str = setting(
         "none",
@@ -292,7 +299,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings that the launcher gives to one process: its name, paths and descriptors."""
+    """Settings that the launcher chooses for one process: its name, paths and descriptors."""
 
     job: str = setting("", "Name of the job; a log of another job is refused", names="PSFLEET_JOB")
     log_folder: str = setting("", "Folder of the servers' logs", FOLDER, names="PSFLEET_LOG_FOLDER")
@@ -341,7 +348,7 @@ class ProcessSettings:
 
 @dataclass(frozen=True)
 class NumberSettings:
-    """Settings of the handling of NaN and infinity."""
+    """Settings for NaN and infinity in losses and gradients."""
 
     on_nan: Literal["say", "stop", "skip", "ignore"] | None = setting(
         None,
@@ -353,7 +360,7 @@ class NumberSettings:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Logging of the processes of a job."""
+    """Settings for the log lines of a job's processes."""
 
     log_levels: str = setting(
         "",
@@ -367,7 +374,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class UserSettings(LogSettings, NumberSettings):
-    """Settings that users give by variables alone; a launcher passes these on from its own environment."""
+    """Settings that users make only with variables. The launcher passes them on from its own environment."""
 
     strategy: str = setting(
         "", "Strategy as JSON; overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
@@ -410,7 +417,7 @@ class UserSettings(LogSettings, NumberSettings):
 
 @dataclass(frozen=True)
 class FaultSettings:
-    """Faults that tests and `psfleet-launch --chaos` ask a process for."""
+    """Faults that tests and `psfleet-launch --chaos` request from a process."""
 
     chaos: str = setting("", "Faults for this process to make, as JSON", names="PSFLEET_CHAOS")
     crash: CrashPoint | None = setting(

@@ -1,8 +1,9 @@
-"""The one place that reads psfleet's variables: which role this process has in which fleet.
+"""Reads the environment variables of psfleet: the role of this process, its fleet and its settings.
 
-The variables are declared in psfleet/core/base/settings/declared_settings.py and listed in docs/settings.md.
-Names of the reference framework are accepted as synonyms; where both are set, PSFLEET_* wins. A launched job
-gets them from the launcher, which passes on only the UserSettings of its own environment.
+This is the only module that reads them. They are declared in declared_settings.py and listed in
+docs/settings.md. Names of the reference framework are accepted as synonyms, and PSFLEET_* takes precedence.
+The launcher sets the variables of a job's processes, and passes on only the UserSettings of its own
+environment.
 """
 
 import dataclasses
@@ -34,9 +35,9 @@ _SIZES = (
     "PADDLE_TRAINERS_NUM",
     "PSFLEET_WORKERS",
 )
-"""Variables with which other launchers (torchrun, mpirun, paddle) say how many processes they started."""
-# Variables of tests, benchmarks and docker-compose.yml, and the launcher's mark of its processes; then
-# those that Kubernetes makes for a service whose name begins with psfleet.
+"""Variables of other launchers (torchrun, mpirun, paddle) with the number of processes that they started."""
+# PSFLEET_* variables that are no settings: those of tests, benchmarks, docker-compose.yml and the launcher's
+# mark of its processes, and those that Kubernetes creates for a service whose name begins with psfleet.
 _OTHERS = re.compile(
     r"PSFLEET_((TEST|TORTURE|CALL_PATH|IMAGE|SCRIPT|JOB_ID|(SERVER|WORKER)_(CORES|MEMORY))(_.*)?"
     r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_.*)?))"
@@ -45,7 +46,7 @@ _OTHERS = re.compile(
 
 @dataclass(frozen=True)
 class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, FleetSettings):
-    """Settings of this process in its environment. `role` None: no fleet, train embedded."""
+    """Settings of this process from its environment. `role` is None outside of a fleet."""
 
     def __post_init__(self) -> None:
         if self.role is None:
@@ -79,23 +80,23 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def keeps_log(self) -> bool:
-        """True if servers can be started again, each by itself."""
+        """True if servers keep logs, so that each can be restarted on its own."""
         return self.durability in ("log", "log+fsync")
 
     @property
     def snapshot_folder(self) -> str:
-        """Folder in which server 0 keeps the job's snapshots; empty: nowhere."""
+        """Folder in which server 0 keeps the job's snapshots, or empty if there is none."""
         beside = os.path.join(self.log_folder, "snapshots") if self.log_folder else ""
         return self.snapshots or beside
 
     @property
     def snapshot_place(self) -> str:
-        """Folder or URL in which the job keeps its snapshots; empty: nowhere."""
+        """Folder or URL in which the job keeps its snapshots, or empty if there is none."""
         return self.snapshot_store or self.snapshot_folder
 
     @property
     def event_folder(self) -> str:
-        """Folder to which this process writes TensorBoard's event files; empty: nowhere."""
+        """Folder for the TensorBoard event files of this process, or empty if it writes none."""
         if not self.tensorboard:
             return ""
         name = f"{self.role or 'worker'}.{self.seat.rank}"
@@ -125,17 +126,21 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Seconds between two signs of life of a process."""
+        """Seconds between two heartbeats of a process."""
         return min(1.0, self.dead_after / 5) if self.dead_after else 1.0
 
     @property
     def seat(self) -> "Environment":
-        """This process as the servers see it: each process of each worker has a seat of its own."""
+        """Settings of this process as servers see it.
+
+        To them each process of a worker is a worker of its own: a fleet of 2 workers with 3 processes each
+        has 6 seats.
+        """
         copies = self.stage_copies or (1,) * self.stages
-        own = sum(copies[: self.stage]) + self.copy
+        own_index = sum(copies[: self.stage]) + self.copy
         return dataclasses.replace(
             self,
-            rank=self.rank * sum(copies) + own,
+            rank=self.rank * sum(copies) + own_index,
             stage=0,
             copy=0,
             stages=1,
@@ -146,12 +151,12 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
-    """Return the role and the fleet that `variables` describe.
+    """Return the role and the fleet that the variables describe.
 
     Raises:
         ConfigError: A value is missing, of the wrong kind or out of range.
     """
-    from_variables(FaultSettings, variables)  # a mistake must not wait for the first point
+    from_variables(FaultSettings, variables)  # report a mistake now, not at the first crash point
     role = from_variable(FleetSettings, "role", variables)
     if role is None:
         _check_no_fleet(variables)
@@ -160,8 +165,9 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
             rules=from_variable(JobSettings, "rules", variables),
             tensorboard=from_variable(JobSettings, "tensorboard", variables),
         )
-    other = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
-    values = from_variables(Environment, {**variables, other: ""})
+    other_rank_variable = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
+    # The reference has a variable of the rank for each role. The one of the other role must not count.
+    values = from_variables(Environment, {**variables, other_rank_variable: ""})
     for endpoint in values.get("servers", ()):
         check_endpoint(endpoint)
     if values.get("servers"):
@@ -174,10 +180,10 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 def reader_environment(
     servers: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> Environment:
-    """Return the settings of a process outside the fleet of these servers: credentials, user settings.
+    """Return the settings of a process outside of the fleet, with the endpoints of the fleet's servers.
 
     Raises:
-        ConfigError: A value is wrong.
+        ConfigError: A value is not allowed.
     """
     groups = (UserSettings, JobSettings, ProcessSettings)
     values = {name: value for g in groups for name, value in from_variables(g, variables).items()}
@@ -185,9 +191,9 @@ def reader_environment(
 
 
 def _check_no_fleet(variables: Mapping[str, str]) -> None:
-    """Refuse an environment without a role that names servers, or in which several processes were started.
+    """Raise an error if there is no role, but servers are named or several processes were started.
 
-    The processes would train one unconnected copy of the model each.
+    Each process would silently train a copy of the model of its own.
     """
     for name in ("PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"):
         if variables.get(name):
@@ -206,9 +212,11 @@ def _check_no_fleet(variables: Mapping[str, str]) -> None:
 
 
 def unknown_variables(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each variable that begins with PSFLEET_ and that nothing reads."""
+    """Return a sentence for each variable that begins with PSFLEET_ and is not read by anything."""
     groups = (Environment, FaultSettings)
-    known = [one.env.removeprefix("PSFLEET_") for group in groups for one in settings_of(group)]
+    known = [
+        declared.env.removeprefix("PSFLEET_") for group in groups for declared in settings_of(group)
+    ]
     sentences = []
     for name in variables:
         suffix = name.removeprefix("PSFLEET_")
@@ -221,10 +229,10 @@ def unknown_variables(variables: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def check_alone(variables: Mapping[str, str] = os.environ) -> None:
-    """Refuse to train alone where the environment names a fleet, which `fleet.init()` would join.
+    """Raise an error if a process trains alone although its environment describes a fleet.
 
     Raises:
-        ConfigError: It names one.
+        ConfigError: It does; the script should have called `fleet.init()`.
     """
     here = read_environment(variables)
     if here.role is not None:
@@ -237,7 +245,7 @@ def check_alone(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def on_nan() -> str:
-    """Return the handling of a loss or a gradient that is not finite: say, stop, skip or ignore.
+    """Return the policy for a loss or a gradient that is not finite: say, stop, skip or ignore.
 
     Raises:
         ConfigError: PSFLEET_ON_NAN is something else.
@@ -246,13 +254,13 @@ def on_nan() -> str:
 
 
 def threads() -> int:
-    """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets); 1 if unset."""
+    """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets), or 1 if it is not set."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return max(int(text), 1) if text.isdecimal() else 1
 
 
 def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Refuse the reference's variables without the number of workers, as it does."""
+    """Raise an error if the reference's variables lack the number of workers, as the reference does."""
     if "workers" not in values and not variables.get("PSFLEET_ROLE"):
         raise ConfigError(
             f"TRAINING_ROLE is {variables.get('TRAINING_ROLE')!r} and PADDLE_TRAINERS_NUM is not set; set it "
@@ -261,20 +269,22 @@ def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> N
 
 
 def _own_rank(variables: Mapping[str, str], role: str, values: Mapping[str, Any]) -> int:
-    """Return the rank that no variable says: it follows from the address, or there is one such process.
+    """Return the rank of a process that has no variable for it, if it follows from the address or count.
 
     Raises:
-        ConfigError: It does not. Two processes that guess would both be the first.
+        ConfigError: It does not follow. If two processes guessed, both would take rank 0.
     """
     servers = values["servers"]
-    own = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"
+    own_address = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"
     if (
-        role == "server" and own in servers
+        role == "server" and own_address in servers
     ):  # the reference tells a server its address, not its index
-        return int(servers.index(own))
+        return int(servers.index(own_address))
     count = len(servers) if role == "server" else values.get("workers", 1)
     if not variables.get("PSFLEET_ROLE"):
-        by_address = f"POD_IP:PADDLE_PORT (now {own!r}) to one of PADDLE_PSERVERS_IP_PORT_LIST"
+        by_address = (
+            f"POD_IP:PADDLE_PORT (now {own_address!r}) to one of PADDLE_PSERVERS_IP_PORT_LIST"
+        )
         missing = by_address if role == "server" else "PADDLE_TRAINER_ID"
     elif count > 1:
         missing = f"PSFLEET_RANK, from 0 to {count - 1}"

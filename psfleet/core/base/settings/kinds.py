@@ -1,4 +1,9 @@
-"""Kinds of settings: how a value is written in a flag or a variable, and what it is in a file; choices."""
+"""Kinds of setting values: how each is written in a flag or variable, and in a file; and lists of choices.
+
+A SettingKind parses a text, checks a value from a TOML or JSON file, and turns a value back into text for
+the variables of another process. Add a kind here if settings need a new form, such as "5min" or "8G".
+Parsers raise ValueError; declaration.py makes the message, which names the flag, variable or key.
+"""
 
 import importlib
 import logging
@@ -20,20 +25,20 @@ Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
 """Names of the consistency modes, written by tools/generate_stubs.py."""
 Schedule = Literal["gpipe", "1f1b"]
 Device = Literal["cpu", "cuda", "disk"]
-"""Memory that holds a table. The kinds, and their names: psfleet/core/engine/tables/memory_choice.py."""
+"""Memory that holds a table. psfleet/core/engine/tables/memory_choice.py has the implementations."""
 DEVICE_PLACES: dict[Device, str] = {
     "cpu": "in host memory",
     "cuda": "in the memory of an NVIDIA GPU",
     "disk": "in files of --server-disk",
 }
-"""Name of each in texts of settings."""
+"""Description of each device in the help texts of settings."""
 Format = Literal["float32", "bfloat16", "int8"]
 RowForm = Literal["float32", "bfloat16", "int8", "int4"]
-"""Form in which rows are kept for prediction; the last two have a scale for each row."""
+"""Format of rows kept for prediction. int8 and int4 have a scale per row."""
 ArrayFormat = Literal["npz", "safetensors", "torch"]
-"""Kind of the file of arrays of an exported model."""
+"""File format of the arrays of an exported model."""
 ExportFormat = Literal[ArrayFormat, "onnx", "faiss"]
-"""Likewise, or safetensors with a graph or an index beside it."""
+"""Format of an exported model: arrays alone, or safetensors with an ONNX graph or a FAISS index."""
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -41,13 +46,13 @@ _MOST_SECONDS = 10 * 365 * 86_400.0
 
 
 MOST_SERVERS = 1024
-"""Servers of a job; more would have less than a virtual shard each."""
+"""Largest number of servers of a job: with more, some would not get even one virtual shard."""
 MOST_WORKERS = 65_536
-"""Workers of a job, or seats of their stages: servers and launcher keep a list of them."""
+"""Largest number of workers of a job, or of the seats of their stages. Servers and launcher list them all."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
 _USER = re.compile(r"(://)[^/@]*@")
 ROOT = "psfleet"
-"""The logger above all others of psfleet."""
+"""Name of psfleet's root logger."""
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -60,11 +65,11 @@ _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class SnapshotInterval:
-    """A time or a number of rounds; exactly one of them is not 0.
+    """Interval between snapshots, as a time or a number of rounds. Exactly one of the two is not 0.
 
     Attributes:
         seconds: Interval in time.
-        rounds: Interval in training: rounds in sync mode, else pushes of a worker.
+        rounds: Interval in training: rounds in sync mode, otherwise pushes of a worker.
     """
 
     seconds: float = 0.0
@@ -72,10 +77,12 @@ class SnapshotInterval:
 
     @classmethod
     def parse(cls, text: str, name: str) -> "SnapshotInterval":
-        """Parse a text; `name`: of the setting, for messages.
+        """Parse an interval like "5min" or "1000 rounds".
+
+        `name`: Name of the setting, for messages.
 
         Raises:
-            ConfigError: It says nothing, or none of these.
+            ConfigError: The text is not an interval, or is 0.
         """
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|rounds?)", text.strip())
         number = float(match[1]) if match else 0.0
@@ -86,11 +93,11 @@ class SnapshotInterval:
 
 
 class CrashPoint(NamedTuple):
-    """Point at which a process shall fail (`psfleet.core.base.faults`).
+    """Point at which a process is made to fail (`psfleet.core.base.faults`).
 
     Attributes:
         point: Name of the point.
-        time: The process fails when it reaches the point for this time, from 1.
+        time: Number of the visit to the point at which the process fails, from 1.
         fault: "kill" as by SIGKILL, "stop" as by SIGSTOP, or "raise" an error.
     """
 
@@ -110,16 +117,16 @@ def _crash_point(text: str) -> CrashPoint:
 
 
 class ServerCount(int):
-    """The number of servers with which a job starts, or the fewest that it may have.
+    """Number of servers that a job starts with, and at the same time the fewest that it may have.
 
     Attributes:
-        most: The most that it may have; the launcher chooses between them.
+        most: Largest number that the job may have; the launcher chooses between the two.
     """
 
     most: int
 
     def __new__(cls, fewest: int, most: int = 0) -> "ServerCount":
-        """A number of servers; 0: at most as many as it starts with."""
+        """Make a number of servers. `most` 0 means the same as `fewest`."""
         instance = super().__new__(cls, fewest)
         instance.most = most or fewest
         return instance
@@ -140,7 +147,10 @@ def _servers(text: str) -> ServerCount:
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Return a path that is a URL, with two slashes; None: it is one of this machine, as is a file: URL."""
+    """Return a path as a URL, or None if it (perhaps a `file:` URL) is a path on this machine.
+
+    A Path object turns "s3://bucket" into "s3:/bucket"; this restores the second slash.
+    """
     text = os.fspath(path)
     match = _URL.match(text) if isinstance(text, str) else None
     if match is None or match[1].lower() == "file":
@@ -149,7 +159,7 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without credentials and settings, for messages."""
+    """Return a URL without credentials and query, for messages."""
     return _USER.sub(r"\1", url).partition("?")[0]
 
 
@@ -159,10 +169,10 @@ def place_or_url(path: str | os.PathLike[str]) -> str:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or folder that is read or written on this machine.
+    """Return a path on this machine.
 
     Raises:
-        ConfigError: It is a URL, which would become a local folder named by its scheme.
+        ConfigError: The path is a URL. Without this check it would become a local folder named like "s3:".
     """
     text = os.fspath(path)
     if (url := url_of(path)) is not None:
@@ -176,10 +186,12 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def parse_levels(text: str) -> dict[str, int]:
-    """Return the level of each logger; what has no name is that of all of psfleet, info if nothing is said.
+    """Return the level of each logger in a text like "warning,psfleet.server=debug".
+
+    A level without a name is that of the root logger, which has the level info by default.
 
     Raises:
-        ValueError: A level is unknown, or a name is none of psfleet's.
+        ValueError: A level is unknown, or a logger is not one of psfleet's.
     """
     levels = {ROOT: logging.INFO}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -195,13 +207,14 @@ class SettingKind:
     """Kind of a setting's values.
 
     Attributes:
-        wanted: Requirement of a value, for the sentence "it must be ...".
-        parse: The value that a text means. Raises ValueError if it means none.
-        fits: Function that tells whether a value of a file (TOML or JSON) can be taken.
-        text: The value as a variable says it; empty: the variable is not set.
-        written: Requirement of a text; empty: as `wanted`.
+        wanted: Requirement in words, for the sentence "it must be ...".
+        parse: Returns the value of a text from a flag or variable, or raises ValueError.
+        fits: Returns whether a value from a file (TOML or JSON) has the right type.
+        text: Returns the text of a value for a variable; empty leaves the variable unset.
+        written: Requirement of a text in words, or empty if it is the same as `wanted`.
         choices: All values, if they are few.
-        has_unit: A file may give a text, which is parsed, in place of a number.
+        is_number: True for a plain number, which may have bounds.
+        has_unit: True if a file may give the value as a text, which is then parsed.
     """
 
     wanted: str
@@ -226,7 +239,7 @@ def _seconds(text: str) -> float:
     if match is None:
         raise ValueError
     seconds = float(match[1]) * _SECONDS[match[2] or "s"]
-    if seconds > _MOST_SECONDS:  # no clock of the system waits for so long
+    if seconds > _MOST_SECONDS:  # system calls cannot wait that long
         raise ValueError
     return seconds
 
@@ -272,7 +285,7 @@ def _is_whole(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max  # not so of nan
+    return is_number and abs(value) <= sys.float_info.max  # false for nan too
 
 
 def _switch(text: str) -> bool:
@@ -339,14 +352,14 @@ LOG_LEVELS = SettingKind(
 
 
 def kind_of(annotation: Any) -> SettingKind:
-    """Return the kind for a field with this annotation; None in a union stands for "not given"."""
+    """Return the kind of a field with this annotation. None in a union means that it may be absent."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return kind_of(next(one for one in inner if one is not types.NoneType))
+        return kind_of(next(choice for choice in inner if choice is not types.NoneType))
     if origin is Literal:
-        return one_of(*(one for one in inner if one is not None))
+        return one_of(*(choice for choice in inner if choice is not None))
     assert origin is tuple, f"no setting is a {annotation}"
     return _list_of(kind_of(inner[0]))
 
@@ -377,19 +390,21 @@ def _list_of(item: SettingKind) -> SettingKind:
 
 
 def find_object(reference: str, what: str, advice: str) -> Any:
-    """Return the object that MODULE:NAME names. The module, which may lie in the present folder, is imported.
+    """Import and return the object that a text MODULE:NAME refers to.
+
+    The module may lie in the present folder, which is appended to sys.path.
 
     Args:
-        reference: The name.
+        reference: The text.
         what: Kind of the object, for the error.
         advice: Alternatives, for the error.
 
     Raises:
-        ConfigError: It cannot be imported; the error quotes `reference`.
+        ConfigError: The object cannot be imported.
     """
     module, _, name = reference.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the end: a file of the user must not stand for a library
+        sys.path.append(os.getcwd())  # at the end, so that a file of the user cannot hide a library
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:

@@ -2,7 +2,7 @@
 
 A server listens twice: with gRPC for control calls, and with psfleet's own HTTP/2 for the calls that carry
 tensors (docs/decisions/0016-http2.md). Settings, ready files and messages hand the endpoint around as one
-text, so whoever knows a server knows both addresses:
+text, so a process that knows a server knows both addresses:
 
     host:9000/9001    gRPC on port 9000, tensors on port 9001
     host:9000         gRPC on port 9000, tensors on port 11000, which is 2000 above
@@ -37,7 +37,7 @@ class Addresses(NamedTuple):
 
 
 def addresses_of(endpoint: str) -> Addresses:
-    """Return the two addresses that an endpoint names, which `check_endpoint` has accepted."""
+    """Return the two addresses of an endpoint, which must have passed `check_endpoint`."""
     if endpoint.startswith("unix:"):
         return Addresses(endpoint, endpoint + SUFFIX)
     host, _, ports = endpoint.rpartition(":")
@@ -48,7 +48,7 @@ def addresses_of(endpoint: str) -> Addresses:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise ConfigError for a text that is no endpoint of a server."""
+    """Raise ConfigError if the text is not an endpoint of a server."""
     control, tensors = addresses_of(endpoint)
     has_control, has_tensors = _is_address(control), _is_address(tensors)
     if control == endpoint and has_control and not has_tensors:
@@ -63,13 +63,13 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise ConfigError for a text that is no single address, such as that of a launcher."""
+    """Raise ConfigError if the text is not a single address, such as that of a launcher."""
     if not _is_address(address):
         raise ConfigError(f"endpoint {address!r} is neither unix:/path nor host:port")
 
 
 def has_ports(first: int, servers: int) -> bool:
-    """Return whether that many servers with adjacent ports from `first` on have ports for tensors too."""
+    """Return whether the tensor ports of servers with adjacent ports from `first` on are valid too."""
     return first + servers + TENSOR_OFFSET <= _PORTS
 
 
@@ -82,5 +82,5 @@ def _is_address(text: str) -> bool:
 
 
 def _is_free(*addresses: str) -> bool:
-    """Return whether one of the ports is 0. A server chooses both ports or none."""
+    """Return whether one of the ports is 0. A server chooses both ports itself or neither."""
     return any(int(address.rpartition(":")[2]) == 0 for address in addresses)

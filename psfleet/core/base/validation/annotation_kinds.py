@@ -1,4 +1,9 @@
-"""Kinds of annotations, and the values that each allows: see psfleet.core.base.validation.annotations."""
+"""Requirements that follow from an annotation: which values it allows, and how a message describes them.
+
+`kind_of` turns an annotation into a Kind, once per annotation (it is cached). A Kind checks a value and
+converts it to the annotation's own type, for example a NumPy scalar to int. annotations.py, which uses it,
+explains the rules.
+"""
 
 import functools
 import math
@@ -13,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number. An end without a bound is open."""
+    """Bounds of a number, infinite by default. `low_open` and `high_open` exclude the bound itself."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -36,11 +41,11 @@ class Range:
 
 @dataclass(frozen=True)
 class Must:
-    """A condition on a value.
+    """Condition on a value.
 
     Attributes:
-        hold: Function that tells whether the value is right.
-        wanted: Requirement, as in "it must be ...".
+        hold: Returns whether the value is allowed.
+        wanted: Requirement in words, as in "it must be ...".
     """
 
     hold: Callable[[Any], bool]
@@ -52,8 +57,9 @@ class Kind:
     """Requirement of an annotation.
 
     Attributes:
-        wanted: In words.
-        take: The value in the annotation's own type. Raises TypeError or ValueError, without a text.
+        wanted: Requirement in words, as in "it must be ...".
+        take: Returns the value converted to the annotation's type. Raises TypeError for another type and
+            ValueError for a value out of range, both without a text.
     """
 
     wanted: str
@@ -79,7 +85,7 @@ def kind_of(annotation: Any) -> Kind:
     if origin is tuple:
         return _tuple(inner) if Ellipsis not in inner else _row(inner[0])
     if origin is np.ndarray:
-        return ANYTHING  # who takes arrays reads what is like one, and checks it
+        return ANYTHING  # a function with array arguments converts and checks them itself
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return Kind("a dict", _only(lambda value: isinstance(value, Mapping)))
     if isinstance(origin, type) and issubclass(origin, Iterable):
@@ -94,6 +100,8 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Return a function that returns its argument if it satisfies the condition."""
+
     def take(value: Any) -> Any:
         if not right(value):
             raise TypeError
@@ -103,14 +111,14 @@ def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
 
 
 def _instance(kind: Any) -> Callable[[Any], Any]:
-    """Take instances of a class, and what its `from_argument` makes one of."""
+    """Return a function that accepts instances of a class, and what its `from_argument` converts to one."""
     if not hasattr(kind, "from_argument"):
         return _only(lambda value: isinstance(value, kind))
     return lambda value: value if isinstance(value, kind) else kind.from_argument(value)
 
 
 def _number(value: Any) -> int | float:
-    """A finite number, also of an array or a variable that holds it alone."""
+    """Return a finite number, also from an array or a variable with a single element."""
     content = getattr(value, "value", value)
     if isinstance(content, np.ndarray | np.generic) and content.size == 1:
         value = content.item()
@@ -118,7 +126,7 @@ def _number(value: Any) -> int | float:
         raise TypeError
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError
-    if isinstance(value, int) and abs(value) >= 2**63:
+    if isinstance(value, int) and abs(value) >= 2**63:  # does not fit into an int64
         raise ValueError
     return value
 
@@ -151,13 +159,13 @@ _PLAIN: dict[Any, Kind] = {
 
 
 def _narrowed(kind: Kind, limit: Any) -> Kind:
-    """The kind within a Range, or under a Must."""
+    """Return the kind limited by a Range or a Must. Other metadata of Annotated is ignored."""
 
     def take(value: Any) -> Any:
-        taken = kind.take(value)
-        if not (taken in limit if isinstance(limit, Range) else limit.hold(taken)):
+        converted = kind.take(value)
+        if not (converted in limit if isinstance(limit, Range) else limit.hold(converted)):
             raise TypeError if kind is ANYTHING else ValueError
-        return taken
+        return converted
 
     if isinstance(limit, Range):
         return Kind(f"{kind.wanted} {limit}", take)
@@ -170,6 +178,7 @@ def _either(choices: Sequence[Kind]) -> Kind:
     def take(value: Any) -> Any:
         if value is None and has_none:
             return None
+        # If one choice has the right type but not the range, say so: ValueError wins over TypeError.
         out_of_range = False
         for choice in choices:
             try:
@@ -199,7 +208,11 @@ def _literal(choices: tuple[Any, ...]) -> Kind:
 
 
 def _list(entry: Any, as_list: bool) -> Kind:
-    """A list; `as_list`: with a length, so its entries are checked too and an array is one."""
+    """Return the kind of a list.
+
+    `as_list`: The annotation is a Sequence, so the entries are checked too, and an array is accepted. The
+    entries of another iterable are not checked, because that would consume it.
+    """
     inner = kind_of(entry)
     takes_all = inner is ANYTHING
     classes: Any = (Sequence, np.ndarray, MappingView) if as_list else Iterable
@@ -213,12 +226,12 @@ def _list(entry: Any, as_list: bool) -> Kind:
             return value
         return [inner.take(item) for item in value] if as_list else value
 
-    whose = "" if takes_all else f", each {inner.wanted}"
-    return Kind(f"a list{'' if as_list else ' or another iterable'}{whose}", take)
+    entry_requirement = "" if takes_all else f", each {inner.wanted}"
+    return Kind(f"a list{'' if as_list else ' or another iterable'}{entry_requirement}", take)
 
 
 def _row(entry: Any) -> Kind:
-    """A tuple of any length."""
+    """Return the kind of a tuple of any length."""
     kind = _list(entry, as_list=True)
     return Kind(kind.wanted, lambda value: tuple(kind.take(value)))
 

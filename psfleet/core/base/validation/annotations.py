@@ -1,18 +1,18 @@
-"""Values checked against annotations: one sentence for every argument that is wrong.
+"""Checks arguments against their annotations, with one sentence for every wrong argument.
 
     @checked
     def warm_up(learning_rate: NonNegative, steps: PositiveInt, shape: Literal["cos", "linear"]): ...
 
     warm_up(0.1, 2.5, "cos")  # ConfigError: warm_up: steps is 2.5, it must be a whole number above 0
 
-Annotations mean what they say to a type checker, with these additions:
-- a `float` is finite, and neither it nor an `int` is a bool. Arrays and variables that hold one number
-  stand for it; an `int` may be a float without a fraction;
-- a text is no `Sequence` and no `Iterable`;
-- a class with a `from_argument` takes what that makes an instance of, or refuses with TypeError;
-- `Annotated[..., Range(...)]` bounds a number, `Annotated[..., Must(...)]` demands anything else.
+Annotations have the meaning that they have for a type checker, with these additions:
+- a `float` is finite, and a bool is neither `float` nor `int`. Arrays and variables with one number are
+  accepted in place of a number, and a float without a fraction in place of an `int`;
+- a text is neither a `Sequence` nor an `Iterable`;
+- a class with a `from_argument` also accepts what that converts to an instance; it refuses with TypeError;
+- `Annotated[..., Range(...)]` bounds a number, `Annotated[..., Must(...)]` states any other condition.
 
-`Any` takes everything. Defaults are not checked.
+`Any` accepts everything. Defaults are not checked.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ NonNegativeInt = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, low_open=True)]
 PositiveInt = Annotated[int, Range(0, low_open=True)]
 _FIRST = ("self", "cls")
-"""The instance or the class of a method, which is no argument."""
+"""Names of a method's first parameter, which is not an argument."""
 
 
 def _is_numeric(value: Any) -> bool:
@@ -76,15 +76,15 @@ if typing.TYPE_CHECKING:
     AnyNumber = float
 else:
     AnyNumber = Annotated[Any, Must(_is_number, "a number")]
-    """Infinity and NaN too."""
+    """A number, which may be infinite or NaN."""
 
 
 class _LossValue:
-    """A number, infinity and NaN too: the NaN policy (PSFLEET_ON_NAN) decides about them."""
+    """Annotation of a number that may be infinite or NaN: PSFLEET_ON_NAN decides what happens then."""
 
     @classmethod
     def from_argument(cls, value: Any) -> float:
-        """Return the number, also of an array, a tensor or a variable that holds it alone."""
+        """Return the number, also from an array, a tensor or a variable with a single element."""
         content = getattr(value, "value", value)
         if hasattr(content, "item") and np.prod(content.shape) == 1:
             content = content.item()
@@ -101,14 +101,17 @@ Numbers = Annotated[ArrayLike, Must(_is_numeric, "an array of numbers")]
 
 
 def check(owner: str, name: str, value: Any, annotation: Any) -> Any:
-    """The value in the annotation's own type.
+    """Return the value converted to the annotation's own type.
 
     Args:
         owner: Owner of the value, for messages.
         name: Name of the value, for messages.
+        value: The value.
+        annotation: Annotation that it must satisfy.
 
     Raises:
-        WrongType: It is of another type. ConfigError: It is out of range.
+        WrongType: The value is of another type.
+        ConfigError: The value is out of range.
     """
     kind = kind_of(annotation)
     try:
@@ -132,21 +135,22 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def check_fields(owner: str, item: Any) -> None:
-    """Check the fields of a dataclass, and leave each in its own type."""
+    """Check the fields of a dataclass, and convert each to its own type."""
     hints = typing.get_type_hints(type(item), include_extras=True)
     for field in dataclasses.fields(item):
         value = check(owner, field.name, getattr(item, field.name), hints[field.name])
+        # Works for frozen dataclasses too, whose __post_init__ calls this.
         object.__setattr__(item, field.name, value)
 
 
 def checked(thing: F) -> F:
-    """Check the arguments of every call of a function against its annotations.
+    """Decorate a function so that the arguments of every call are checked against its annotations.
 
-    Of a class: those of its constructor and of each public method that it defines.
+    Decorating a class checks its constructor and each public method that it defines.
 
-    Raises (the function then):
+    Raises (in each call):
         WrongType: An argument is missing, unknown or of another type.
-        ConfigError: One is out of range.
+        ConfigError: An argument is out of range.
     """
     if isinstance(thing, type):
         for name, member in list(vars(thing).items()):
@@ -162,7 +166,8 @@ def checked(thing: F) -> F:
         arguments = form.taken(args, kwargs)
         if arguments is not None:
             return thing(*arguments[0], **arguments[1])
-        bound = form.bind(args, kwargs)  # something is wrong, or it takes any number of arguments
+        # The slow way: something is wrong, or there are *args or **kwargs.
+        bound = form.bind(args, kwargs)
         return thing(*bound.args, **bound.kwargs)
 
     call.__checked__ = True  # type: ignore[attr-defined]
@@ -178,10 +183,11 @@ def _check_method(owner: type, name: str, member: Any) -> None:
 
 
 class Form:
-    """The arguments that a function takes.
+    """Parameters of a function, and the checks of a call.
 
     Attributes:
-        names: In order; without the instance or class, and without those of an annotated `**kwargs`.
+        names: Names of the parameters in order, without the instance or class, and without those of an
+            annotated `**kwargs`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -197,11 +203,11 @@ class Form:
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
-        """Annotations of all arguments, those of an annotated `**kwargs` too."""
+        """Annotations of all parameters, including those of an annotated `**kwargs`."""
         hints = self._hints
         annotations = {name: hints.get(name, Any) for name in self.names}
-        if typing.get_origin(more := hints.get(self._more)) is typing.Unpack:
-            (fields,) = typing.get_args(more)
+        if typing.get_origin(keyword_hint := hints.get(self._more)) is typing.Unpack:
+            (fields,) = typing.get_args(keyword_hint)
             annotations |= typing.get_type_hints(fields, include_extras=True)
         return annotations
 
@@ -216,12 +222,12 @@ class Form:
 
     @functools.cached_property
     def is_free(self) -> bool:
-        """True if it takes anything."""
+        """True if every argument accepts anything."""
         return all(kind_of(annotation) is ANYTHING for annotation in self.annotations.values())
 
     @functools.cached_property
     def _kinds(self) -> dict[str, Kind]:
-        """By name, in order; of the instance or the class too."""
+        """Requirement of each parameter by name, in order, including the instance or class."""
         first = dict.fromkeys([name for name in self._signature.parameters if name in _FIRST], Any)
         return {name: kind_of(hint) for name, hint in (first | self.annotations).items()}
 
@@ -233,7 +239,10 @@ class Form:
     def taken(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """Return what `bind` gives for a plain correct call, in a tenth of its time; None for others."""
+        """Return checked arguments for an ordinary correct call, or None if `bind` is needed.
+
+        Takes a tenth of the time of `bind`. `bind` also makes the messages.
+        """
         kinds = self._kinds
         if self._several or self._more or self._keywords or len(args) > len(kinds):
             return None
@@ -253,12 +262,17 @@ class Form:
 
     @functools.cached_property
     def _others(self) -> Any:
-        """Annotation of arguments by other names, where the function takes such; None: it does not."""
-        more = self._hints.get(self._more)
-        return None if typing.get_origin(more) is typing.Unpack else more
+        """Annotation of arguments with other names if the function accepts such, or None."""
+        keyword_hint = self._hints.get(self._more)
+        return None if typing.get_origin(keyword_hint) is typing.Unpack else keyword_hint
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The arguments of a call, checked."""
+        """Return the checked arguments of a call.
+
+        Raises:
+            WrongType: An argument is missing, unknown or of another type.
+            ConfigError: An argument is out of range.
+        """
         owner = self._function.__name__
         if self._method and args:
             kind = args[0] if isinstance(args[0], type) else type(args[0])
@@ -276,14 +290,15 @@ class Form:
                 if name not in (*_FIRST, self._more, self._several):
                     values[name] = check(owner, name, value, self._annotation(owner, name))
         if self._several in bound.arguments:
-            each = self.annotations[self._several]
+            annotation = self.annotations[self._several]
             bound.arguments[self._several] = tuple(
-                check(owner, self._several, value, each) for value in bound.arguments[self._several]
+                check(owner, self._several, value, annotation)
+                for value in bound.arguments[self._several]
             )
         return bound
 
     def _near(self, name: str) -> list[str]:
-        """The argument that is probably meant by a name that there is not."""
+        """Return the parameter whose name is most similar to an unknown name, if one is."""
         names = [*self.names]
         return [] if name in names else difflib.get_close_matches(name, names, 1)
 
@@ -296,5 +311,5 @@ class Form:
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())  # some take several lines
+    text = " ".join(repr(value).split())  # on one line; arrays take several
     return text if len(text) <= 200 else f"{text[:197]}..."

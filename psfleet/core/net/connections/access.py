@@ -1,6 +1,8 @@
-"""Access to the other processes of a job over TCP: mutual TLS and a token, or plain text if so set.
+"""Access to other processes of a job over TCP: mutual TLS with the job's certificates, and its token.
 
-Unix sockets need none of this: the kernel lets in only who may enter their folder.
+Plain TCP is refused unless PSFLEET_INSECURE allows it. Unix sockets need neither TLS nor token: the kernel
+admits only users who may enter the folder of the socket. This is the only module that opens gRPC channels
+and ports, so the rule cannot be bypassed by accident.
 """
 
 import threading
@@ -16,7 +18,7 @@ from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 
 TOKEN_KEY = "authorization"
-# The first channel begins gRPC's core, so one thread at a time opens a channel.
+# Held while a channel is opened: the first one starts gRPC's core, which must not happen twice at once.
 _opening = threading.Lock()
 
 
@@ -27,12 +29,13 @@ def is_tcp(endpoint: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """This process's access to others over TCP.
+    """Credentials and settings that this process uses to reach others over TCP.
 
     Attributes:
-        credentials: None: it has none, and does not use TCP unless `insecure`.
-        insecure: True if plain TCP is allowed explicitly.
-        relocations: The file that says where servers have moved to; empty: they do not move.
+        credentials: Certificates and token, or None to use TCP only if `insecure`.
+        insecure: True if plain TCP is explicitly allowed.
+        relocations: Path of the file with the new endpoints of moved servers, or empty if servers do not
+            move.
     """
 
     credentials: Credentials | None = None
@@ -52,13 +55,16 @@ class Access:
 
     @cached_property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Metadata of every call. (gRPC's own call credentials cost 150 microseconds a call.)"""
+        """Headers that every call carries: the token, or None without credentials.
+
+        Passed with each call, because gRPC's own call credentials cost 150 microseconds a call.
+        """
         if self.credentials is None:
             return None
         return ((TOKEN_KEY, self.credentials.bearer),)
 
     def channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-        """Return a channel with these options to the control address of an endpoint.
+        """Return a gRPC channel to the control address of an endpoint.
 
         Raises:
             ConfigError: The endpoint is TCP and there are no credentials.
@@ -69,30 +75,33 @@ class Access:
             if plain:
                 return grpc.insecure_channel(address, options)
             assert self.credentials is not None
-            own = grpc.ssl_channel_credentials(
+            channel_credentials = grpc.ssl_channel_credentials(
                 self.credentials.ca, self.credentials.key, self.credentials.certificate
             )
+            # Certificates name a role and not a host, so the name to be verified is always the same.
             name_override = ("grpc.ssl_target_name_override", SERVER_NAME)
-            return grpc.secure_channel(address, own, [*options, name_override])
+            return grpc.secure_channel(address, channel_credentials, [*options, name_override])
 
     def listen(self, server: grpc.Server, address: str) -> int:
-        """Let gRPC's server listen at an address, and return the port.
+        """Bind a gRPC server to an address, and return the port.
 
         Raises:
-            ConfigError: The endpoint is TCP and there are no credentials.
-            RuntimeError: gRPC cannot have the address.
+            ConfigError: The address is TCP and there are no credentials.
+            RuntimeError: gRPC cannot bind the address.
         """
         if not is_tcp(address) or self._is_plain(address, "listen on"):
             return server.add_insecure_port(address)
         assert self.credentials is not None
         pair = (self.credentials.key, self.credentials.certificate)
-        own = grpc.ssl_server_credentials([pair], self.credentials.ca, require_client_auth=True)
-        return server.add_secure_port(address, own)
+        server_credentials = grpc.ssl_server_credentials(
+            [pair], self.credentials.ca, require_client_auth=True
+        )
+        return server.add_secure_port(address, server_credentials)
 
-    def _is_plain(self, endpoint: str, what: str) -> bool:
+    def _is_plain(self, endpoint: str, action: str) -> bool:
         if self.credentials is None and not self.insecure:
             raise ConfigError(
-                f"cannot {what} {endpoint!r}: TCP needs credentials; name their folder in PSFLEET_TLS "
+                f"cannot {action} {endpoint!r}: TCP needs credentials; name their folder in PSFLEET_TLS "
                 "(psfleet-launch does, or `psfleet certs` makes one), or say PSFLEET_INSECURE=1 "
                 "where every host on the network is trusted"
             )

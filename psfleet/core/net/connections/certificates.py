@@ -1,6 +1,8 @@
-"""A job's own certificates. The authority's key signs two certificates and is never written.
+"""Creates a job's own certificates: one authority, and a certificate for each role signed by it.
 
-So nobody, the job included, can make a third one later. X.509 as in RFC 5280; keys on the curve P-256.
+The authority's key exists only in memory while `make_credentials` runs. It is never written, so after that
+no one can make a further certificate of the job, not even the job itself. X.509 as in RFC 5280, with keys
+on the curve P-256. credentials.py describes the files and reads them.
 """
 
 import datetime
@@ -18,7 +20,8 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.kinds import local_path
 from psfleet.core.net.connections.credentials import CERTIFICATE_DAYS, SERVER_NAME, reader_token
 
-_SKEW = datetime.timedelta(hours=1)  # clocks of other hosts may be behind
+# Certificates are valid from 1 h ago: clocks of other hosts may be behind.
+_SKEW = datetime.timedelta(hours=1)
 _LONGEST_VALIDITY = 3650.0
 _BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _ROLES = {
@@ -31,18 +34,17 @@ _Key = ec.EllipticCurvePrivateKey
 
 
 def make_credentials(folder: str | Path, days: float = CERTIFICATE_DAYS) -> dict[str, Path]:
-    """Make credentials for a new job, each for one role: `folder`/server, `folder`/worker, `folder`/reader.
+    """Create a new job's credentials in `folder`/server, `folder`/worker and `folder`/reader.
 
     Args:
-        folder: Made with mode 0700 if it is not there. Files get mode 0600; earlier ones of this
-            name are replaced.
-        days: Days for which they are valid.
+        folder: Created with mode 0700 if it does not exist. Files get mode 0600 and replace earlier ones.
+        days: Days until the certificates expire.
 
     Returns:
-        The folder of each role, as PSFLEET_TLS names it.
+        Folder of each role, to be named in PSFLEET_TLS.
 
     Raises:
-        ConfigError: The folder cannot be written, or `days` makes no sense.
+        ConfigError: The folder cannot be written, or `days` is out of range.
     """
     if not 0 < days <= _LONGEST_VALIDITY:
         raise ConfigError(
@@ -54,14 +56,14 @@ def make_credentials(folder: str | Path, days: float = CERTIFICATE_DAYS) -> dict
     folders = {role: folder / role for role in _ROLES}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for role, place in folders.items():
-            place.mkdir(mode=0o700, exist_ok=True)
+        for role, role_folder in folders.items():
+            role_folder.mkdir(mode=0o700, exist_ok=True)
             key = ec.generate_private_key(ec.SECP256R1())
-            _write(place / "ca.pem", _pem(authority.certificate))
-            _write(place / "cert.pem", _pem(authority.sign(key, *_ROLES[role])))
-            _write(place / "key.pem", _private(key))
-            own = reader_token(token) if role == "reader" else token
-            _write(place / "token", own.encode())
+            _write(role_folder / "ca.pem", _pem(authority.certificate))
+            _write(role_folder / "cert.pem", _pem(authority.sign(key, *_ROLES[role])))
+            _write(role_folder / "key.pem", _private(key))
+            role_token = reader_token(token) if role == "reader" else token
+            _write(role_folder / "token", role_token.encode())
     except OSError as error:
         raise ConfigError(
             f"credentials cannot be written to {str(folder)!r} ({error.strerror}); choose another folder"
@@ -70,10 +72,10 @@ def make_credentials(folder: str | Path, days: float = CERTIFICATE_DAYS) -> dict
 
 
 def ends(certificate: bytes) -> datetime.datetime:
-    """Return the time at which a certificate (PEM) expires, UTC.
+    """Return the time at which a certificate in PEM format expires, in UTC.
 
     Raises:
-        ConfigError: It is no certificate.
+        ConfigError: The certificate is damaged.
     """
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
@@ -91,7 +93,7 @@ class _CertificateAuthority:
     @classmethod
     def make(cls, validity: datetime.timedelta) -> "_CertificateAuthority":
         key = ec.generate_private_key(ec.SECP256R1())
-        # Two jobs' authorities have different names, so that one is not taken for the other.
+        # A random name: OpenSSL looks up an issuer by name, so equal names of two jobs would be confused.
         name = _name(f"psfleet job {secrets.token_hex(8)}")
         builder = (
             _begun(key, name, name, validity)
@@ -106,11 +108,11 @@ class _CertificateAuthority:
     def sign(
         self, key: _Key, name: str, purposes: tuple[x509.ObjectIdentifier, ...]
     ) -> x509.Certificate:
-        """Return a certificate for this name and these purposes, as long as the authority's own."""
-        own = self.certificate
-        validity = own.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        """Return a certificate with this name and these purposes, which expires with the authority."""
+        issuer = self.certificate
+        validity = issuer.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         return (
-            _begun(key, _name(name), own.subject, validity)
+            _begun(key, _name(name), issuer.subject, validity)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=True)
@@ -167,7 +169,7 @@ def _private(key: _Key) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that others can never read, not for a moment."""
+    """Write a secret file that no other user can read at any moment."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -1,8 +1,13 @@
-"""Channels of gRPC: their options, each with its reason; channels that follow a server; errors as statuses.
+"""gRPC channels of the control plane: their options, moves of servers, and errors as statuses.
 
-One thread per process sees when servers have moved, so that no call waits for where one was. A status code
-tells any client the kind of error. The name of the class travels in the trailing metadata `psfleet-error`, so
-that a psfleet client raises the class that the server raised.
+Calls without tensors (joining, heartbeats, status ...) use these channels; tensors use ../http2. Each
+option below has its reason beside it.
+
+A server may move to another endpoint. One thread per process watches the file that says so
+(RelocationWatch) and reconnects the channels, so no call has to time out at the old endpoint first.
+
+An error crosses the wire as a status code, which any client understands, and as the name of its class in
+the trailing header `psfleet-error`, so that a psfleet client raises the same class as the server did.
 """
 
 import contextlib
@@ -33,7 +38,8 @@ from psfleet.core.net.connections.access import Access
 from psfleet.core.net.frame import MAX_MESSAGE
 
 KEY = "psfleet-error"
-_LONGEST = 2000  # characters: HTTP/2 peers cap all headers of a call at 8 KiB
+# Characters of an error's text: many HTTP/2 peers cap the headers of a call at 8 KiB.
+_LONGEST = 2000
 
 _Code = grpc.StatusCode
 CODES: dict[type[PsfleetError], grpc.StatusCode] = {
@@ -63,7 +69,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
 }
 _CLASSES = {cls.__name__: cls for cls in CODES}
 
-# What gRPC itself reports, when no server has said anything.
+# Errors for statuses that gRPC itself reports, without any word from a psfleet server.
 _FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
     _Code.UNAVAILABLE: ServerUnavailable,
     _Code.CANCELLED: ServerUnavailable,
@@ -74,51 +80,54 @@ _FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
 }
 
 
-_LOOK = 0.1  # seconds
+_LOOK = 0.1  # seconds between looks at the file of moved servers
 GRACE = 1.0
-"""Seconds by which a call outlives the wait it was made for, so that the server, which knows whom
-the wait is for, says so before gRPC gives up with nothing but a code."""
+"""Seconds by which a call's timeout exceeds the wait that it asks the server for.
+
+The server then gives up first and explains which processes it waited for; gRPC's timeout is only a code."""
 HANDSHAKE = 10.0
-"""Seconds within which a new connection must have proved itself; both ends give up then."""
-_RESERVED = 200  # descriptors for files, logs, other servers and connections about to be closed
+"""Seconds after which both ends give up a new connection that has not authenticated itself."""
+# Descriptors kept for files, logs, other servers, and connections about to be closed.
+_RESERVED = 200
 _PING_MS = 20_000
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     # Two clients in one process (tests, several fleets) must not share connections.
     ("grpc.use_local_subchannel_pool", 1),
-    # psfleet resends by itself, with the sequence numbers that make it safe.
+    # psfleet resends calls itself: only it knows the sequence numbers that make a repetition safe.
     ("grpc.enable_retries", 0),
-    # Servers of a fleet are on its own network.
+    # Servers are on the fleet's own network. A proxy set for the internet would break the connection.
     ("grpc.enable_http_proxy", 0),
-    # A server that restarts, or its standby, is found at once; gRPC's own pauses grow to two minutes.
+    # Find a restarted server or its standby quickly: gRPC's default pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # This one is no pause, whatever its name: it is how long a connection may take until the server
-    # has answered to it. One that is busy takes a while; given up too soon, it would never be reached.
+    # Despite its name this is the time limit for establishing a connection. A busy server needs a while;
+    # with a short limit it would never be reached.
     ("grpc.min_reconnect_backoff_ms", int(HANDSHAKE * 1000)),
-    # A host that has vanished without a word is noticed while a call waits for it.
+    # Notice a host that has vanished without closing its connections while a call waits for it.
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_MS // 2),
 ]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
-    # A port that is in use is an error, not a second server behind the same port.
+    # Fail if the port is in use. Otherwise two servers would share the port and split its connections.
     ("grpc.so_reuseport", 0),
-    # Let clients ping as often as they do. A held call is answered after many pings, on a busy host
-    # they come in bursts, and gRPC counts them against the client: it would close the connection
-    # with "too_many_pings" and all calls on it. So none is counted.
+    # Accept all pings of clients. A call that waits long sees many pings, and on a busy host they arrive
+    # in bursts. gRPC would count them as abuse and close the connection with "too_many_pings", and with
+    # it all its calls.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
-    # Who connects and does not prove itself is not waited for (gRPC's own: two minutes).
+    # Drop a connection that does not authenticate itself in time (gRPC's default is two minutes).
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE * 1000)),
-    # No member of a fleet compresses, and a few bytes would become gigabytes before they are counted.
+    # Accept no compressed messages. No process of a fleet sends them, and a stranger's few bytes could
+    # expand to gigabytes before the limit on messages applies.
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 
 
 class _Settable(Protocol):
-    """The part of a servicer context that carries a status."""
+    """Part of grpc.ServicerContext that sets a status."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
     def set_details(self, details: str) -> None: ...
@@ -126,13 +135,13 @@ class _Settable(Protocol):
 
 
 def status_of(error: PsfleetError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, text and trailing metadata that stand for an error."""
+    """Return the status code, text and trailing metadata that represent an error on the wire."""
     cls = next(cls for cls in type(error).__mro__ if cls in CODES)
     return CODES[cls], str(error)[:_LONGEST], ((KEY, cls.__name__),)
 
 
 def failure(context: _Settable, error: PsfleetError) -> None:
-    """Let the call of `context` end with the error."""
+    """End the call of `context` with the error."""
     code, details, metadata = status_of(error)
     context.set_code(code)
     context.set_details(details)
@@ -140,12 +149,12 @@ def failure(context: _Settable, error: PsfleetError) -> None:
 
 
 def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetError:
-    """Return the error that a failed call stands for.
+    """Return the psfleet error that a failed call represents.
 
     Args:
-        error: Error raised by gRPC.
-        server: Names the other end, for the text.
-        question: Says what was asked, and for how long it was waited.
+        error: Exception raised by gRPC.
+        server: Name of the other end, for the text.
+        question: Request that was waited for and the length of the wait, for the text of a timeout.
     """
     if not isinstance(error, grpc.Call):
         return ServerUnavailable(f"{server} does not answer: {error}")
@@ -156,30 +165,40 @@ def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetEr
 def error_named(
     name: str, code: grpc.StatusCode, details: str, server: str, question: str = ""
 ) -> PsfleetError:
-    """Return the error of a class that the server has named, or else of the code; see error_of."""
+    """Return the error of the class that the server has named, or else of the class that fits the code.
+
+    Args:
+        name: Name of the class from the trailing metadata, or empty.
+        code: Status code of the call.
+        details: Text of the status.
+        server: Name of the other end, for the text.
+        question: Request that was waited for, as in `error_of`.
+    """
     if name in _CLASSES:
         return _CLASSES[name](details)
     cls = _FOREIGN.get(code, PsfleetError)
-    what = f" {question}" if cls is DeadlineExceeded and question else ""
+    waiting = f" {question}" if cls is DeadlineExceeded and question else ""
     return cls(
-        f"{server} does not answer{what}: {code.name}, {details}"
+        f"{server} does not answer{waiting}: {code.name}, {details}"
         if cls is not PsfleetError
         else f"{server} failed: {code.name}, {details}"
     )
 
 
 class MoveObserver(Protocol):
-    """Observer of moves."""
+    """Receiver of notices that servers may have moved."""
 
     def look(self) -> None:
-        """Take note that the file has changed."""
+        """Read the file again. Called in the thread of the watch after each change."""
 
 
 class RelocationWatch:
-    """Looks at a file of psfleet.core.base.json_documents; its thread runs while there are observers.
+    """Watches the file that says where servers have moved to (psfleet.core.base.job_files).
+
+    One watch and one thread per file and process. The thread runs only while there are observers.
 
     Args:
-        moves: The file.
+        moves: Path of the file.
     """
 
     _watches: ClassVar[dict[Path, "RelocationWatch"]] = {}
@@ -194,7 +213,7 @@ class RelocationWatch:
 
     @classmethod
     def follow(cls, moves: Path, observer: MoveObserver) -> None:
-        """Call `observer.look` after every change of the file, until `leave`."""
+        """Call `observer.look` after every change of the file until `leave`."""
         with cls._lock:
             watch = cls._watches.get(moves)
             if watch is None:
@@ -204,7 +223,7 @@ class RelocationWatch:
 
     @classmethod
     def leave(cls, moves: Path, observer: MoveObserver) -> None:
-        """Call it no more."""
+        """Stop calling an observer."""
         with cls._lock:
             watch = cls._watches.get(moves)
             if watch is None:
@@ -222,11 +241,13 @@ class RelocationWatch:
             self._seen = now
             with self._lock:
                 followers = list(self._observers)
+            # Outside of the lock: an observer takes its own lock, and may close its channel, which calls
+            # `leave`.
             for observer in followers:
                 observer.look()
 
     def _version(self) -> tuple[int, int]:
-        """Return the version of the file, which is replaced as a whole."""
+        """Return a number pair that changes with the file, which is always replaced as a whole."""
         with contextlib.suppress(OSError):
             status = os.stat(self._moves)
             return status.st_ino, status.st_mtime_ns
@@ -234,19 +255,19 @@ class RelocationWatch:
 
 
 class RelocatingChannel:
-    """Calls go to where the server was found last.
+    """gRPC channel to a server that may move. Calls go to the server's latest endpoint.
 
-    When the server moves, calls under way end at once with CANCELLED: the machine on which it was may be off,
-    and then they would never end.
+    When the server moves, calls in progress end at once with CANCELLED. They could otherwise wait forever,
+    because the old machine may be off.
 
     Args:
-        endpoint: Endpoint at which the server listened at first.
-        moves: The file of psfleet.core.base.json_documents.
+        endpoint: First endpoint of the server.
+        moves: Path of the file with the moves.
         connect: Opens a channel to an endpoint.
 
     Attributes:
-        endpoint: Endpoint to which calls go.
-        on_move: Called in any thread when that has changed; must not block.
+        endpoint: Present endpoint of the server.
+        on_move: Called after the endpoint has changed, in any thread. Must not block.
     """
 
     def __init__(self, endpoint: str, moves: Path, connect: Callable[[str], grpc.Channel]) -> None:
@@ -262,7 +283,7 @@ class RelocatingChannel:
         self.look()  # the server may have moved before the watch began
 
     def look(self) -> None:
-        """Connect anew if the server has moved."""
+        """Connect to the server's new endpoint if it has moved."""
         endpoint = self._find()
         with self._lock:
             if endpoint == self.endpoint or self._closed:
@@ -272,12 +293,12 @@ class RelocatingChannel:
         self.on_move()
 
     def unary_unary(self, *method: Any) -> Callable[..., Any]:
-        """Return a method, as grpc.Channel does."""
-        return lambda *call, **more: self._channel.unary_unary(*method)(*call, **more)
+        """Return a callable for a unary method, as grpc.Channel does, that uses the present channel."""
+        return lambda *call, **options: self._channel.unary_unary(*method)(*call, **options)
 
     def stream_stream(self, *method: Any) -> Callable[..., Any]:
-        """Return a method, as grpc.Channel does."""
-        return lambda *call, **more: self._channel.stream_stream(*method)(*call, **more)
+        """Return a callable for a streaming method, as grpc.Channel does, that uses the present channel."""
+        return lambda *call, **options: self._channel.stream_stream(*method)(*call, **options)
 
     def close(self) -> None:
         """Close the channel, as grpc.Channel does."""
@@ -287,36 +308,36 @@ class RelocatingChannel:
             self._channel.close()
 
     def _find(self) -> str:
-        """Return the present endpoint of the server."""
+        """Return the server's present endpoint, by following its moves from the first endpoint."""
         moves, endpoint = read_relocations(self._moves), self._first
-        for _ in moves:  # one step for each time that it has moved
+        for _ in moves:  # at most one step per entry, even if the entries form a cycle
             endpoint = moves.get(endpoint, endpoint)
         return endpoint
 
 
 def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
-    """Return a channel to `unix:/path` or `host:port`; it connects when first used.
+    """Return a channel to `unix:/path` or `host:port`, which connects when it is first used.
 
-    Calls over TCP carry `access.metadata`. Where servers may move, the channel follows them.
+    The caller passes `access.metadata` with each call. If servers may move, the channel follows them.
 
     Raises:
         ConfigError: The endpoint is TCP, and `access` has no credentials and is not insecure.
     """
-    own = access or Access()
-    if own.relocations:
-        connect = functools.partial(own.channel, options=_CHANNEL_OPTIONS)
-        moving: Any = RelocatingChannel(endpoint, Path(own.relocations), connect)
-        channel: grpc.Channel = moving  # it has what psfleet uses of one
+    effective_access = access or Access()
+    if effective_access.relocations:
+        connect = functools.partial(effective_access.channel, options=_CHANNEL_OPTIONS)
+        moving: Any = RelocatingChannel(endpoint, Path(effective_access.relocations), connect)
+        channel: grpc.Channel = moving  # has all methods of a channel that psfleet uses
         return channel
-    return own.channel(endpoint, _CHANNEL_OPTIONS)
+    return effective_access.channel(endpoint, _CHANNEL_OPTIONS)
 
 
 def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> None:
-    """Wait until the channel is connected, at most so long.
+    """Wait up to `seconds` until the channel is connected.
 
-    gRPC moves a connection on only while a call waits for it. A call on a channel that was just
-    refused fails at once, so calls that are made again after a sleep never see a TLS handshake,
-    which takes several messages, come to its end. This makes a call that waits.
+    gRPC makes progress on a connection only while a call waits for it, but a call on a channel that was
+    just refused fails at once. A loop of short calls with pauses would therefore never complete a TLS
+    handshake, which takes several messages. This function makes one call that waits.
     """
     if isinstance(channel, RelocatingChannel):
         channel.look()
@@ -326,29 +347,29 @@ def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> N
 
 
 def server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
-    """Return the options of a server that keeps these limits."""
+    """Return the gRPC options of a server with these limits."""
     return [
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limits.message),
-        # Those whose handshake is not over count too, for gRPC closes them only after their time.
+        # Includes connections whose handshake is not over: gRPC closes them only at their time limit.
         ("grpc.max_allowed_incoming_connections", connection_limit(limits)),
         ("grpc.max_concurrent_streams", limits.streams),
     ]
 
 
 def connection_limit(limits: ServerLimits) -> int:
-    """Return the connections that one of the two endpoints of this process may have.
+    """Return how many connections each of the two endpoints of this process may have.
 
-    Both together leave descriptors for everything else: a process without one cannot even accept a
-    connection to close it, nor open its log.
+    Leaves some descriptors free: a process that has none left cannot even accept a connection to close it,
+    nor open its log.
     """
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit == resource.RLIM_INFINITY:
         return limits.connections
-    return min(limits.connections, max((most - _RESERVED) // 2, 1))
+    return min(limits.connections, max((soft_limit - _RESERVED) // 2, 1))
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as the system allows it: each connection takes one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise this process's limit of file descriptors as far as the system allows. Connections need them."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -1,14 +1,14 @@
 """Credentials of a fleet over TCP: the job's certificates and its token, as files in a folder.
 
-    ca.pem      the job's own certificate authority: a peer without a certificate of it is a stranger
-    cert.pem    this role's certificate
-    key.pem     its private key, for its owner only
-    token       the job's secret word, sent with every call
+    ca.pem      certificate of the job's own authority, which verifies the others
+    cert.pem    certificate of this role
+    key.pem     its private key, readable by its owner only
+    token       secret of the job, sent with every call
 
-Both ends show a certificate (mutual TLS). A server's certificate is made out to `SERVER_NAME` and not
-to a host: only the job's launcher makes them, so whoever has one is a server of the job, wherever it
-runs. A worker's certificate is not good for a server, so a worker cannot pose as one. A reader's token is
-made of the job's, so that servers know both and a reader knows only its own.
+Both ends present a certificate (mutual TLS). A server's certificate names `SERVER_NAME` rather than a host:
+only the job's launcher creates certificates, so any process that has one is a server of this job, on any
+machine. A worker's certificate is not valid for servers, so a worker cannot pose as one. The token of
+readers is derived from the job's token: servers can compute it, but a reader cannot compute the job's.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from psfleet.core.base.errors import ConfigError
 
 SERVER_NAME = "psfleet-server"
 FILES = ("ca.pem", "cert.pem", "key.pem", "token")
-_LONGEST = 1 << 16  # bytes of one of these files
-_FEWEST = 16  # characters of a token
+_LONGEST = 1 << 16  # bytes read of one of these files
+_FEWEST = 16  # characters of the shortest token accepted
 _OTHERS, _GROUP, _GROUP_CHANGES = 0o007, 0o070, 0o030
 
 
@@ -34,16 +34,19 @@ CERTIFICATE_DAYS = 30.0
 
 @dataclass(frozen=True)
 class Credentials:
-    """Credentials of one role of one job. `repr` shows no secret."""
+    """Credentials of one role of one job. `repr` shows the folder but no secret.
+
+    The files are read when first needed, then kept.
+    """
 
     folder: Path
 
     @classmethod
     def read(cls, folder: str | Path) -> "Credentials":
-        """Return the credentials in a folder.
+        """Return the credentials in a folder, after checking its files.
 
         Raises:
-            ConfigError: A file is missing or empty, or others than its owner can get at a secret.
+            ConfigError: A file is missing or empty, or other users can read a secret.
         """
         credentials = cls(Path(folder))
         for name in FILES:
@@ -57,44 +60,48 @@ class Credentials:
 
     @cached_property
     def ca(self) -> bytes:
-        """The authority's certificate, PEM."""
+        """Certificate of the authority, PEM."""
         return self._content("ca.pem")
 
     @cached_property
     def certificate(self) -> bytes:
-        """This role's certificate, PEM."""
+        """Certificate of this role, PEM."""
         return self._content("cert.pem")
 
     @cached_property
     def key(self) -> bytes:
-        """Its private key, PEM."""
+        """Private key of this role, PEM."""
         return self._content("key.pem")
 
     @cached_property
     def token(self) -> str:
-        """The job's secret word."""
+        """Secret of the job."""
         return self._content("token").decode("ascii", "replace").strip()
 
     @cached_property
     def bearer(self) -> str:
-        """Authorization header of every call."""
+        """Value of the `authorization` header of every call."""
         return f"Bearer {self.token}"
 
     def allows(self, authorization: str | bytes, *, reads: bool) -> bool:
-        """Return whether a call with this header may be answered; `reads`: it is one that only reads."""
+        """Return whether a call with this `authorization` header may be served.
+
+        `reads`: The call only reads, so that the token of readers is accepted too.
+        """
         header = (
             authorization.encode("utf-8", "replace")
             if isinstance(authorization, str)
             else authorization
         )
         expected = [self.bearer.encode(), self._readers][: 2 if reads else 1]
-        return any(hmac.compare_digest(header, each) for each in expected)
+        return any(hmac.compare_digest(header, known_header) for known_header in expected)
 
     def refusal(self, authorizations: Sequence[str | bytes], *, reads: bool) -> str:
-        """Say why a call with these headers `authorization` is not answered, or return "" if it is.
+        """Return why a call with these `authorization` headers is refused, or "" if it is permitted.
 
         Args:
-            authorizations: All of the call. One that carries several is refused even if all are right.
+            authorizations: All such headers of the call. A call with several is refused even if all are
+                right.
             reads: True if the call only reads.
         """
         if len(authorizations) != 1:
@@ -131,21 +138,21 @@ class Credentials:
 
 
 def reader_token(token: str) -> str:
-    """Return the token of a job's readers, from which the job's token cannot be found."""
+    """Return the token for readers of a job. The job's token cannot be computed from it."""
     return hmac.new(token.encode(), b"psfleet reader", hashlib.sha256).hexdigest()
 
 
 def _refuse_if_open(path: Path, status: os.stat_result) -> None:
-    """Refuse a secret that others than its owner can get at.
+    """Raise an error if other users can read a secret file.
 
-    The group may read it if the file is not this user's: so a secret is mounted for a process that is
-    not root, as Kubernetes does with fsGroup (ssh draws the same line).
+    If the file belongs to another user, its group may read it: Kubernetes mounts secrets this way (fsGroup)
+    for a process that is not root. ssh draws the same line.
     """
     mode = stat.S_IMODE(status.st_mode)
     mask = _GROUP if status.st_uid == os.geteuid() else _GROUP_CHANGES
-    who = "every user" if mode & _OTHERS else "its group" if mode & mask else ""
-    if who:
+    audience = "every user" if mode & _OTHERS else "its group" if mode & mask else ""
+    if audience:
         raise ConfigError(
-            f"{str(path)!r} has mode {mode:o}: {who} can get at it; chmod 600 it, and "
+            f"{str(path)!r} has mode {mode:o}: {audience} can get at it; chmod 600 it, and "
             "make new credentials if somebody may have read it"
         )

@@ -1,10 +1,10 @@
-"""Settings of a process that must precede the import of gRPC and its second thread.
+"""Tunes malloc and gRPC for a process. Must run before gRPC is imported and before a second thread starts.
 
-Messages of megabytes come and go with every call. glibc's malloc gives each of them fresh pages
-from the kernel and gives them back at once: 16,385 page faults for 64 MB, 0.49 CPU seconds per GB
-against 0.055 when the memory is reused (measured with grpcio 1.85). So one arena, no mmap for large
-blocks, and a high threshold before memory is returned. The price: memory that was used once stays
-with the process. `mallopt` counts only for threads that start later, hence "before".
+Calls allocate and free messages of megabytes. By default, glibc's malloc takes fresh pages from the kernel
+for each and returns them at once: 16,385 page faults for 64 MB, and 0.49 CPU seconds per GB against 0.055
+with reused memory (measured with grpcio 1.85). The settings below therefore use one arena, no mmap for
+large blocks, and a high threshold before memory is returned. The price is that memory once used stays with
+the process. `mallopt` affects only threads that start later, hence "before".
 """
 
 import ctypes
@@ -19,28 +19,28 @@ _MALLOC = {  # glibc's malloc.h
     -2: 64 << 20,  # M_TOP_PAD: grow the heap in steps of 64 MB
 }
 
-# gRPC's event engine costs 16-26 % more CPU for messages up to 4 MB. Switching it off is an
-# undocumented setting, so it is used only in the release in which it was measured.
+# gRPC's event engine costs 16-26 % more CPU for messages up to 4 MB. The switch is undocumented, so it is
+# used only with the release that it was measured with.
 _MEASURED_GRPC = "1.85."
 _EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
 def prepare(verbosity: str = "NONE") -> None:
-    """Tune malloc and gRPC for this process, unless the user has settled them.
+    """Tune malloc and gRPC for this process, except where the user's environment already does.
 
     Args:
-        verbosity: From which severity on gRPC writes its own lines to standard error.
+        verbosity: Lowest severity of the lines that gRPC itself writes to standard error.
     """
     if not _malloc_is_settled():
         _tune_malloc()
-    # What goes wrong in a call reaches the caller as an error; gRPC's own lines would say it twice.
+    # An error in a call is raised to its caller, so gRPC's own lines would only repeat it.
     os.environ.setdefault("GRPC_VERBOSITY", verbosity)
     if importlib.metadata.version("grpcio").startswith(_MEASURED_GRPC):
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)
 
 
 def _malloc_is_settled() -> bool:
-    """Return whether the user tunes malloc, or has put another in its place."""
+    """Return whether the user tunes malloc, or has replaced it."""
     names = [
         name
         for name in os.environ

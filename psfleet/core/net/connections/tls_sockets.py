@@ -1,8 +1,10 @@
-"""Sockets to and of a server: plain or with the job's mutual TLS, and why one does not answer.
+"""Sockets of the endpoint for tensors, plain or under TLS, and probes that explain a refused connection.
 
-gRPC says UNAVAILABLE both for a server that is away and for one that rejects an identity, and where a server
-turns a certificate down it says only that the connection was closed. So the question is asked again, with
-Python's own TLS. No request is sent."""
+`accepts` and `connects` make the transports for ../http2. The probes below them explain a failed connection
+to the user: gRPC reports UNAVAILABLE both if a server is absent and if it rejects a certificate, and
+sometimes only that the connection was closed. `why_refused` connects again with Python's own TLS, which
+tells the cases apart. The probes send no request.
+"""
 
 import contextlib
 import datetime
@@ -18,12 +20,12 @@ from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 from psfleet.core.net.http2.frames import ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 
-_MOMENT = 2.0  # seconds; a server that is there answers, or hangs up, sooner
-_TLS = (b"\x15", b"\x16")  # records of TLS begin so: alert, handshake (RFC 8446, section 5.1)
+_MOMENT = 2.0  # seconds within which a living server sends its first byte or hangs up
+_TLS = (b"\x15", b"\x16")  # first byte of a TLS record: alert, handshake (RFC 8446, section 5.1)
 _HTTP2 = "h2"
-_STEP_TIMEOUT = 2.0  # seconds for each step
+_STEP_TIMEOUT = 2.0  # seconds for each step of a probe
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""First bytes of an HTTP/2 client: the preface and empty settings (RFC 9113, section 3.4)."""
+"""First bytes of an HTTP/2 client: the preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
 _NOT_VALID = {  # OpenSSL's x509_vfy.h
     7: "it is of another job",  # X509_V_ERR_CERT_SIGNATURE_FAILURE
     9: "it is not valid yet; compare the hosts' clocks",  # X509_V_ERR_CERT_NOT_YET_VALID
@@ -36,10 +38,10 @@ _NOT_VALID = {  # OpenSSL's x509_vfy.h
 
 
 def connected(endpoint: str, seconds: float) -> socket.socket:
-    """Return a socket connected to `unix:/path` or `host:port`; its timeout is `seconds`.
+    """Return a socket connected to `unix:/path` or `host:port`, with a timeout of `seconds`.
 
     Raises:
-        OSError: It cannot be reached in time.
+        OSError: The endpoint cannot be reached in time.
     """
     if is_tcp(endpoint):
         host, _, port = endpoint.rpartition(":")
@@ -55,13 +57,13 @@ def connected(endpoint: str, seconds: float) -> socket.socket:
 
 
 def closes_at_once(endpoint: str, *, tls: bool = False) -> bool:
-    """Return whether it accepts and at once closes a connection, as a server with too many of them does.
+    """Return whether a server accepts a connection and closes it at once, as if it had too many.
 
-    One that has a place speaks first, or with TLS when it is spoken to.
+    A server that has room sends the first byte, or with TLS the first reply.
 
     Args:
         endpoint: `unix:/path` or `host:port`.
-        tls: Speak to it.
+        tls: Begin a TLS handshake.
     """
     try:
         return _first(endpoint, tls) == b""
@@ -70,7 +72,12 @@ def closes_at_once(endpoint: str, *, tls: bool = False) -> bool:
 
 
 def is_silent(endpoint: str, *, tls: bool = False) -> bool:
-    """Return whether it accepts a connection and says nothing, as a server that is stopped; see above."""
+    """Return whether a server accepts a connection but sends nothing, as a stopped process does.
+
+    Args:
+        endpoint: `unix:/path` or `host:port`.
+        tls: Begin a TLS handshake.
+    """
     try:
         return _first(endpoint, tls) is None
     except OSError:
@@ -78,16 +85,14 @@ def is_silent(endpoint: str, *, tls: bool = False) -> bool:
 
 
 def speaks_tls(endpoint: str) -> bool:
-    """Return whether a server speaks TLS; False also if it speaks something else, hangs up, or is not
-    there.
-    """
+    """Return whether a server speaks TLS. False also if it cannot be reached or hangs up."""
     with contextlib.suppress(OSError):
         return _first(endpoint, True) in _TLS
     return False
 
 
 def _first(endpoint: str, tls: bool) -> bytes | None:
-    """Return the first byte that comes over a new connection; b"": it was closed, None: nothing comes."""
+    """Return the first byte that a server sends: b"" if it closes the connection, None if nothing arrives."""
     with (
         contextlib.suppress(ConnectionResetError, BrokenPipeError),
         connected(endpoint, _MOMENT) as probe,
@@ -102,9 +107,10 @@ def _first(endpoint: str, tls: bool) -> bytes | None:
 
 
 def _hello() -> bytes:
-    """Return the first bytes of a TLS connection."""
+    """Return the first message of a TLS handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing else is said
+    # The probe ends after the first message, before anything secret is sent, so it need not verify.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     outgoing = ssl.MemoryBIO()
     end = context.wrap_bio(ssl.MemoryBIO(), outgoing)
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -115,9 +121,9 @@ def _hello() -> bytes:
 def accepts(
     access: Access, endpoint: str, protocol: str = _HTTP2
 ) -> Callable[[socket.socket], Transport]:
-    """Return the function that makes a transport of a socket accepted by a server at this endpoint.
+    """Return a function that makes a transport from a socket accepted at this endpoint.
 
-    `protocol`: What is spoken over it, for TLS.
+    `protocol`: Name of the protocol to agree on during the TLS handshake (ALPN).
     """
     if not is_tcp(endpoint) or access.credentials is None:
         return PlainTransport
@@ -133,9 +139,9 @@ def accepts(
 
 
 def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
-    """Return the function that makes a connection to `unix:/path` or `host:port`.
+    """Return a function that connects to `unix:/path` or `host:port`.
 
-    It raises ConnectionBroken, or DeadlinePassed if no byte arrives.
+    The function raises ConnectionBroken, or DeadlinePassed if no byte arrives in time.
     """
     context = None
     if is_tcp(endpoint) and access.credentials is not None:
@@ -174,7 +180,7 @@ def _until(deadline: float) -> Tick:
 
 
 def _prove(context: ssl.SSLContext, credentials: Credentials, protocol: str) -> None:
-    """Let both ends prove themselves with certificates of the job's own authority."""
+    """Configure TLS so that both ends must present a certificate of the job's authority."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=credentials.ca.decode("ascii"))
     context.load_cert_chain(credentials.folder / "cert.pem", credentials.folder / "key.pem")
@@ -182,11 +188,11 @@ def _prove(context: ssl.SSLContext, credentials: Credentials, protocol: str) -> 
 
 
 def why_refused(endpoint: str, access: Access) -> str:
-    """Explain why the server and this process reject each other; empty: that is not it, or not sure."""
+    """Return why the server and this process reject each other, or "" if another cause is possible."""
     if not is_tcp(endpoint):
         return ""
     first = _ask(endpoint, access)
-    # A server that is just being killed looks like one that hangs up.
+    # Ask twice: a server that is just being killed hangs up too, but the second time it is gone.
     return first if first and _ask(endpoint, access) == first else ""
 
 
@@ -219,6 +225,8 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
             return "the server speaks no TLS; it was started with --insecure, or it is no server"
         return ""
     try:
+        # Under TLS 1.3 a client learns only after the handshake that its certificate was rejected, so send
+        # something and see whether the server hangs up.
         tls.end.write(_HELLO)
         return "" if tls.take(lambda: tls.end.read(1)) else _refusal(credentials)
     except (ssl.SSLError, ConnectionError):
@@ -226,7 +234,10 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
 
 
 class _TlsConversation:
-    """TLS over a socket that its owner closes. (One of `ssl` is left open if its server hangs up.)"""
+    """TLS over a socket that the caller closes.
+
+    `ssl.SSLSocket` would leave the socket open if the server hangs up during the handshake.
+    """
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
         self._plain = plain
@@ -234,7 +245,7 @@ class _TlsConversation:
         self.end = context.wrap_bio(self._incoming, self._outgoing, server_hostname=SERVER_NAME)
 
     def take(self, step: Callable[[], object]) -> object:
-        """Take a step of `end`, with all that has to travel for it."""
+        """Run a step of `end` until it completes, moving bytes between OpenSSL and the socket."""
         while True:
             try:
                 result = step()
@@ -250,7 +261,7 @@ class _TlsConversation:
 
 
 def _refusal(credentials: Credentials) -> str:
-    """Say why a server whose certificate is good does not take ours."""
+    """Return why a server with a valid certificate rejects ours."""
     from psfleet.core.net.connections.certificates import (
         ends,  # loads the cryptography, rarely needed
     )

@@ -1,4 +1,10 @@
-"""Calls of a connection: the message that comes in, how many may wait for theirs, and a server's answer."""
+"""Calls of an HTTP/2 connection: their messages as they arrive, the limits on them, and a server's reply.
+
+StreamState assembles a gRPC message from DATA frames; both ends use it. IncomingCall adds a server's side:
+it is the object through which a handler replies, now or later and from any thread. Two limits protect a
+server: InboundMessages caps the messages that are only partly received (their memory is already allocated),
+and RateLimit slows down a connection that has not yet made a permitted call.
+"""
 
 import contextlib
 import threading
@@ -18,45 +24,46 @@ from psfleet.core.net.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 if TYPE_CHECKING:
     from psfleet.core.net.http2.server_connection import ServerConnection
 
-_PREFIX = 5  # bytes before a message: not compressed, and its length
-_INVALID, _EXHAUSTED, _UNIMPLEMENTED = 3, 8, 12  # statuses of gRPC
-_SHORT = 1 << 10  # bytes of a message that is read at once
+_PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
+_INVALID, _EXHAUSTED, _UNIMPLEMENTED = 3, 8, 12  # status codes of gRPC
+_SHORT = 1 << 10  # longest DATA frame whose prefix and message are read in one call, in bytes
 
 
-_IN_ALL = 256
-_BURST = 64.0
-_EACH_SECOND = 32.0
-_DECODED = 64  # bytes of one unit; they take long to decode
-_BYTES = 64 << 10
-_LONG = 86_400.0  # seconds that a call without a timeout may take
+_IN_ALL = 256  # partly received messages of all connections of a server
+_BURST = 64.0  # units that a new connection may use at once
+_EACH_SECOND = 32.0  # units that are added per second
+_DECODED = 64  # bytes of headers or settings for one unit: few, because decoding them is slow
+_BYTES = 64 << 10  # bytes of any other frame for one unit
+_LONG = 86_400.0  # seconds that `time_remaining` returns for a call without a timeout
 
 
 class ByteSource(Protocol):
-    """Source of a message's bytes."""
+    """Source of a message's bytes: the buffered reader of a connection."""
 
     def read_bytes(self, size: int) -> bytes:
-        """Return the next bytes, as many as a small frame has at most."""
+        """Return the next `size` bytes, at most as many as the reader's buffer holds."""
 
     def read_into(self, target: memoryview) -> None:
-        """Return the next bytes, as many as the target holds."""
+        """Fill the target with the next bytes."""
 
 
 class StreamState:
-    """One call: where it stands, and the message that comes in.
+    """State of one call (an HTTP/2 stream), and the message that the other end sends in it.
 
     Args:
         number: Number of the stream.
-        window: Bytes that the other end takes now.
-        most: Bytes that the message may have.
+        window: Bytes that the other end accepts on this stream now (its flow-control window).
+        most: Longest message accepted, in bytes.
 
     Attributes:
-        received: Bytes of the frames of the message, since its window was opened last.
-        remaining: Bytes that its headers have promised and that are not here; None: they say nothing of it.
-        ended: The other end has sent all of it.
-        unwanted: True if the bytes that come in are no message, and are skipped.
-        closed: Nothing is sent on it any more.
-        content: The bytes of the message, once it `is_whole`.
-        length: Length in the message's prefix; -1: not yet known.
+        received: Bytes of DATA frames since this end last enlarged the stream's window.
+        remaining: Bytes of the announced content-length that have not arrived, or None if none was
+            announced.
+        ended: True once the other end has sent its last frame of the stream.
+        unwanted: True if arriving bytes are skipped, because the request is not gRPC.
+        closed: True once this end must not send on the stream.
+        content: The message, once it `is_whole`.
+        length: Length from the message's prefix, or -1 until the prefix has arrived.
     """
 
     received = 0
@@ -65,6 +72,7 @@ class StreamState:
     content = b""
     length = -1
     _prefix = b""
+    # Writable view of `content`, which is allocated in full as soon as its length is known.
     _place: memoryview | None = None
     _filled = 0
 
@@ -75,26 +83,26 @@ class StreamState:
 
     @property
     def is_whole(self) -> bool:
-        """True if all bytes are here."""
+        """True if the whole message has arrived."""
         return self.length >= 0 and self._filled == self.length
 
     @property
     def missing(self) -> int:
-        """Bytes up to the end of the message, or of what says its length; at least 1 if it is not whole."""
+        """Bytes to the end of the prefix, or then of the message. At least 1 until the message is whole."""
         return _PREFIX - len(self._prefix) or self.length - self._filled
 
     def begin_next(self) -> None:
-        """Take another message."""
+        """Reset the message, so that the stream's next one can be read."""
         self.content, self.length, self._prefix, self._place, self._filled = b"", -1, b"", None, 0
 
     def take(self, size: int, source: ByteSource) -> None:
-        """Take so many bytes, the next ones of the source.
+        """Read the next `size` bytes of the message from the source.
 
         Raises:
-            DamagedMessage: They are more than the message, or it is compressed or too long.
+            DamagedMessage: The message is compressed, too long, or longer than its prefix says.
         """
         missing = _PREFIX - len(self._prefix)
-        if missing == _PREFIX <= size <= _SHORT:  # mostly all of a small message
+        if missing == _PREFIX <= size <= _SHORT:  # usually a small message in one frame
             part = source.read_bytes(size)
             self._prefix = part[:_PREFIX]
             self._begin(0)
@@ -104,6 +112,7 @@ class StreamState:
                 self._next(size - _PREFIX, 0)[:] = part[_PREFIX:]
             return
         if missing and size:
+            # The prefix may be split over several DATA frames, byte by byte in the worst case.
             first = min(missing, size)
             self._prefix += source.read_bytes(first)
             size -= first
@@ -113,13 +122,17 @@ class StreamState:
             source.read_into(self._next(size, size))
 
     def _next(self, size: int, unread: int) -> memoryview:
-        """Return the place of the next bytes, which are taken; `unread`: those that are not read yet."""
+        """Return the part of the buffer for the next `size` bytes and count them as arrived.
+
+        `unread`: Bytes that the caller has not yet read from the source, for the error: the connection
+        skips them.
+        """
         start, self._filled = self._filled, self._filled + size
         if self._filled > self.length:
             raise DamagedMessage(_INVALID, f"a message of {self.length} bytes has more", unread)
         if self._place is None:
-            self.content, place = unwritten_bytes(self.length)
-            self._place = memoryview(place).cast("B")
+            self.content, buffer = unwritten_bytes(self.length)
+            self._place = memoryview(buffer).cast("B")
         return self._place[start : self._filled]
 
     def _begin(self, unread: int) -> None:
@@ -136,12 +149,16 @@ class StreamState:
 
 
 class InboundMessages:
-    """Counts the calls of a server whose message is on its way. Any thread may call.
+    """Limits the calls of a server whose message is only partly received. Any thread may call.
+
+    Each such call occupies memory for its whole message. Without a limit, a client could claim much memory
+    by announcing long messages that it never sends.
 
     Args:
-        each: Messages that may be on their way over one connection.
-        in_all: Over all connections. When there are so many, a call of a connection with fewer takes the
-            place of the oldest of the connection with most, which is cancelled (`call.cancel()`).
+        each: Largest number of such calls per connection.
+        in_all: Largest number for all connections. Beyond it, a new call of a connection that has fewer
+            calls than the busiest one replaces the busiest one's oldest call, which is cancelled
+            (`call.cancel()`).
     """
 
     def __init__(self, each: int, in_all: int = _IN_ALL) -> None:
@@ -149,36 +166,44 @@ class InboundMessages:
         self._in_all = in_all
         self._lock = threading.Lock()
         self._count = 0
-        self._calls: dict[Hashable, dict[Any, float]] = {}  # by connection, since when
+        self._calls: dict[Hashable, dict[Any, float]] = {}  # connection -> call -> time of `enter`
 
     def enter(self, connection: Hashable, call: Any) -> None:
-        """Count a call whose message is on its way.
+        """Count a call whose message is about to arrive.
 
         Raises:
-            LimitExceeded: There are too many, and no other connection has more.
+            LimitExceeded: The connection has its maximum, or the server has and no connection has more
+                calls.
         """
         with self._lock:
-            own = len(self._calls.get(connection, ()))
-            if own >= self._each:
+            in_flight = len(self._calls.get(connection, ()))
+            if in_flight >= self._each:
                 raise LimitExceeded(
-                    f"{own} messages are on their way over this connection, the limit is {self._each}; "
+                    f"{in_flight} messages are on their way over this connection, the limit is {self._each}; "
                     "send fewer at a time, or raise incoming in PSFLEET_LIMITS"
                 )
-            oldest = None if self._count < self._in_all else self._oldest_of_most(own)
+            oldest = None if self._count < self._in_all else self._oldest_of_most(in_flight)
             self._calls.setdefault(connection, {})[call] = time.monotonic()
             self._count += 1
+        # Outside of the lock: `cancel` takes the lock of the connection and may write to its socket.
         if oldest is not None:
             oldest.cancel()
 
     def leave(self, connection: Hashable, call: Any) -> bool:
-        """Count it no more: its message is here or will not come. False: it was cancelled for another one."""
+        """Stop counting a call whose message has arrived or never will.
+
+        Returns False if the call was not counted, because it was cancelled in favor of another one.
+        """
         with self._lock:
             return self._forget(connection, call)
 
-    def _oldest_of_most(self, own: int) -> Any:
-        """Make room for a call whose connection has `own` others; the call that has to go."""
-        most = max(map(len, self._calls.values()))
-        if own >= most:
+    def _oldest_of_most(self, call_count: int) -> Any:
+        """Remove and return the oldest call of the busiest connection, to admit another call.
+
+        `call_count`: Calls of the connection whose call is to be admitted.
+        """
+        largest_count = max(map(len, self._calls.values()))
+        if call_count >= largest_count:
             raise LimitExceeded(
                 f"{self._in_all} messages are on their way to this server, which is the most; "
                 "send fewer at a time"
@@ -187,7 +212,7 @@ class InboundMessages:
             (
                 (began, connection, call)
                 for connection, calls in self._calls.items()
-                if len(calls) == most
+                if len(calls) == largest_count
                 for call, began in calls.items()
             ),
             key=lambda entry: entry[0],
@@ -205,13 +230,13 @@ class InboundMessages:
 
 
 class RateLimit:
-    """A token bucket: 64 units at once, then 32 a second.
+    """Token bucket: 64 units at once, then 32 per second.
 
-    A frame is one unit, and one more for each 64 KiB in it, or for each 64 bytes of headers or settings. The
-    headers of a call have about 300 bytes.
+    A frame costs one unit, and one more for each 64 KiB in it, or for each 64 bytes of headers or settings.
+    The headers of a call have about 300 bytes.
 
     Args:
-        now: The time in seconds.
+        now: Present time in seconds, of any clock that only increases.
     """
 
     def __init__(self, now: float) -> None:
@@ -219,15 +244,16 @@ class RateLimit:
         self._since = now
 
     def take(self, length: int, is_decoded: bool, now: float) -> float:
-        """Take what a frame costs; how many seconds to wait before it is read.
+        """Charge for a frame, and return the seconds to wait before the frame is read.
 
         Args:
-            length: Length of the frame.
+            length: Length of the frame in bytes.
             is_decoded: True if it carries headers or settings.
-            now: The time in seconds.
+            now: Present time in seconds.
         """
         self._units = min(_BURST, self._units + (now - self._since) * _EACH_SECOND)
         self._since = now
+        # The balance may become negative: the debt is what the caller waits for.
         self._units -= 1 + length / (_DECODED if is_decoded else _BYTES)
         return max(0.0, -self._units / _EACH_SECOND)
 
@@ -238,11 +264,12 @@ class IncomingCall(StreamState):
     It has the methods of grpc.ServicerContext that handlers use.
 
     Attributes:
-        connection: The connection over which it comes.
-        behavior: Takes the request; None: the call is not taken.
-        deadline: Time at which the client gives it up; None: never.
-        code, details, metadata: Status of gRPC at its end, text for a person, headers after the answer.
-        has_opened: True if a part of the answer was sent, of a method with streams.
+        connection: Connection that the call arrived on.
+        behavior: Handler of the call's method, or None if the call was refused.
+        deadline: Time (time.monotonic) at which the client gives up, or None if it waits forever.
+        code, details, metadata: Final gRPC status code, its text for a person, and trailing headers.
+        has_opened: True if the headers and a part of the reply were sent. Only streaming methods send
+            parts.
     """
 
     connection: "ServerConnection"
@@ -255,11 +282,11 @@ class IncomingCall(StreamState):
     _lost: tuple[Callable[[], None], ...] = ()
 
     def time_remaining(self) -> float:
-        """Return the seconds until the deadline."""
+        """Return the seconds until the deadline; a day if there is none."""
         return _LONG if self.deadline is None else self.deadline - time.monotonic()
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call back when the call is lost; False: it is over."""
+        """Call `callback` if the client goes away before the reply. Returns False if the call is over."""
         with self.connection.sending:
             if self.closed:
                 return False
@@ -275,7 +302,7 @@ class IncomingCall(StreamState):
         self.details = details
 
     def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str], ...]) -> None:
-        """Set the headers after the answer."""
+        """Set the headers that follow the reply."""
         self.metadata = dict(trailing_metadata)
 
     @override
@@ -290,16 +317,18 @@ class IncomingCall(StreamState):
             if self.is_whole:
                 message = self.content
                 self.begin_next()
+                # Replies that the client does not read would pile up here, so a client must read before it
+                # sends more.
                 if not self.connection.took_replies(self):
                     raise DamagedMessage(_EXHAUSTED, "answers wait that are not read", size)
                 self.behavior.take(message, self)
 
     def write(self, message: bytes) -> None:
-        """Send one message of an answer of several."""
+        """Send one message of a streaming reply."""
         self._send_part([b"\0" + len(message).to_bytes(4, "big"), message], b"")
 
     def close(self) -> None:
-        """End an answer of several messages."""
+        """End a streaming reply with status OK."""
         self._send_part([b""], OK_TRAILERS)
 
     def _send_part(self, contents: list[bytes], trailers: bytes) -> None:
@@ -310,7 +339,10 @@ class IncomingCall(StreamState):
                 self.connection.send_apart(self, block, contents, trailers, ends=False)
 
     def end(self, message: bytes | None) -> None:
-        """End the call with a message, or with its status. A broken connection is its reader's matter."""
+        """Reply with a message, or with the status if it is not OK or the message is None.
+
+        Ignores a broken connection: the thread that reads the connection handles it.
+        """
         self._lost = ()
         with contextlib.suppress(ConnectionBroken):
             if self.code or message is None:
@@ -319,33 +351,34 @@ class IncomingCall(StreamState):
                 self.connection.send_message(self, OK_HEADERS, message, OK_TRAILERS)
 
     def refuse(self, code: int, details: str) -> None:
-        """End the call with this status."""
+        """End the call with this status code and text."""
         self.code, self.details = code, details
         self.end(None)
 
     def cancel(self) -> None:
-        """End the call, whose message has not come, in favor of another one."""
+        """End a call whose message has not arrived in full, to let another call in."""
         self.refuse(_EXHAUSTED, "too many messages are on their way to this server")
 
     def lose(self) -> None:
-        """Call back: the client is gone."""
+        """Run the callbacks of `add_callback`: the client has gone away."""
         with self.connection.sending:
             callbacks, self._lost = self._lost, ()
+        # Outside of the lock: a callback may take locks of the server, whose holders send replies.
         for callback in callbacks:
             callback()
 
 
 Behavior = Callable[[bytes, IncomingCall], None]
-"""Takes a request and answers the call now or later. It does not raise."""
+"""Handler of a method: takes a request, and replies through the call now or later. It must not raise."""
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """A method whose requests or answers are several messages.
+    """Handler of a method whose requests or replies consist of several messages.
 
     Attributes:
-        take: Takes each message as it comes.
-        end: The client sends no more.
+        take: Takes each message as it arrives.
+        end: Called once the client has sent its last message.
     """
 
     take: Behavior

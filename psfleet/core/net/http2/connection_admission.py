@@ -1,12 +1,17 @@
-"""Accepting connections, in one thread for all that have not proved themselves.
+"""Accepts connections for an HTTP/2 server, and limits those that have not yet made a permitted call.
 
-It shakes hands with them and gives a connection to a thread of its own only then. However long that
-takes and whatever it sends, a connection without an authenticated call is closed at its deadline; when there
-are too many, `surplus` says which are closed at once. Nothing that comes over a connection may raise in this
-thread: its end is that of the process.
+One thread accepts all connections and runs their TLS handshakes without blocking; a connection gets a
+thread of its own only after its handshake. A connection that has made no authenticated call by its deadline
+is closed, no matter how slowly or how much it sends. If there are too many such connections, `surplus`
+chooses which to close at once: more from an address that has many, and silent ones first. So a flood from
+one address cannot lock out the job's own processes.
 
-A connection that was accepted in this turn has had no time to speak, so it never counts as silent in the same
-turn. Few are accepted in one turn: new ones cannot displace those that shake hands before they are done.
+An exception must not escape from this thread, because a service thread that fails ends the process:
+anything that arrives from outside may only close its own connection.
+
+A connection that was accepted in the present turn has had no time to speak, so it does not count as silent
+in this turn. Each turn accepts only a few, so that new connections cannot displace those whose handshake is
+still running.
 """
 
 import contextlib
@@ -27,12 +32,12 @@ from psfleet.core.net.http2.socket_transport import Transport
 
 _log = log_of(__name__)
 
-_LOOK = 0.02  # seconds
-_BATCH = 4  # a turn accepts this part of the strangers that there may be: 32 of 128
-_REST = 3  # while strangers are too many: as many times what was just spent on them, in seconds
+_LOOK = 0.02  # seconds between turns while something has to be retried
+_BATCH = 4  # a turn accepts at most this fraction of the allowed strangers: 32 of 128
+_REST = 3  # pause after closing strangers, as a multiple of the CPU time that the turn took
 
 
-_ADDRESSES = 4  # how many may have as many strangers as one address may
+_ADDRESSES = 4  # all addresses together may have this many times the strangers of one address
 _MAPPED = "::ffff:"  # an IPv4 address as IPv6 sockets see it
 
 
@@ -40,8 +45,8 @@ class ServedConnection(Protocol):
     """The server's end of a connection, as a thread serves it.
 
     Attributes:
-        transport: Its bytes.
-        is_authenticated: True if a permitted call has come.
+        transport: Transport of the connection.
+        is_authenticated: True once the client has made a permitted call.
     """
 
     transport: Transport
@@ -49,19 +54,19 @@ class ServedConnection(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """True if a call waits for its answer."""
+        """True if a call waits for its reply."""
 
     def run(self) -> None:
-        """Serve until the connection ends, which is a ConnectionBroken."""
+        """Serve calls until the connection ends; then raise ConnectionBroken."""
 
     def tick(self) -> None:
-        """Called about twice a second while nothing comes; ends the connection by raising."""
+        """Run checks about twice a second while no bytes arrive; raises to end the connection."""
 
     def newest(self) -> int:
-        """Return the number of the last call."""
+        """Return the stream number of the client's last call."""
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """Tell the client that calls up to this one are taken, and no more."""
+        """Tell the client that calls up to stream `newest` are served, and no later ones."""
 
 
 @dataclass(eq=False)
@@ -69,12 +74,12 @@ class OpenConnection:
     """An accepted connection.
 
     Attributes:
-        end: Its socket, until it has a transport.
-        descriptor: Descriptor of the socket.
+        end: Accepted socket, used until there is a transport.
+        descriptor: File descriptor of the socket.
         address: Address of the other end, as `network_of` gives it.
-        since: Time at which it was accepted, by time.monotonic.
-        transport: Its bytes; None: it has sent nothing yet.
-        connection: Connection that a thread of its own serves; None: its handshake is not over.
+        since: Time at which it was accepted (time.monotonic).
+        transport: Transport over the socket, or None until the other end has sent a byte.
+        connection: Connection served by its own thread, or None until its handshake is over.
         is_shut: True if it is being closed.
     """
 
@@ -88,20 +93,22 @@ class OpenConnection:
 
     @property
     def is_authenticated(self) -> bool:
-        """True if a permitted call has come."""
+        """True once the client has made a permitted call."""
         return self.connection is not None and self.connection.is_authenticated
 
 
 class ConnectionAdmission:
     """Accepts connections until `stop`.
 
+    Calls a connection a *stranger* as long as it has made no permitted call.
+
     Args:
-        listener: The socket; it is closed at the end.
-        wrap: Makes a transport of an accepted socket.
+        listener: Listening socket, which is closed at the end.
+        wrap: Makes a transport from an accepted socket.
         settings: Settings of the server.
-        connections: Those that have threads.
-        serve: Gives a connection a thread.
-        say: Gets a line for the log when strangers were closed.
+        connections: Returns the connections that have a thread.
+        serve: Starts a thread for a connection.
+        say: Writes a line to the log when strangers were closed.
     """
 
     def __init__(
@@ -120,10 +127,11 @@ class ConnectionAdmission:
         self._serve = serve
         self._say = say
         self._over = threading.Event()
-        self._arrivals: dict[int, OpenConnection] = {}  # whose handshake is not over, by descriptor
-        self._ready: list[OpenConnection] = []  # whose handshake is over, until they have a thread
+        # Connections whose handshake is running, by descriptor.
+        self._arrivals: dict[int, OpenConnection] = {}
+        self._ready: list[OpenConnection] = []  # handshake is over, waiting for a thread
         self._events = select.epoll()
-        self._turn = 0.0  # time at which the present turn began
+        self._turn = 0.0  # time at which the present turn of `run` began
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -132,7 +140,7 @@ class ConnectionAdmission:
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Accept connections."""
+        """Accept and close connections in turns until `stop`."""
         self._listener.setblocking(False)
         self._events.register(self._listener, select.EPOLLIN)
         pause: float | None = None
@@ -142,10 +150,12 @@ class ConnectionAdmission:
             for descriptor, _ in events:
                 if descriptor == self._listener.fileno():
                     if not self._accept():
-                        self._over.wait(_LOOK)  # no descriptor is left
+                        self._over.wait(_LOOK)  # out of descriptors: wait until a connection closes
                 elif (arrival := self._arrivals.get(descriptor)) is not None:
                     self._go_on(arrival)
             if self._look():
+                # Under a flood, leave three quarters of this thread's time to the threads that serve the
+                # job.
                 self._over.wait(_REST * (time.thread_time() - began))
             pause = self._pause()
         for connection in self._strangers():
@@ -154,21 +164,26 @@ class ConnectionAdmission:
         self._events.close()
 
     def _pause(self) -> float | None:
-        """Return seconds until something is to be done even if nothing happens."""
+        """Return the seconds until the next turn if no event arrives, or None to wait for an event only."""
         if self._ready:
             return _LOOK
-        first = min((one.since for one in self._strangers()), default=None)
+        first = min((stranger.since for stranger in self._strangers()), default=None)
         if first is None:
             return None
+        # A moment after the deadline of the oldest stranger, so that the turn finds it late.
         return max(first + self._settings.handshake - time.monotonic(), 0.0) + _LOOK
 
     def _strangers(self) -> list[OpenConnection]:
         """Return the open connections that are not authenticated."""
-        strangers = [one for one in self._served() if not one.is_authenticated and not one.is_shut]
+        strangers = [
+            connection
+            for connection in self._served()
+            if not connection.is_authenticated and not connection.is_shut
+        ]
         return [*self._arrivals.values(), *self._ready, *strangers]
 
     def _accept(self) -> bool:
-        """Accept what has come; False: this process can have no more descriptors."""
+        """Accept a batch of waiting connections. Returns False if the process has no free file descriptor."""
         free = self._settings.connections - len(self._arrivals) - len(self._ready)
         free -= len(self._served())
         for _ in range(max(min(self._settings.handshakes, self._in_all()) // _BATCH, 1)):
@@ -192,37 +207,40 @@ class ConnectionAdmission:
             self._arrivals[arrival.descriptor] = arrival
         return True
 
-    def _go_on(self, one: OpenConnection) -> None:
-        """Read what has come from a connection."""
+    def _go_on(self, arrival: OpenConnection) -> None:
+        """Continue a connection's handshake with the bytes that have arrived."""
         try:
-            if one.transport is None:
-                if not one.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            if arrival.transport is None:
+                # Peek first: a transport is made only for a connection that has sent something.
+                if not arrival.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                     raise ConnectionBroken("the other end has closed the connection")
-                one.transport = self._wrap(one.end)
-            event = one.transport.go_on_with_handshake()
+                arrival.transport = self._wrap(arrival.end)
+            event = arrival.transport.go_on_with_handshake()
             if event:
-                self._events.modify(one.descriptor, event)
+                self._events.modify(arrival.descriptor, event)
                 return
-            self._events.unregister(one.descriptor)
+            self._events.unregister(arrival.descriptor)
         except (OSError, ConnectionBroken):
-            self._close(one)
+            self._close(arrival)
         except Exception:
-            _log.exception("a connection has failed; others go on")  # a defect
-            self._close(one)
+            _log.exception("a connection has failed; others go on")  # a defect of psfleet
+            self._close(arrival)
         else:
-            self._ready.append(self._arrivals.pop(one.descriptor))
+            self._ready.append(self._arrivals.pop(arrival.descriptor))
 
     def _in_all(self) -> int:
-        """Return the most strangers that there may be now."""
-        members = sum(one.is_authenticated for one in self._served())
+        """Return the largest number of strangers allowed now."""
+        members = sum(connection.is_authenticated for connection in self._served())
         return room(self._settings.connections, members, self._settings.handshakes)
 
     def _look(self) -> bool:
-        """Close what is late or too much and start threads; whether something was too much."""
+        """Close late and surplus connections and start threads. Returns True if there was a surplus."""
         self._end_late()
         in_all = self._in_all()
         closing = self._surplus(in_all)
-        threads = sum(not one.is_authenticated for one in self._served())
+        threads = sum(not connection.is_authenticated for connection in self._served())
+        # A stranger with a thread costs more than one without. The others wait in `_ready`, where they
+        # count and are closed as strangers too.
         while self._ready and threads < in_all:
             self._serve(self._ready.pop(0))
             threads += 1
@@ -237,35 +255,40 @@ class ConnectionAdmission:
                 self._close(connection)
 
     def _surplus(self, in_all: int) -> "list[UnauthenticatedConnection]":
-        """Close those that are too many, and say which they were."""
-        strangers, each = self._strangers(), self._settings.handshakes
-        if len(strangers) <= min(each, in_all):
+        """Close the surplus strangers and return them."""
+        strangers, per_address = self._strangers(), self._settings.handshakes
+        if len(strangers) <= min(per_address, in_all):
             return []
+        # Connections accepted in this turn, or just before it, have had no chance to send a byte yet.
         latest_silent = self._turn - _LOOK
         unproven = (
             UnauthenticatedConnection(
-                number, one.address, one.since, one.transport is None and one.since < latest_silent
+                number,
+                stranger.address,
+                stranger.since,
+                stranger.transport is None and stranger.since < latest_silent,
             )
-            for number, one in enumerate(strangers)
+            for number, stranger in enumerate(strangers)
         )
-        closing = surplus(unproven, each, in_all)
-        for one in closing:
-            self._close(strangers[one.number])
+        closing = surplus(unproven, per_address, in_all)
+        for stranger in closing:
+            self._close(strangers[stranger.number])
         return closing
 
-    def _close(self, one: OpenConnection) -> None:
-        if one.connection is not None:
-            one.is_shut = True
-            one.connection.transport.shut()
+    def _close(self, accepted: OpenConnection) -> None:
+        # A connection with a thread is only shut down here: its thread notices, and closes the socket.
+        if accepted.connection is not None:
+            accepted.is_shut = True
+            accepted.connection.transport.shut()
             return
-        if one in self._ready:
-            self._ready.remove(one)
+        if accepted in self._ready:
+            self._ready.remove(accepted)
         else:
-            del self._arrivals[one.descriptor]
+            del self._arrivals[accepted.descriptor]
             # Closing does not suffice: a duplicate, as of a forked child, would keep the events coming.
             with contextlib.suppress(OSError):  # TLS has closed it already
-                self._events.unregister(one.descriptor)
-        (one.transport or one.end).close()
+                self._events.unregister(accepted.descriptor)
+        (accepted.transport or accepted.end).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +296,10 @@ class UnauthenticatedConnection:
     """A connection that has not proved itself.
 
     Attributes:
-        number: Number of its socket.
+        number: Index in the caller's list of connections.
         address: Address of the other end, as `network_of` gives it.
-        since: Time at which it was first seen.
-        silent: It has sent nothing, though it had the time.
+        since: Time at which it was accepted (time.monotonic).
+        silent: True if it has sent nothing although it had the time to.
     """
 
     number: int
@@ -286,7 +309,10 @@ class UnauthenticatedConnection:
 
 
 def network_of(host: str) -> str:
-    """Return the network that counts as one address: an IPv4 address, or the /64 of one IPv6 host."""
+    """Return what counts as one address: an IPv4 address, or the /64 network of an IPv6 address.
+
+    A host with IPv6 usually owns a whole /64 network, so it could otherwise appear as many addresses.
+    """
     host = host.removeprefix(_MAPPED)
     if ":" not in host:
         return host
@@ -294,32 +320,62 @@ def network_of(host: str) -> str:
 
 
 def room(connections: int, members: int, each: int) -> int:
-    """Return the most strangers allowed: half of the connections that members leave free, up to a limit."""
+    """Return how many strangers may be connected.
+
+    At most half of the connections that authenticated clients leave free, so that strangers can never fill
+    the server; and at most four times the limit of one address.
+
+    Args:
+        connections: Largest number of connections of the server.
+        members: Authenticated connections.
+        each: Largest number of strangers of one address.
+    """
     return min(max((connections - members) // 2, 1), _ADDRESSES * each)
 
 
 def closing_notice(closing: Sequence[UnauthenticatedConnection]) -> str:
     """Return the log line about the connections that were closed."""
-    address, count = Counter(one.address for one in closing).most_common(1)[0]
+    address, count = Counter(connection.address for connection in closing).most_common(1)[0]
     return f"closed {len(closing)} unauthenticated connections, {count} of them from {address}"
 
 
 def surplus(
     strangers: Iterable[UnauthenticatedConnection], each: int, in_all: int
 ) -> list[UnauthenticatedConnection]:
-    """Return those to close: afterwards an address has at most `each`, and all together have `in_all`."""
+    """Return the strangers to close so that the limits per address and in total hold.
+
+    Within an address, silent connections go first, then the oldest. If all addresses together have too
+    many, their shares are lowered evenly, so that the address with the most connections loses first.
+
+    Args:
+        strangers: All connections that are not authenticated.
+        each: Strangers that one address may keep.
+        in_all: Strangers that all addresses together may keep.
+    """
     groups: defaultdict[str, list[UnauthenticatedConnection]] = defaultdict(list)
-    for stranger in sorted(strangers, key=lambda one: (not one.silent, one.since)):
+    for stranger in sorted(
+        strangers, key=lambda connection: (not connection.silent, connection.since)
+    ):
         groups[stranger.address].append(stranger)
-    most = _level([len(group) for group in groups.values()], each, in_all)
-    closing = [one for group in groups.values() for one in group[: max(len(group) - most, 0)]]
-    rest = [one for group in groups.values() for one in group[max(len(group) - most, 0) :]]
-    rest.sort(key=lambda one: (not one.silent, one.since))
-    return closing + rest[: max(len(rest) - in_all, 0)]
+    # Each group is sorted: first the silent connections, then by age. The front of each group is closed.
+    level = _level([len(group) for group in groups.values()], each, in_all)
+    closing = [
+        connection
+        for group in groups.values()
+        for connection in group[: max(len(group) - level, 0)]
+    ]
+    remaining = [
+        connection
+        for group in groups.values()
+        for connection in group[max(len(group) - level, 0) :]
+    ]
+    remaining.sort(key=lambda connection: (not connection.silent, connection.since))
+    # `level` is at least 1, so with very many addresses the groups can still have too many in all.
+    return closing + remaining[: max(len(remaining) - in_all, 0)]
 
 
 def _level(sizes: Sequence[int], each: int, in_all: int) -> int:
-    """Return the most that each group may have, at least 1, so that all together have at most `in_all`."""
+    """Return the largest cap per group, at most `each`, with which the groups fit into `in_all`."""
     level = each
     while level > 1 and sum(min(size, level) for size in sizes) > in_all:
         level -= 1

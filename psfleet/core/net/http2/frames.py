@@ -1,4 +1,11 @@
-"""HTTP/2 frames (RFC 9113, sections 4 and 6): their heads, the few that never change; errors of calls."""
+"""HTTP/2 frames (RFC 9113, sections 4 and 6) as bytes, and the errors that end calls and connections.
+
+    length u24 | type u8 | flags u8 | stream u32 | payload ...        9 bytes before each payload
+
+Pure functions without state: they build and parse frame heads, settings and the few frames of the control
+plane, and check what a peer may send. `around_message` builds all bytes around a gRPC message at once,
+because a small call consists of little else.
+"""
 
 import struct
 from enum import IntEnum
@@ -6,20 +13,20 @@ from functools import lru_cache
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE = 9
-LARGEST_TAKEN = 2**22  # bytes of a frame that both ends take
+LARGEST_TAKEN = 2**22  # longest frame that this package accepts, in bytes
 LARGEST_WINDOW = 2**31 - 1
-_HEAD = struct.Struct(">HBBBI")  # length in 16 and 8 bits, type, flags, stream
-_MESSAGE_HEAD = struct.Struct(">HBBBIBI")
+_HEAD = struct.Struct(">HBBBI")  # length (upper 16 bits, lower 8), type, flags, stream
+_MESSAGE_HEAD = struct.Struct(">HBBBIBI")  # the same, then gRPC's prefix: compressed, length
 MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
-_LONGEST = 16 << 10  # bytes of settings, or of what a GOAWAY says
+_LONGEST = 16 << 10  # bytes of settings, or of a GOAWAY frame
 _SETTING_SIZE = 6
 _GOAWAY_SIZE = 8
 
 
 class ErrorCode(IntEnum):
-    """Reason for which a stream or a connection ends (RFC 9113, section 7)."""
+    """Error code of a RST_STREAM or GOAWAY frame (RFC 9113, section 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -32,14 +39,14 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionBroken(Exception):
-    """The connection is lost, or the other end does not keep to the protocol."""
+    """The connection is lost, or the other end violates the protocol."""
 
 
 class CodedError(Exception):
-    """The other end does not keep to the protocol.
+    """The other end violates the protocol.
 
     Attributes:
-        code: Error code that the other end gets.
+        code: Error code to report to the other end.
     """
 
     def __init__(self, code: ErrorCode, details: str) -> None:
@@ -48,20 +55,20 @@ class CodedError(Exception):
 
 
 class ProtocolViolation(CodedError, ConnectionBroken):
-    """The other end does not keep to the protocol, which ends the connection."""
+    """Violation of the protocol that ends the connection."""
 
 
 class StreamError(CodedError):
-    """The other end does not keep to the protocol in one call, which ends that call."""
+    """Violation of the protocol within one call, which ends only that call."""
 
 
 class DamagedMessage(Exception):
-    """Message of a call that cannot be read.
+    """A message of a call cannot be read.
 
     Attributes:
-        status: Status of gRPC, with which the call ends.
-        details: For a person.
-        unread: Bytes of the frame that are not read yet.
+        status: gRPC status code that the call ends with.
+        details: Explanation for a person.
+        unread: Bytes of the current frame that have not been read and must be skipped.
     """
 
     def __init__(self, status: int, details: str, unread: int) -> None:
@@ -76,12 +83,12 @@ class DeadlinePassed(Exception):
 
 
 class CallFailed(Exception):
-    """The other end has answered with a status.
+    """The other end replied with an error status.
 
     Attributes:
-        code: Status code of gRPC, as a number.
-        details: For a person.
-        metadata: Trailing headers, lower case.
+        code: gRPC status code, as a number.
+        details: Explanation for a person.
+        metadata: Trailing headers, with names in lower case.
     """
 
     def __init__(self, code: int, details: str, metadata: dict[str, str]) -> None:
@@ -100,7 +107,7 @@ HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE = 1, 6
 SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
 
 unpack_head, pack_message_head = _HEAD.unpack_from, _MESSAGE_HEAD.pack
-"""Head of a gRPC message that is not compressed and has a frame for itself: frame, compression, length."""
+"""Head of a frame, and head of a frame that holds exactly one uncompressed gRPC message with its prefix."""
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -136,26 +143,28 @@ def reset(stream: int, code: int) -> bytes:
 
 
 def goaway(newest: int, code: int, details: str) -> bytes:
-    """Return a GOAWAY frame; `newest`: the last stream that may have been read."""
+    """Return a GOAWAY frame. `newest` is the last stream that may have been processed."""
     return frame(GOAWAY, 0, 0, _WORD.pack(newest) + _WORD.pack(code) + details.encode())
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """Return a WINDOW_UPDATE frame; stream 0: of the connection."""
+    """Return a WINDOW_UPDATE frame; stream 0 enlarges the window of the whole connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(size))
 
 
 def around_message(number: int, length: int, block: bytes, trailers: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes before a message that has a frame for itself, and those after it.
+    """Return the bytes before and after a message that fills one DATA frame.
+
+        HEADERS head | block | DATA head | prefix | (message) | HEADERS head | trailers
 
     Args:
         number: Number of the stream.
-        length: Length of the message.
-        block: The headers before it.
-        trailers: A block that ends the stream; empty: the message ends it.
+        length: Length of the message in bytes.
+        block: Header block before the message.
+        trailers: Header block that ends the stream, or empty if the message itself ends it.
     """
     stream, flags = number.to_bytes(4, "big"), 0 if trailers else END_STREAM
-    size = length + 5  # with what says how long it is
+    size = length + 5  # the prefix of a gRPC message belongs to the DATA frame
     opening = pack_message_head(size >> 8, size & 0xFF, DATA, flags, number, 0, length)
     closing = _trailers_of(len(trailers)) + stream + trailers if trailers else b""
     return _headers_of(len(block)) + stream + block + opening, closing
@@ -163,32 +172,32 @@ def around_message(number: int, length: int, block: bytes, trailers: bytes) -> t
 
 @lru_cache(64)
 def _headers_of(size: int) -> bytes:
-    """Return the head of a frame of headers up to the number of the stream."""
+    """Return the head of a HEADERS frame without its stream number."""
     return head(size, HEADERS, END_HEADERS, 0)[:-4]
 
 
 @lru_cache(64)
 def _trailers_of(size: int) -> bytes:
-    """Return the same of headers that end a stream."""
+    """Return the head of a HEADERS frame that ends its stream, without its stream number."""
     return head(size, HEADERS, END_HEADERS | END_STREAM, 0)[:-4]
 
 
 def trailing(number: int, block: bytes) -> bytes:
-    """Return the frame of a block that ends a stream."""
+    """Return the HEADERS frame with a block that ends the stream."""
     return _trailers_of(len(block)) + number.to_bytes(4, "big") + block
 
 
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _OF_CONNECTION = {SETTINGS, PING, GOAWAY}
 _OF_STREAM = {PRIORITY, RST_STREAM}
-_NOWHERE = {PUSH_PROMISE, CONTINUATION}  # but behind headers that go on
+_NOWHERE = {PUSH_PROMISE, CONTINUATION}  # CONTINUATION is read only right behind unfinished headers
 
 
 def check_frame(kind: int, flags: int, number: int, length: int) -> None:
-    """Check a frame by its head; not one of messages or headers.
+    """Check the head of a frame that carries neither messages nor headers.
 
     Raises:
-        ProtocolViolation: It may not come.
+        ProtocolViolation: The frame is not allowed on this stream, or has a wrong length.
     """
     if (
         kind in _NOWHERE
@@ -206,7 +215,7 @@ def check_frame(kind: int, flags: int, number: int, length: int) -> None:
 
 
 def _is_size(kind: int, flags: int, length: int) -> bool:
-    """Return whether a frame of this kind may have so many bytes."""
+    """Return whether a frame of this kind may have this length."""
     if kind == SETTINGS:
         if flags & ACK:
             return length == 0
@@ -217,10 +226,10 @@ def _is_size(kind: int, flags: int, length: int) -> bool:
 
 
 def check_setting(key: int, value: int) -> None:
-    """Check what the other end says about itself.
+    """Check a setting that the other end announces.
 
     Raises:
-        ProtocolViolation: It cannot be so.
+        ProtocolViolation: The value is out of range.
     """
     code = ErrorCode.PROTOCOL_ERROR
     if key == ENABLE_PUSH:

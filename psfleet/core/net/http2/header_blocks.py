@@ -1,8 +1,10 @@
-"""Header blocks (HPACK, RFC 7541) of unary gRPC calls.
+"""Header blocks (HPACK, RFC 7541) of unary gRPC calls: encodes ours, decodes those of any peer.
 
-What this package writes are literals without an index, so that a block is a constant of the method
-and needs no state. What it reads may be anything: the library `hpack` decodes it. A block that
-neither reads nor changes the decoder's table is decoded once and looked up afterwards.
+HPACK compresses headers with a table that both ends change as blocks arrive, so in general each block must
+be decoded in order. This module writes only literals without an index. Such a block depends on no table, so
+the headers of a method are constant bytes, with the timeout appended. It accepts any block: the library
+`hpack` decodes it. A block that neither reads nor changes the dynamic table is decoded once and then found
+in a dictionary by its bytes.
 """
 
 import re
@@ -16,23 +18,23 @@ from hpack import Decoder, HPACKError
 from psfleet.core.net.http2.frames import ErrorCode, ProtocolViolation, StreamError
 
 MAX_HEADERS = 16 << 10
-"""Bytes of the headers of one call, encoded and decoded."""
+"""Largest size of the headers of one call in bytes, both encoded and decoded."""
 
 _POST, _HTTP, _HTTPS, _STATUS_200 = b"\x83", b"\x86", b"\x87", b"\x88"
-_STATIC = 61  # entries of HPACK's static table
-_MOST_KNOWN = 64
-_TIMEOUT = b"\0\x0cgrpc-timeout\x09"
-_VALUE_SIZE = 9  # of a timeout as this package writes it
+_STATIC = 61  # entries of HPACK's static table; higher indices are in the dynamic table
+_MOST_KNOWN = 64  # decoded blocks that a connection remembers
+_TIMEOUT = b"\0\x0cgrpc-timeout\x09"  # a literal header: name of 12 bytes, value of 9
+_VALUE_SIZE = 9  # bytes of a timeout as this module writes it: 8 digits and a unit
 _TIMEOUT_SIZE = len(_TIMEOUT) + _VALUE_SIZE
 
 
-NO_TABLE = b"\x20"  # the size of the table is 0 from here on
+NO_TABLE = b"\x20"  # update of the dynamic table's size to 0 (RFC 7541, section 6.3)
 _ANY_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 REQUEST = frozenset((":method", ":scheme", ":authority", ":path"))
-"""Pseudo-headers of a call."""
+"""Pseudo-headers of a request."""
 RESPONSE = frozenset((":status",))
-"""Pseudo-headers of an answer."""
+"""Pseudo-headers of a response."""
 _NEEDED = (":method", ":scheme", ":path")
 _OF_CONNECTION = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -41,12 +43,15 @@ _SINGLE = ("content-length", "content-type", "host")
 
 
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
-    """Return an integer with a prefix of so many bits, in a byte whose other bits are `first`."""
-    most = (1 << bits) - 1
-    if value < most:
+    """Encode an integer (RFC 7541, section 5.1) whose prefix has `bits` bits of the first byte.
+
+    `first`: The other bits of the first byte.
+    """
+    all_ones = (1 << bits) - 1
+    if value < all_ones:
         return bytes((first | value,))
-    value -= most
-    octets = bytearray((first | most,))
+    value -= all_ones
+    octets = bytearray((first | all_ones,))
     while value >= 128:
         octets.append(value & 127 | 128)
         value >>= 7
@@ -69,7 +74,7 @@ TEXT_TRAILERS = _literal("grpc-status", "2")
 def request_prefix(
     path: str, authority: str, tls: bool, metadata: tuple[tuple[str, str], ...]
 ) -> bytes:
-    """Return the headers of a call, without its timeout."""
+    """Return the encoded headers of a request, without its timeout."""
     fields = [
         (":path", path),
         (":authority", authority),
@@ -81,13 +86,16 @@ def request_prefix(
 
 
 def timeout_field(seconds: float) -> bytes:
-    """Return the header of a call's timeout, always of the same length: 8 digits of milliseconds."""
+    """Return the encoded header of a timeout. It always has the same length, so that it can be split off."""
     milliseconds = min(max(int(seconds * 1000), 1), 99_999_999)
     return b"%b%08dm" % (_TIMEOUT, milliseconds)
 
 
 def split_timeout(block: bytes) -> tuple[bytes, bytes]:
-    """Split off the timeout that `timeout_field` has written last, empty if there is none; return both."""
+    """Split a block into its headers and the timeout value that `timeout_field` wrote at its end.
+
+    The timeout is empty if the block does not end with one.
+    """
     value = block[-_VALUE_SIZE:]
     if (
         block[-_TIMEOUT_SIZE:-_VALUE_SIZE] == _TIMEOUT
@@ -99,10 +107,10 @@ def split_timeout(block: bytes) -> tuple[bytes, bytes]:
 
 
 def seconds_of(timeout: str) -> float | None:
-    """Return the time limit of a call with this header; None: unlimited.
+    """Return a timeout in seconds, or None if the header is empty, which means no limit.
 
     Raises:
-        ValueError: It is no timeout.
+        ValueError: The header is not a valid timeout.
     """
     if not timeout:
         return None
@@ -115,7 +123,7 @@ def seconds_of(timeout: str) -> float | None:
 
 
 def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> bytes:
-    """Return the only headers of a call that fails."""
+    """Return the headers of a reply that consists only of an error status."""
     fields = {
         "grpc-status": str(code),
         "grpc-message": quote(details, safe=" !#$&'()*+,/:;=?@[]"),
@@ -125,7 +133,7 @@ def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> by
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection, in the order in which they come.
+    """Decodes the header blocks of one connection. Each block must be passed to `read` in order of arrival.
 
     Args:
         pseudo: Pseudo-headers that are allowed.
@@ -134,30 +142,32 @@ class HeaderReader:
     def __init__(self, pseudo: frozenset[str]) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS)
         self._pseudo = pseudo
-        self._known: dict[bytes, dict[str, str]] = {}  # without their timeouts
+        self._known: dict[bytes, dict[str, str]] = {}  # block without timeout -> headers
 
     def read(self, block: bytes) -> tuple[dict[str, str], str]:
-        """Return the headers, and the timeout that is among them; empty: there is none.
+        """Decode a block. Returns its headers, and the value of its timeout or "" if it has none.
 
-        Headers are lower case and not to be changed.
+        Names of headers are in lower case. The dictionary may be shared with other calls: do not change it.
 
         Raises:
-            ProtocolViolation: The block cannot be decoded.
-            StreamError: The headers are malformed; the block is decoded.
+            ProtocolViolation: The block cannot be decoded, so the table of all later blocks is unknown.
+            StreamError: The headers are malformed. The block was decoded, so later blocks can be read.
         """
         prefix, timeout = split_timeout(block)
         headers = self._known.get(prefix)
         if headers is None:
+            # A block that uses the dynamic table means something else each time, so it is never remembered.
             if not _is_stateless(block):
                 fields = self._decode(block)
                 return fields, fields.get("grpc-timeout", "")
+            # Without its timeout, so that calls with any timeout find the entry.
             headers = self._decode(prefix)
             if len(self._known) < _MOST_KNOWN:
                 self._known[prefix] = headers
         return headers, headers.get("grpc-timeout", "") + timeout.decode("ascii")
 
     def knows(self, block: bytes) -> bool:
-        """Return whether these headers, without their timeout, mean the same wherever they come."""
+        """Return whether the block, apart from its timeout, has the same meaning whenever it arrives."""
         return split_timeout(block)[0] in self._known
 
     def _decode(self, block: bytes) -> dict[str, str]:
@@ -176,11 +186,11 @@ def _is_stateless(block: bytes) -> bool:
     try:
         while at < len(block):
             first = block[at]
-            if first & 0x80:  # a header of a table
+            if first & 0x80:  # a whole header from a table
                 index, at = _read_integer(block, at, 7)
                 if not 1 <= index <= _STATIC:
                     return False
-            elif first < 0x20:  # a literal that is not put into the table
+            elif first < 0x20:  # a literal that does not enter the dynamic table
                 index, at = _read_integer(block, at, 4)
                 if index > _STATIC:
                     return False
@@ -195,10 +205,10 @@ def _is_stateless(block: bytes) -> bool:
 
 
 def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """Return an integer with a prefix of so many bits, and where it ends."""
-    most = (1 << bits) - 1
-    value, at = block[at] & most, at + 1
-    if value < most:
+    """Decode an integer whose prefix has `bits` bits. Returns the integer and the offset after it."""
+    all_ones = (1 << bits) - 1
+    value, at = block[at] & all_ones, at + 1
+    if value < all_ones:
         return value, at
     shift = 0
     while True:
@@ -210,33 +220,35 @@ def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
 
 
 def read_message(headers: dict[str, str]) -> str:
-    """Return the text of a failed call's status."""
+    """Return the status text of a failed call."""
     return unquote(headers.get("grpc-message", ""), errors="replace")
 
 
 def repeated(names: Iterable[str]) -> str:
-    """Return a header that a request of HTTP/1.1 has twice though it may have it once, or "" if none.
+    """Return the name of a header that occurs twice in an HTTP/1.1 request but may occur once, or "".
 
-    A proxy and a server could each take another one of the two.
+    Such a request is dangerous behind a proxy: the proxy could act on one value and the server on the
+    other.
     """
     counts = Counter(names)
     return next((name for name in (*_SINGLE, "authorization") if counts[name] > 1), "")
 
 
 def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> dict[str, str]:
-    """Return headers by their names.
+    """Return headers by name, after checking them.
 
-    The values of one that is given several times are joined by commas, as a list is. So of two tokens neither
-    counts.
+    Repeated headers are joined with commas, as in a list. So a request with two tokens has neither of them.
 
     Args:
-        pairs: Names and values in their order.
+        pairs: Names and values in order of arrival.
         pseudo: Pseudo-headers that are allowed.
 
     Raises:
-        StreamError: They are malformed.
+        StreamError: The headers are malformed.
     """
     fields: dict[str, str] = {}
+    # Pseudo-headers must come before all others (RFC 9113, section 8.3); the first ordinary header ends
+    # them.
     is_pseudo = True
     for raw, content in pairs:
         if not _NAME.fullmatch(raw) or not _VALUE.fullmatch(content):
@@ -256,10 +268,10 @@ def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> d
 
 
 def check_request(fields: dict[str, str]) -> int | None:
-    """Check the headers of a call; what they say of the length of what follows.
+    """Check the headers of a request, and return its content-length or None if it announces none.
 
     Raises:
-        StreamError: They are malformed.
+        StreamError: The headers are malformed.
     """
     for name in _NEEDED:
         if not fields.get(name):
@@ -273,7 +285,7 @@ def check_request(fields: dict[str, str]) -> int | None:
 
 
 def has_pseudo(fields: dict[str, str]) -> bool:
-    """Return whether there is a pseudo-header, which trailers do not have."""
+    """Return whether the headers contain a pseudo-header; trailers must not."""
     return any(name[0] == ":" for name in fields)
 
 

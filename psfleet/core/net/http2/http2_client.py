@@ -1,4 +1,10 @@
-"""Unary calls to one server: each connection carries one call at a time."""
+"""Client of unary gRPC calls over HTTP/2 and blocking sockets, for the calls that carry tensors.
+
+The thread that makes a call writes the request and reads the reply itself, so a call needs no hand-over
+between threads. Each connection therefore carries one call at a time; calls made at once use several
+connections, which are reused afterwards. It is ordinary gRPC and works with any gRPC server.
+docs/decisions/0016-http2.md says why this is not grpcio.
+"""
 
 import contextlib
 import select
@@ -35,22 +41,24 @@ _MOST_STREAMS = 2**31 - 1
 _UNKNOWN = 2  # status of gRPC
 
 
-_MOST_BLOCKS = 64
-_LONGEST_PLAIN = 1 << 10  # bytes of an answer; to look at those of a longer one twice takes longer
+_MOST_BLOCKS = 64  # header blocks that a client remembers
+# Bytes of a reply that is compared as a whole. With more, the second pass over the bytes costs too much.
+_LONGEST_PLAIN = 1 << 10
+# Bytes before and after the message of such a reply.
 _OPENING, _CLOSING = map(len, around_message(1, 0, OK_HEADERS, OK_TRAILERS))
 
 
 class Http2Client:
-    """Makes calls to a server; any thread may call.
+    """Makes calls to one server. Any thread may call.
 
     Args:
         connect: Makes a connected transport; raises ConnectionBroken or DeadlinePassed.
-        authority: The server's name, for its logs.
-        tls: True if the transport is under TLS.
-        most: Bytes that an answer may have.
+        authority: Name of the server in the `:authority` header, for its logs.
+        tls: True if the transport uses TLS.
+        most: Longest reply accepted, in bytes.
         metadata: Headers of every call.
-        wrap: Makes what a call raises that has ended with an error of this package, given this client,
-            the error and the seconds that the answer could take.
+        wrap: Translates an error of this package into the exception that a call raises. It gets this
+            client, the error, and the seconds that the call was allowed to take.
 
     Attributes:
         idle: Connections that carry no call.
@@ -71,32 +79,35 @@ class Http2Client:
         self._tls = tls
         self._most = most
         self._metadata = metadata
-        self._blocks: dict[tuple[str, float], bytes] = {}  # headers by path and seconds
+        self._blocks: dict[tuple[str, float], bytes] = {}  # path and timeout -> encoded headers
         self._lock = threading.Lock()
         self.idle: list[ClientConnection] = []
         self._open: set[ClientConnection] = set()
         self._closed = False
 
     def call(self, path: str, message: bytes, seconds: float) -> bytes:
-        """Make a call.
+        """Make a call and return the reply.
 
         Args:
-            path: "/package.Service/Method".
+            path: Method as "/package.Service/Method".
             message: The request.
-            seconds: Longest time until the answer.
+            seconds: Timeout of the call.
 
         Raises:
-            CallFailed: The server answers with an error.
-            ConnectionBroken: The connection is lost; the server may have taken the call.
-            DeadlinePassed: There is no answer in time.
+            CallFailed: The server replies with an error status.
+            ConnectionBroken: The connection is lost; the server may or may not have executed the call.
+            DeadlinePassed: No reply arrives in time.
         """
         return self.begin(path, message, seconds).finish()
 
     def begin(self, path: str, message: bytes, seconds: float) -> "ClientConnection":
-        """Send a call whose answer is read later, with `finish` of what this returns; see `call`."""
+        """Send the request of a call. The caller reads the reply with `finish` of the returned connection.
+
+        Takes the arguments of `call`. Several calls can so be sent before the first reply is awaited.
+        """
         block = self._blocks.get((path, seconds)) or self._block(path, seconds)
         try:
-            connection = self.idle.pop()  # one thread gets it
+            connection = self.idle.pop()  # no lock: list.pop is atomic, so one thread gets it
         except IndexError:
             connection = self._connected()
         try:
@@ -107,7 +118,7 @@ class Http2Client:
         return connection
 
     def _block(self, path: str, seconds: float) -> bytes:
-        """Return the headers of a call, kept for the next one that may take as long."""
+        """Return the encoded headers of a call, and remember them for calls with the same timeout."""
         block = request_prefix(path, self._authority, self._tls, self._metadata)
         block += timeout_field(seconds)
         if len(self._blocks) >= _MOST_BLOCKS:
@@ -116,16 +127,17 @@ class Http2Client:
         return block
 
     def close(self) -> None:
-        """End the connections; calls under way fail. Safe to call twice."""
+        """Close all connections; calls in progress fail. Safe to call twice."""
         with self._lock:
             self._closed = True
         self.forget_idle()
         with self._lock:
+            # Only shut them down: the thread that waits for a reply closes its own connection.
             for connection in self._open:
                 connection.transport.shut()
 
     def forget_idle(self) -> None:
-        """End the connections that carry no call."""
+        """Close the connections that carry no call."""
         with self._lock:
             idle, self.idle = self.idle, []
             self._open.difference_update(idle)
@@ -140,10 +152,11 @@ class Http2Client:
                 self._open.add(connection)
                 return connection
         connection.transport.close()
+        # `close` ran while this thread was connecting, and did not see the new connection.
         raise ConnectionBroken("the connection is closed")
 
     def give(self, connection: "ClientConnection") -> None:
-        """Take a connection back that carries no call any more."""
+        """Make a connection available for the next call, or close it if it cannot carry one."""
         with self._lock:
             is_clean = connection.ended and not connection.is_leaving
             if is_clean and not self._closed and connection.number < _MOST_STREAMS - 2:
@@ -152,20 +165,20 @@ class Http2Client:
         self.drop(connection)
 
     def drop(self, connection: "ClientConnection") -> None:
-        """Close a connection that is of no more use."""
+        """Close a connection that will not be used again."""
         with self._lock:
             self._open.discard(connection)
         connection.transport.close()
 
 
 class ClientConnection(Http2Connection[StreamState]):
-    """The client's end of a connection, and the call that it carries, whose reply is read once.
+    """Client's end of a connection, and the one call that it carries. One thread at a time uses it.
 
     Attributes:
-        incoming: Waits for the reply.
-        number: Number of the call.
-        ended: The call is over.
-        is_leaving: The server takes no further call.
+        incoming: Poll object that is ready when bytes of the reply arrive.
+        number: Stream number of the present or last call.
+        ended: True once the call is over.
+        is_leaving: True if the server accepts no further call.
     """
 
     def __init__(self, client: Http2Client, transport: Transport, most: int) -> None:
@@ -182,23 +195,26 @@ class ClientConnection(Http2Connection[StreamState]):
         self.is_leaving = False
 
     def begin(self, block: bytes, message: bytes, seconds: float) -> None:
-        """Send a call; see Http2Client.begin."""
+        """Send a request with these encoded headers."""
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         if not self.has_greeted:
             self.has_greeted = True
             self.send([frames.PREFACE + self.greeting()])
-        self.number = number = self.number + 2
+        self.number = number = self.number + 2  # 1, 3, 5 ...: clients use odd numbers
         self.ended, self._failure = False, None
         self._stream = stream = StreamState(number, self.stream_window, self.most)
         self.streams[number] = stream
         self.send_message(stream, block, message, b"")
 
     def fileno(self) -> int:
-        """Descriptor on which the answer arrives."""
+        """Return the descriptor of the socket on which the reply arrives."""
         return self.transport.fileno()
 
     def finish(self) -> bytes:
-        """Read the answer; see Http2Client.call."""
+        """Read the reply of the call. Raises what `Http2Client.call` raises, translated by `wrap`.
+
+        Afterwards the connection is idle or closed, and must not be used by the caller.
+        """
         client = self._client
         try:
             reply = self._plain_reply()
@@ -219,7 +235,7 @@ class ClientConnection(Http2Connection[StreamState]):
         return reply
 
     def _reply(self) -> bytes:
-        """Read the answer frame by frame."""
+        """Read the reply frame by frame."""
         stream = self._stream
         assert stream is not None
         while not self.ended:
@@ -234,8 +250,12 @@ class ClientConnection(Http2Connection[StreamState]):
         return content
 
     def _plain_reply(self) -> bytes | None:
-        """Return the answer if it comes at once and is plain; None: it is to be read frame by frame."""
-        if self.ended:  # it was refused while the request was sent
+        """Return a small reply of one of our servers that has arrived as a whole, or None to read frames.
+
+        Such a reply is always the same bytes around the message, so two comparisons replace the parser.
+        Nothing is consumed if it returns None.
+        """
+        if self.ended:  # the server refused the call while the request was being sent
             return None
         part, number = self.arrived(_LONGEST_PLAIN), self.number
         length = len(part) - _OPENING - _CLOSING
@@ -249,7 +269,7 @@ class ClientConnection(Http2Connection[StreamState]):
         if self.received >= RENEW:
             self.took(0)
         self.ended = True
-        self.streams.clear()  # there is one call, all of which has left
+        self.streams.clear()  # its only stream is over, and its request has been sent completely
         return part[_OPENING:-_CLOSING]
 
     @override
@@ -262,10 +282,11 @@ class ClientConnection(Http2Connection[StreamState]):
         return self.number
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """Take the headers or the trailers of the answer."""
-        if block in (OK_HEADERS, OK_TRAILERS):  # as our server writes them
+        """Read the headers or the trailers of the reply."""
+        if block in (OK_HEADERS, OK_TRAILERS):  # written by one of our servers; nothing to decode
             self.ended |= ends and number == self.number
             return
+        # Decode before the block may be ignored: it can change the table that later blocks use.
         headers, _ = self.headers.read(block)
         if number != self.number or self.ended:
             return
@@ -279,16 +300,16 @@ class ClientConnection(Http2Connection[StreamState]):
             self.ended = True
 
     def on_end(self, stream: StreamState) -> None:
-        """Refuse an answer without trailers, which is none of gRPC."""
+        """Reject a reply without trailers, which gRPC does not allow."""
         if stream.number == self.number:
             raise ConnectionBroken("an answer ends without a status")
 
     def is_late(self, number: int, ends: bool) -> bool:
-        """An answer whose call has ended here is passed over."""
+        """Return True for every earlier stream: frames for a call that has ended here are skipped."""
         return not self.is_idle(number)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """There is one call, so the connection ends with it."""
+        """End the connection, which carries no other call."""
         raise ProtocolViolation(error.code, str(error))
 
     @override
@@ -296,13 +317,13 @@ class ClientConnection(Http2Connection[StreamState]):
         raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, damage.details)
 
     def on_goaway(self, newest: int) -> None:
-        """Note that the server is about to end the connection; it may still answer the call."""
+        """Note that the server will close the connection. It still answers a call that it has accepted."""
         self.is_leaving = True
         if newest < self.number:
             raise ConnectionBroken("the server takes no more calls")
 
     def on_reset(self, stream: StreamState) -> None:
-        """Fail: the server has given up the call, and a refusal has come before."""
+        """Fail the call if the server resets its stream without a reply."""
         if stream.number == self.number and not self.ended:
             raise ConnectionBroken("the server has reset the call")
 

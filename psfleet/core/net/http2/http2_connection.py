@@ -1,7 +1,13 @@
-"""Common part of both ends of an HTTP/2 connection: it reads frames, keeps windows, sends messages.
+"""Common part of both ends of an HTTP/2 connection: frames, flow-control windows and sending.
 
-One thread reads (`read`). Messages may be sent by any thread; what the other end's windows do not
-take yet is sent by the reading thread when it hears of more room.
+One thread reads (`read`) and calls the `on_...` methods that each end defines. Any thread may send, under
+the lock `sending`. A message that the other end's windows do not accept yet is queued and sent by the
+reading thread when a WINDOW_UPDATE or SETTINGS frame enlarges them, so that no sender waits for a window.
+
+A window is the number of bytes of DATA frames that a receiver still accepts; there is one for the
+connection and one for each stream (RFC 9113, section 5.2). This package announces the largest window
+possible and enlarges it again after each GiB, so flow control practically never slows down a peer. Memory
+is limited by message length and number of calls instead (see calls.py).
 """
 
 import threading
@@ -22,10 +28,10 @@ from psfleet.core.net.http2.frames import (
 from psfleet.core.net.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
 from psfleet.core.net.http2.socket_transport import BufferedReader, Part, Transport
 
-RENEW = 1 << 30  # bytes received after which the other end's windows are opened again
-PREFIX = 5  # bytes before a message: not compressed, and its length
-_DEFAULT_WINDOW = 65_535
-_MOST_FRAGMENTS = 64  # CONTINUATION frames of one call
+RENEW = 1 << 30  # bytes received after which this end enlarges a window again
+PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
+_DEFAULT_WINDOW = 65_535  # until SETTINGS or WINDOW_UPDATE change it (RFC 9113, section 6.9.2)
+_MOST_FRAGMENTS = 64  # CONTINUATION frames of one header block
 
 
 S = TypeVar("S", bound=StreamState)
@@ -33,7 +39,14 @@ S = TypeVar("S", bound=StreamState)
 
 @dataclass(slots=True)
 class _Unsent:
-    """The rest of a message for which there is no room in a window."""
+    """The part of a message that the windows do not accept yet.
+
+    Attributes:
+        stream: Call that the message belongs to.
+        rest: Unsent bytes.
+        trailers: Header block to send after the bytes, or empty.
+        end: True if the last DATA frame ends the stream.
+    """
 
     stream: StreamState
     rest: memoryview
@@ -42,21 +55,23 @@ class _Unsent:
 
 
 class Http2Connection(BufferedReader, Generic[S]):
-    """One end of a connection, whose calls are of type S.
+    """Common base of both ends of a connection. S is the class of its calls.
 
     Args:
-        transport: Its bytes.
-        most: Bytes that a message from the other end may have.
-        streams: Calls that the other end may have open.
-        pseudo: The pseudo-headers that it sends.
+        transport: Transport of the connection.
+        most: Longest message accepted from the other end, in bytes.
+        streams: Calls that the other end may have open at once.
+        pseudo: Pseudo-headers that the other end may send.
 
     Attributes:
-        is_limited: True if `limit` is asked before a frame is read.
-        has_greeted: True if this end has sent its settings.
-        streams: The open calls.
-        window: Bytes that the other end takes now, of all calls together.
-        stream_window: Bytes that it takes of a new call.
-        received: Bytes of messages that were read since the window of this end was opened last.
+        headers: Decoder of the other end's header blocks.
+        sending: Lock held while frames are sent and while windows change.
+        is_limited: True if `limit` is called before each frame is read.
+        has_greeted: True once this end has sent its settings.
+        streams: Open calls by stream number.
+        window: Bytes that the other end accepts now on all streams together.
+        stream_window: Bytes that the other end accepts on a new stream.
+        received: Bytes of DATA frames since this end last enlarged the connection's window.
     """
 
     def __init__(
@@ -73,32 +88,32 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.stream_window = _DEFAULT_WINDOW
         self._largest_frame = frames.SMALLEST_FRAME
         self.received = 0
-        self._table_update = b""  # what the next header block begins with
+        # Prefix of the next header block, to change the table's size; empty once that is sent.
+        self._table_update = b""
         self._unsent: deque[_Unsent] = deque()
 
-    # -- reading -------------------------------------------------------------------------------
-
     def greeting(self) -> bytes:
-        """Return the first bytes of each end: its settings, with how much it takes."""
+        """Return the first frames that this end sends: its settings, and the largest possible window."""
         settings = {
             frames.MAX_CONCURRENT_STREAMS: self._streams,
             frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
             frames.MAX_FRAME_SIZE: frames.LARGEST_TAKEN,
             frames.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
         }
-        more = frames.LARGEST_WINDOW - _DEFAULT_WINDOW
-        return frames.settings(settings) + frames.window_update(0, more)
+        extra_window = frames.LARGEST_WINDOW - _DEFAULT_WINDOW
+        return frames.settings(settings) + frames.window_update(0, extra_window)
 
     def read(self) -> None:
-        """Read one frame and do what it says.
+        """Read one frame and act on it. Blocks until a frame has arrived.
 
         Raises:
-            ConnectionBroken: The connection has ended, or the other end breaks the protocol.
+            ConnectionBroken: The connection has ended, or the other end violates the protocol.
         """
         while self._end - self._start < frames.HEAD_SIZE:
             self._fill(frames.HEAD_SIZE)
         length, kind, flags, number = frames.read_head(self._buffer, self._start)
         self._start += frames.HEAD_SIZE
+        # The length is checked, and the rate limit applied, before any byte of the payload is read.
         if length > (MAX_HEADERS if kind == frames.HEADERS else frames.LARGEST_TAKEN):
             raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {length} bytes")
         if self.is_limited:
@@ -110,7 +125,8 @@ class Http2Connection(BufferedReader, Generic[S]):
                 self._control(kind, flags, number, length)
             else:
                 block = self.read_bytes(length)
-                if flags & ~frames.END_STREAM == frames.END_HEADERS:  # whole and plain, as mostly
+                # As almost always: no padding, no priority, no CONTINUATION.
+                if flags & ~frames.END_STREAM == frames.END_HEADERS:
                     self.on_headers(number, block, bool(flags & frames.END_STREAM))
                 else:
                     self._header_block(block, flags, number)
@@ -120,7 +136,7 @@ class Http2Connection(BufferedReader, Generic[S]):
 
     @property
     def has_frame(self) -> bool:
-        """True if a whole frame is here that is not read yet."""
+        """True if a whole unread frame is in the buffer."""
         here = self._end - self._start - frames.HEAD_SIZE
         return here >= 0 and frames.read_head(self._buffer, self._start)[0] <= here
 
@@ -140,6 +156,9 @@ class Http2Connection(BufferedReader, Generic[S]):
                 raise ProtocolViolation(
                     code, f"a message comes on stream {number}, which is not open"
                 )
+            # A stream that was reset here may still receive frames that were on their way. Their bytes must
+            # be read, and counted in the connection's window, or the next frame would begin at the wrong
+            # byte.
             self.pass_over(size)
         else:
             try:
@@ -162,6 +181,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             stream.remaining -= size
         if flags & frames.END_STREAM:
             stream.ended = True
+        # A content-length that does not match its DATA frames is malformed (RFC 9113, section 8.1.1).
         if stream.remaining and (stream.ended or stream.remaining < 0):
             raise StreamError(ErrorCode.PROTOCOL_ERROR, "the content-length is another")
         if damage is not None:
@@ -170,14 +190,14 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.on_end(stream)
 
     def took(self, length: int) -> None:
-        """Count bytes of messages that are read; open the connection's window again, from time to time."""
+        """Count bytes of DATA frames that have been read; enlarge the connection's window if it is time."""
         self.received += length
         if self.received >= RENEW:
             self.send([frames.window_update(0, self.received)])
             self.received = 0
 
     def is_idle(self, number: int) -> bool:
-        """Return whether the stream was never open."""
+        """Return whether the stream was never open. Clients open streams with odd and increasing numbers."""
         return number > self.newest() or not number % 2
 
     def _header_block(self, payload: bytes, flags: int, number: int) -> None:
@@ -192,18 +212,20 @@ class Http2Connection(BufferedReader, Generic[S]):
             payload = payload[5:]
         fragments = 0
         while not flags & frames.END_HEADERS:
-            length, kind, more, same = frames.read_head(self.read_bytes(frames.HEAD_SIZE))
+            length, kind, fragment_flags, same = frames.read_head(self.read_bytes(frames.HEAD_SIZE))
             if self.is_limited:
                 self.limit(length, True)
             fragments += 1
             if kind != frames.CONTINUATION or same != number:
                 raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, "headers go on in the wrong way")
+            # Header blocks have no window, so both their length and the number of their frames need a
+            # limit.
             if len(payload) + length > MAX_HEADERS or fragments > _MOST_FRAGMENTS:
                 raise ProtocolViolation(
                     ErrorCode.ENHANCE_YOUR_CALM, "headers have too many bytes or too many frames"
                 )
             payload += self.read_bytes(length)
-            flags |= more & frames.END_HEADERS
+            flags |= fragment_flags & frames.END_HEADERS
         self.on_headers(number, payload, bool(flags & frames.END_STREAM))
 
     def _check_priority(self, number: int, payload: bytes) -> None:
@@ -248,13 +270,14 @@ class Http2Connection(BufferedReader, Generic[S]):
                     self._largest_frame = value
                 elif key == frames.INITIAL_WINDOW:
                     self._resize_windows(value)
-                elif key == frames.HEADER_TABLE_SIZE:  # this end has no table, and says so once
+                elif key == frames.HEADER_TABLE_SIZE:  # this end uses no table: it says so once
                     self._table_update = NO_TABLE
-            # The other end counts by its new windows once it has the acknowledgement, so that goes first.
+            # The acknowledgement goes before any DATA: the other end counts by its new windows from there on.
             self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
             self._send_rest()
 
     def _resize_windows(self, window: int) -> None:
+        # A new INITIAL_WINDOW changes the windows of open streams by the difference, possibly below 0.
         for stream in self.streams.values():
             stream.window += window - self.stream_window
             self._check_window(stream.window)
@@ -267,68 +290,73 @@ class Http2Connection(BufferedReader, Generic[S]):
             )
 
     def _open_window(self, number: int, payload: bytes) -> None:
-        more = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
+        increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
         with self.sending:
             stream = self.streams.get(number)
             if not number:
-                if not more:
+                if not increment:
                     raise ProtocolViolation(
                         ErrorCode.PROTOCOL_ERROR, "a window is opened by nothing"
                     )
-                self.window += more
+                self.window += increment
                 self._check_window(self.window)
             elif stream is not None:
-                if not more:
+                if not increment:
                     raise StreamError(ErrorCode.PROTOCOL_ERROR, "a window is opened by nothing")
-                stream.window += more
+                stream.window += increment
                 if stream.window > frames.LARGEST_WINDOW:
                     raise StreamError(ErrorCode.FLOW_CONTROL_ERROR, "a window is opened too far")
             self._send_rest()
 
-    # -- for each end --------------------------------------------------------------------------
-
     def newest(self) -> int:
-        """Return the highest number of a stream that was open."""
+        """Return the highest stream number that was ever opened."""
         raise NotImplementedError
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """Take headers that have come."""
+        """Handle a complete header block of a stream.
+
+        Args:
+            number: Number of the stream.
+            block: Encoded headers.
+            ends: True if the other end sends nothing after it on the stream.
+        """
         raise NotImplementedError
 
     def limit(self, length: int, is_decoded: bool) -> None:
-        """Wait before a frame is read whose other end sends too many; see `is_limited`."""
+        """Wait before a frame is read if the other end sends too many. Called only if `is_limited`."""
 
     def is_late(self, number: int, ends: bool) -> bool:
-        """Return whether a frame for a stream that is closed was on its way when it was closed.
+        """Return whether a frame for a closed stream may have been sent before the other end saw it close.
 
-        `ends`: With it the other end closes the stream too.
+        `ends`: The frame ends the stream, so none will follow it.
         """
         raise NotImplementedError
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """Handle an error of the other end in one stream; `ends`: it sends no more on it."""
+        """Handle a violation of the protocol in one stream.
+
+        `ends`: The other end sends nothing after it on the stream.
+        """
         raise NotImplementedError
 
     def on_damage(self, stream: S, damage: DamagedMessage) -> None:
-        """Refuse the message of a stream."""
+        """Handle a message that cannot be read. Its remaining bytes are already skipped."""
         raise NotImplementedError
 
     def on_goaway(self, newest: int) -> None:
-        """Note that the other end takes no more streams; `newest`: the last one that it has taken."""
+        """Handle the announcement that the other end serves no streams after `newest`."""
         raise NotImplementedError
 
     def on_end(self, stream: S) -> None:
-        """Handle a stream of which the other end has sent all."""
+        """Handle the end of what the other end sends on a stream."""
         raise NotImplementedError
 
     def on_reset(self, stream: S) -> None:
-        """Handle a stream that the other end has given up."""
+        """Handle a stream that the other end has cancelled. It is already dropped."""
         raise NotImplementedError
 
-    # -- writing -------------------------------------------------------------------------------
-
     def drop(self, stream: StreamState) -> None:
-        """End a stream: nothing is sent on it any more."""
+        """Close a stream, so that this end sends nothing more on it."""
         with self.sending:
             stream.closed = True
             self.streams.pop(stream.number, None)
@@ -339,7 +367,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.transport.send(parts)
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """Send a GOAWAY frame, if it leaves without waiting. The connection is about to end."""
+        """Send a GOAWAY frame before the connection ends, unless that would have to wait."""
         if self.has_greeted and self.sending.acquire(timeout=1.0):
             try:
                 self.transport.send_some([frames.goaway(newest, code, details)])
@@ -351,19 +379,21 @@ class Http2Connection(BufferedReader, Generic[S]):
     def send_message(
         self, stream: StreamState, block: bytes, message: bytes, trailers: bytes
     ) -> None:
-        """Send headers, a message and, unless they are empty, trailers.
+        """Send headers, a message and trailers; queue what the windows do not accept yet.
 
         Args:
-            stream: The call.
-            block: Its headers.
-            message: The bytes; they must not change until they are sent.
-            trailers: A block that ends the stream; empty: the message ends it.
+            stream: The call. Nothing is sent if it is closed.
+            block: Encoded headers.
+            message: The message; its bytes must not change until they are sent.
+            trailers: Header block that ends the stream, or empty if the message ends it.
         """
         with self.sending:
             if stream.closed:
                 return
             number, length = stream.number, len(message)
             whole = PREFIX + length
+            # Usually everything fits into one frame and one write. The stream is closed before the write,
+            # so that no other thread sends on it after its end.
             if self.takes(whole, stream.window):
                 stream.window -= whole
                 if trailers:
@@ -374,18 +404,21 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.send_apart(stream, block, [b"\0" + length.to_bytes(4, "big"), message], trailers)
 
     def takes(self, whole: int, window: int) -> bool:
-        """Return whether a message of so many bytes can leave now, in one frame. The lock is held."""
-        room = min(window, self.window, self._largest_frame)
-        return whole <= room and not self._unsent and not self._table_update
+        """Return whether a message of `whole` bytes can leave now in one frame. The caller holds `sending`.
+
+        It cannot overtake queued messages, and a pending table update must go into a HEADERS frame first.
+        """
+        sendable_bytes = min(window, self.window, self._largest_frame)
+        return whole <= sendable_bytes and not self._unsent and not self._table_update
 
     def send_at_once(self, number: int, block: bytes, message: bytes, trailers: bytes) -> None:
-        """Send what this end `takes`. The lock is held."""
+        """Send headers, message and trailers that `takes` has allowed. The caller holds `sending`."""
         self.window -= PREFIX + len(message)
         opening, closing = around_message(number, len(message), block, trailers)
         self.transport.send([opening, message, closing] if trailers else [opening, message])
 
     def send_headers(self, number: int, block: bytes, flags: int) -> None:
-        """Send a frame of headers. The lock is held."""
+        """Send a HEADERS frame. The caller holds `sending`."""
         block, self._table_update = self._table_update + block, b""
         self.transport.send([frames.frame(frames.HEADERS, flags, number, block)])
 
@@ -398,53 +431,60 @@ class Http2Connection(BufferedReader, Generic[S]):
         *,
         ends: bool = True,
     ) -> None:
-        """Send headers, if there are any, and the rest as the windows allow. The lock is held.
+        """Send the headers and queue the contents until the windows allow them. The caller holds `sending`.
 
-        See `send_message`; `ends`: with the contents the stream ends, if there are no trailers.
+        Args:
+            stream: The call.
+            block: Encoded headers, or empty to send none.
+            contents: Parts of the message.
+            trailers: Header block that ends the stream, or empty.
+            ends: The last part ends the stream if there are no trailers.
         """
         if block:
             self.send_headers(stream.number, block, frames.END_HEADERS)
         *first, last = contents
-        self._unsent += [_Unsent(stream, memoryview(one), b"", False) for one in first]
+        self._unsent += [_Unsent(stream, memoryview(content), b"", False) for content in first]
         self._unsent.append(_Unsent(stream, memoryview(last), trailers, ends and not trailers))
         self._send_rest()
 
     def took_replies(self, stream: StreamState) -> bool:
-        """Return whether the other end has taken all that was sent on a stream."""
+        """Return whether everything that was sent on a stream has left this process."""
         with self.sending:
-            return all(one.stream is not stream for one in self._unsent)
+            return all(unsent.stream is not stream for unsent in self._unsent)
 
     def _send_rest(self) -> None:
-        """Send what the windows take of what is unsent. The lock is held."""
+        """Send as much of the queue as the windows accept. The caller holds `sending`."""
         waiting: deque[_Unsent] = deque()
+        # A stream whose window is full does not hold up other streams, but its own parts stay in order.
         full: set[int] = set()
         while self._unsent:
-            one = self._unsent.popleft()
-            if one.stream.closed:
+            unsent = self._unsent.popleft()
+            if unsent.stream.closed:
                 continue
-            if one.stream.number in full or not self._send_some(one):
-                full.add(one.stream.number)
-                waiting.append(one)
+            if unsent.stream.number in full or not self._send_some(unsent):
+                full.add(unsent.stream.number)
+                waiting.append(unsent)
         self._unsent = waiting
 
-    def _send_some(self, one: _Unsent) -> bool:
-        """Send as much as possible; return whether that was all."""
+    def _send_some(self, unsent: _Unsent) -> bool:
+        """Send as much of one queued part as possible. Returns True if it has left completely."""
         parts: list[Part] = []
-        number = one.stream.number
+        number = unsent.stream.number
         while (
-            len(one.rest) and (room := min(self.window, one.stream.window, self._largest_frame)) > 0
+            len(unsent.rest)
+            and (sendable_bytes := min(self.window, unsent.stream.window, self._largest_frame)) > 0
         ):
-            part, one.rest = one.rest[:room], one.rest[room:]
+            part, unsent.rest = unsent.rest[:sendable_bytes], unsent.rest[sendable_bytes:]
             self.window -= len(part)
-            one.stream.window -= len(part)
-            flags = frames.END_STREAM if one.end and not len(one.rest) else 0
+            unsent.stream.window -= len(part)
+            flags = frames.END_STREAM if unsent.end and not len(unsent.rest) else 0
             parts += [frames.head(len(part), frames.DATA, flags, number), part]
-        whole = not len(one.rest)
-        if whole and one.end and not parts:  # an empty message
+        whole = not len(unsent.rest)
+        if whole and unsent.end and not parts:  # an empty message
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
-        if whole and one.trailers:
-            parts.append(frames.trailing(number, one.trailers))
-            self.drop(one.stream)
+        if whole and unsent.trailers:
+            parts.append(frames.trailing(number, unsent.trailers))
+            self.drop(unsent.stream)
         if parts:
             self.transport.send(parts)
         return whole

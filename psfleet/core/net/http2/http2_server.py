@@ -1,4 +1,13 @@
-"""A server of unary gRPC calls: one thread for each connection."""
+"""Server of unary gRPC calls over HTTP/2, with one thread per connection.
+
+A connection's thread reads a call and runs its handler, which replies now or keeps the call and replies
+later from any thread. So a call that waits for other workers holds no thread. connection_admission.py
+accepts connections, server_connection.py serves one of them, and this module starts and stops their
+threads.
+
+A server's handlers reply under its lock. Therefore a reply must never wait for a client that reads slowly:
+DeferredSending takes what the socket does not accept at once, and sends it later.
+"""
 
 import socket
 import threading
@@ -21,19 +30,20 @@ from psfleet.core.net.http2.socket_transport import Part, Tick, Transport
 
 _log = log_of(__name__)
 
-_LOOK = 0.02  # seconds between looks for the end of calls
+_LOOK = 0.02  # seconds between checks, during `stop`, whether calls are still open
 
 
 class Http2Server:
-    """Answers calls on a listening socket, from `start` to `stop`.
+    """Serves calls on a listening socket from `start` to `stop`.
 
     Args:
-        listener: The socket; the server closes it.
-        wrap: Makes a transport of an accepted socket; with TLS it shakes hands.
-        behaviors: Handlers of calls, by path.
+        listener: Listening socket, which the server closes.
+        wrap: Makes a transport from an accepted socket, and performs the TLS handshake if there is one.
+        behaviors: Handlers by path of the method.
         settings: Settings of the server.
-        say: Gets a line for the log when connections were closed because they were too many.
-        messages: Counts those that are on their way; None: they are those of this server alone.
+        say: Writes a line to the log when connections were closed because there were too many.
+        messages: Limit on partly received messages, if it is shared with other servers of the process. None
+            gives this server a limit of its own.
     """
 
     def __init__(
@@ -56,14 +66,16 @@ class Http2Server:
         self._thread = ServiceThread(self._admission.run, "http2")
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Begin to accept connections."""
         self._thread.start()
 
     def stop(self, grace: float) -> None:
-        """Take no more connections; end those that are open when no call is, or after `grace` seconds."""
+        """Accept no more connections, wait up to `grace` seconds for open calls, then close all."""
         self._admission.stop()
         self._thread.join()
-        self._say_goodbye(frames.LARGEST_WINDOW)  # calls that are on their way are still taken
+        # Two GOAWAYs, as RFC 9113 (section 6.8) advises. The first allows any stream number, because calls
+        # that clients have already sent are still served; the second names the last one that was.
+        self._say_goodbye(frames.LARGEST_WINDOW)
         deadline = time.monotonic() + grace
         with self._lock:
             while self._is_busy() and time.monotonic() < deadline:
@@ -76,7 +88,7 @@ class Http2Server:
             peer.thread.join()
 
     def _say_goodbye(self, newest: int | None) -> None:
-        """Tell each client the last stream that is taken; None: that which it has used last."""
+        """Tell each client the last stream that is served, or the last it has used if `newest` is None."""
         with self._lock:
             for peer in self._peers:
                 last = peer.connection.newest() if newest is None else newest
@@ -94,7 +106,7 @@ class Http2Server:
             return [peer.accepted for peer in self._peers]
 
     def _begin(self, arrival: OpenConnection) -> None:
-        """Give a connection its thread."""
+        """Start the thread of a connection."""
         assert arrival.transport is not None
         transport = DeferredSending(arrival.transport)
         connection = self._connection(transport, arrival.since)
@@ -105,13 +117,13 @@ class Http2Server:
             self._peers.add(peer)
         try:
             peer.thread.start()
-        except RuntimeError:  # the system has no thread for it
+        except RuntimeError:  # the system cannot start another thread
             with self._lock:
                 self._peers.discard(peer)
             transport.close()
 
     def _connection(self, transport: Transport, since: float) -> ServedConnection:
-        """Return the server's end of a connection that was accepted at this time."""
+        """Return the server's end of a connection that was accepted at the time `since`."""
         return ServerConnection(transport, since, self._behaviors, self._settings, self._messages)
 
     def _serve(self, peer: "_PeerThread") -> None:
@@ -119,9 +131,9 @@ class Http2Server:
             peer.transport.handshake(peer.connection.tick)
             peer.connection.run()
         except ConnectionBroken:
-            pass  # the other end sees it
+            pass  # an ordinary end, or a violation that the client was told about
         except Exception:
-            _log.exception("a connection has failed; others go on")  # a defect
+            _log.exception("a connection has failed; others go on")  # a defect of psfleet
         finally:
             peer.transport.close()
             with self._lock:
@@ -140,37 +152,38 @@ class _PeerThread:
 
 
 class DeferredSending:
-    """A transport whose `send` leaves what the socket does not take at once for later.
+    """Transport whose `send` never waits: it keeps the bytes that the socket does not accept at once.
 
-    The connection's own thread sends its part of that before it next waits for bytes, so a client that sends
-    and does not read is not read either. What other threads leave is sent by a thread of the connection,
-    which is there as long as something is unsent. Bytes leave in the order of the calls of `send`, of
-    which there is one at a time.
+    If the connection's own thread was the sender, it sends the kept bytes before it next waits for input.
+    So a client that sends but does not read is not read either, and cannot make replies pile up. If another
+    thread was the sender, a helper thread sends the kept bytes and ends when none are left. Bytes leave in
+    the order of the calls of `send`, which the connection makes one at a time.
+
+    Two locks guard the kept bytes. `_sending` is held during the blocking write and is taken first; `_lock`
+    is held only for a moment, so that `send` can append while a write is in progress.
 
     Args:
-        inner: Sends and receives.
+        inner: Transport that sends and receives.
     """
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
-        self._own = 0  # the thread that serves the connection
+        self._own = 0  # ident of the thread that serves the connection
         self._lock = threading.Lock()
-        self._sending = (
-            threading.Lock()
-        )  # held while unsent bytes leave; taken before the other one
+        self._sending = threading.Lock()  # held while kept bytes leave; always taken before `_lock`
         self._unsent: list[Part] = []
         self._thread: ServiceThread | None = None
 
     @property
     def is_behind(self) -> bool:
-        """True if something is unsent."""
+        """True if bytes are waiting to be sent."""
         return bool(self._unsent)
 
     def fileno(self) -> int:
         return self._inner.fileno()
 
     def handshake(self, tick: Tick) -> None:
-        """The thread that calls this is the connection's own."""
+        """Complete the handshake. The calling thread becomes the connection's own thread."""
         self._own = threading.get_ident()
         self._inner.handshake(tick)
 
@@ -183,13 +196,14 @@ class DeferredSending:
         return self._inner.receive(into, tick)
 
     def send_some(self, parts: Sequence[Part]) -> list[Part]:
-        """Everything is taken, to be sent now or later."""
+        """Send now or later. Always accepts everything."""
         self.send(parts)
         return []
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Does not wait for the other end."""
+        """Send the parts, or keep what the socket does not accept now. Never waits for the other end."""
         with self._lock:
+            # Once something is kept, all later parts queue behind it, or bytes would leave out of order.
             self._unsent += parts if self._unsent else self._inner.send_some(parts)
             if self._unsent and self._thread is None and threading.get_ident() != self._own:
                 thread = ServiceThread(self._send_apart, "http2 sending")
@@ -205,10 +219,14 @@ class DeferredSending:
             while self._send_unsent(apart=True):
                 pass
         except ConnectionBroken:
-            self._inner.shut()  # readers see it
+            self._inner.shut()  # the reading thread notices, and ends the connection
 
     def _send_unsent(self, *, apart: bool = False) -> bool:
-        """Send what is unsent; False: nothing was, and a thread for it alone is not needed any more."""
+        """Send the kept bytes, waiting for the socket. Returns False if there were none.
+
+        `apart`: The helper thread calls. It is unregistered under the lock in which it found nothing to
+        send, so that a later `send` starts a new one and nothing is left behind.
+        """
         with self._sending:
             with self._lock:
                 parts = self._unsent[:]
@@ -217,6 +235,8 @@ class DeferredSending:
                     return False
             self._inner.send(parts)
             with self._lock:
+                # Only now: while the list is not empty, `send` appends to it and cannot overtake this
+                # write.
                 del self._unsent[: len(parts)]
             return True
 

@@ -1,4 +1,14 @@
-"""The server's end of a connection: takes calls and sends their answers."""
+"""Server's end of an HTTP/2 connection: reads calls, checks them, runs their handlers and sends replies.
+
+One thread per connection runs `run`. Handlers may reply from any thread. A call passes the checks in order
+of their cost: framing and headers, number of open calls, token, method and timeout; only then is its
+message read. Headers that have passed once are remembered by their bytes, so the same client's next call
+skips the checks.
+
+A small call from our client is shorter still (`_take_plain`): it usually arrives in one read, with known
+headers, and is recognized by comparing two frame heads. A call that differs in any way is read frame by
+frame, with the same result. docs/decisions/0015-small-calls.md has the measurements.
+"""
 
 import select
 import time
@@ -34,12 +44,13 @@ from psfleet.core.net.http2.socket_transport import Transport
 
 _UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
 _INVALID, _UNKNOWN = 3, 2
-_LONGEST_PLAIN = 4 << 10  # bytes of a call; to look at those of a longer one twice takes longer
+# Bytes of a call that is compared as a whole. With more, the second pass over the bytes costs too much.
+_LONGEST_PLAIN = 4 << 10
 _SHORTEST_PLAIN = frames.HEAD_SIZE + frames.MESSAGE_HEAD_SIZE
-_MOST_KNOWN = 16
-_TICK = 0.5  # seconds
-_MOST_LATE = 1024
-_PENALTY = 48 << 16  # bytes that are charged for a broken rule: 48 units
+_MOST_KNOWN = 16  # header blocks that a connection remembers
+_TICK = 0.5  # longest wait in seconds
+_MOST_LATE = 1024  # streams remembered for frames that are still on their way
+_PENALTY = 48 << 16  # bytes that a violation of the protocol is charged as: 48 units of 64 KiB
 _NO_GRPC = b"This port answers calls of gRPC alone: POST with content-type application/grpc.\n"
 
 
@@ -48,14 +59,17 @@ class ServerSettings:
     """Settings of a server.
 
     Attributes:
-        message: Bytes of one message.
+        message: Longest message in bytes.
         connections: Open connections; a further one is closed at once.
-        handshakes: Connections that have not made a call yet; when there are more, the oldest is closed.
-        streams: Calls that are open at once on one connection.
-        incoming: Calls of one connection whose message is on its way.
-        handshake: Seconds within which a connection must have made a call.
-        refuse: Says why a call to this path with this header `authorization` is not taken; "": it is.
-        at_once: Functions that answer some calls at once, by path; None: the call goes to its behavior.
+        handshakes: Connections of one address that have not made a permitted call yet; of more, some are
+            closed.
+        streams: Calls that may be open at once on one connection.
+        incoming: Calls of one connection whose message may be partly received.
+        handshake: Seconds within which a new connection must make a permitted call.
+        refuse: Returns why a call is refused, given its path and `authorization` header, or "" to permit
+            it.
+        at_once: Functions by path that reply to some calls directly; they return None to leave a call to
+            its handler.
     """
 
     message: int
@@ -69,18 +83,18 @@ class ServerSettings:
 
 
 class ServerConnection(Http2Connection[IncomingCall]):
-    """The server's end of a connection.
+    """Server's end of a connection.
 
     Args:
-        transport: Its bytes.
-        since: Time at which it was accepted, by time.monotonic.
-        behaviors: Functions that answer calls, by path.
+        transport: Transport of the connection.
+        since: Time at which it was accepted (time.monotonic).
+        behaviors: Handlers by path.
         settings: Settings of the server.
-        messages: Counts those that are on their way.
+        messages: Limit on partly received messages.
 
     Attributes:
-        is_authenticated: True if a permitted call has come.
-        later: Functions that this connection's thread calls once it has taken all calls that have come.
+        is_authenticated: True once the client has made a permitted call.
+        later: Functions that the connection's thread calls when no further whole frame has arrived.
     """
 
     def __init__(
@@ -99,15 +113,17 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self._limits = settings
         self._newest = 0
         self._messages = messages
-        self._late: dict[int, None] = {}  # streams that were ended here and not by their clients
-        # By headers of calls that were taken, without timeouts.
+        self._late: dict[
+            int, None
+        ] = {}  # streams that this end closed and the client has not ended, oldest first
+        # Keys are encoded headers without timeouts, of calls that passed all checks.
         self._known: dict[bytes, Behavior] = {}
         self._at_once: dict[bytes, Callable[[bytes], bytes | None]] = {}
         self._is_answering = False
         self.later: list[Callable[[], None]] = []
 
     def run(self) -> None:
-        """Serve until the connection ends."""
+        """Serve calls until the connection ends. Raises ConnectionBroken."""
         try:
             self.send([self.greeting()])
             self.has_greeted = True
@@ -122,7 +138,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
                     self.read()
         except ProtocolViolation as error:
             self.say_goodbye(self._newest, error.code, str(error))
-            if self.is_limited:  # to connect again at once would cost more than to stay
+            if self.is_limited:  # otherwise it would be cheaper to break a rule and reconnect
                 self.limit(_PENALTY, False)
             raise
         finally:
@@ -131,8 +147,8 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     def _do_later(self) -> None:
         later, self.later = self.later, []
-        for each in later:
-            each()
+        for function in later:
+            function()
 
     def _lose_all(self) -> None:
         calls = [*self.streams.values()]
@@ -142,9 +158,11 @@ class ServerConnection(Http2Connection[IncomingCall]):
             self.on_reset(call)
 
     def _take_plain(self) -> bool:
-        """Take a call as our client sends a small one, with the headers of a call that was taken before.
+        """Serve a small call that our client sends in one piece with known headers, or return False.
 
-        False: it is to be read frame by frame. It does what that would do.
+        Nothing is consumed if it returns False. Otherwise the effect is that of reading the call frame by
+        frame. `run` tries this only when no other call is open on the connection, so its limits need no
+        check.
         """
         part = self.arrived(_LONGEST_PLAIN)
         if len(part) < _SHORTEST_PLAIN:
@@ -165,8 +183,10 @@ class ServerConnection(Http2Connection[IncomingCall]):
         )
         if part[start:body] != head:
             return False
+
         if not number % 2 or not self._newest < number <= frames.LARGEST_WINDOW:
             return False
+        # Nothing was changed up to here; from here on the call is consumed and will be answered.
         self._start += len(part)
         self.received += whole
         if self.received >= RENEW:
@@ -183,7 +203,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
         self._is_answering = False
         call.connection, call.behavior, call.ended = self, behavior, True
-        if reply is not None:  # the windows do not take it now
+        if reply is not None:  # the windows do not accept it yet: queue it as any reply
             call.end(reply)
             return True
         call.deadline = time.monotonic() + int(timeout[:-1]) * 1e-3
@@ -191,7 +211,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         return True
 
     def _send_whole(self, number: int, reply: bytes) -> bool:
-        """Send the reply of a call, if the windows take all of it."""
+        """Send a reply if the windows accept all of it now. Returns whether they did."""
         with self.sending:
             takes = self.takes(PREFIX + len(reply), self.stream_window)
             if takes:
@@ -204,24 +224,29 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     @property
     def is_busy(self) -> bool:
-        """True if a call waits for its one answer."""
+        """True if a call waits for its reply. Streaming calls do not count: they may stay open forever."""
         return self._is_answering or any(
             not isinstance(call.behavior, Streaming) for call in [*self.streams.values()]
         )
 
     def limit(self, length: int, is_decoded: bool) -> None:
-        """Until a call has come that may be made, few frames are read."""
+        """Wait as long as the rate limit says, but no longer than the client stays connected.
+
+        In effect until the first permitted call, so that a stranger cannot occupy the processor.
+        """
         until = time.monotonic() + self._rate.take(length, is_decoded, time.monotonic())
         hung_up = select.poll()
+        # No event is requested: poll then reports only a hang-up or an error.
         hung_up.register(self.transport.fileno(), 0)
-        while (rest := until - time.monotonic()) > 0:
-            if hung_up.poll(min(rest, _TICK) * 1000):
+        while (remaining_seconds := until - time.monotonic()) > 0:
+            if hung_up.poll(min(remaining_seconds, _TICK) * 1000):
                 return
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """Begin a call, or end it with its client's trailers."""
+        """Begin a call, or end its request if the headers are trailers."""
         if not number % 2:
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a call comes on stream {number}")
+        # Client stream numbers only increase, so this stream was opened before: the headers are trailers.
         if number <= self._newest:
             self._trailers(number, block, ends)
             return
@@ -230,19 +255,19 @@ class ServerConnection(Http2Connection[IncomingCall]):
         behavior = self._known.get(prefix)
         if behavior is None or not timeout or len(self.streams) >= self._limits.streams:
             self._check_call(number, block, ends)
-        else:  # as with a call before it
+        else:  # the same headers have passed the checks before
             call = self._open(number)
             call.ended = ends
             self._take_call(call, behavior, int(timeout[:-1]) * 1e-3)
 
     def _open(self, number: int) -> IncomingCall:
-        """Return the call that begins."""
+        """Register a new call."""
         call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
         call.connection = self
         return call
 
     def _check_call(self, number: int, block: bytes, ends: bool) -> None:
-        """Take a call or refuse it."""
+        """Accept or refuse a call, according to its headers."""
         headers, timeout = self.headers.read(block)
         length = check_request(headers)
         if ends and length:
@@ -263,6 +288,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.is_authenticated, self.is_limited = True, False
         behavior = self._behaviors[headers[":path"]]
         if (
+            # Only headers without content-length are remembered, since it differs from call to call.
             length is None
             and not isinstance(behavior, Streaming)
             and len(self._known) < _MOST_KNOWN
@@ -305,8 +331,9 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.on_end(stream)
 
     def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
-        """Return the status and words with which a call is refused before its message is taken in."""
+        """Return the status code and text to refuse a call with, or None to accept it."""
         path = headers[":path"]
+        # The token is checked first, so that a stranger cannot find out which methods exist.
         if refusal := self._limits.refuse(path, headers.get("authorization", "")):
             return _UNAUTHENTICATED, refusal
         if path not in self._behaviors:
@@ -345,7 +372,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         stream.refuse(damage.status, damage.details)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """The stream is reset."""
+        """Reset the stream."""
         stream = self.streams.get(number)
         if stream is not None:
             self.drop(stream)
@@ -356,13 +383,14 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.send([frames.reset(number, error.code)])
 
     def _expect_late(self, number: int) -> None:
-        """Remember a stream on which the client may send more before it sees that it has ended."""
+        """Remember a closed stream on which the client may still send, until it learns that it is closed."""
+        # A dict is used as an ordered set: its first key is the oldest.
         self._late[number] = None
         if len(self._late) > _MOST_LATE:
             del self._late[next(iter(self._late))]
 
     def on_goaway(self, newest: int) -> None:
-        """Do nothing: the client closes the connection when its calls are answered."""
+        """Do nothing: the client closes the connection once its calls are answered."""
 
     @override
     def on_reset(self, stream: IncomingCall) -> None:
@@ -370,13 +398,13 @@ class ServerConnection(Http2Connection[IncomingCall]):
         stream.lose()
 
     def _reply_plainly(self, stream: IncomingCall) -> None:
-        """Say to a client that does not speak gRPC what this is."""
+        """Explain in plain text, to a client that does not speak gRPC, what this port is for."""
         with self.sending:
             if not stream.closed:
                 self.send_apart(stream, TEXT_HEADERS, [_NO_GRPC], TEXT_TRAILERS)
 
     def fail(self, call: IncomingCall) -> None:
-        """End a call with its status."""
+        """End a call with its error status."""
         block = failure_trailers(call.code or _UNKNOWN, call.details, call.metadata)
         if call.has_opened:
             block = block.removeprefix(OK_HEADERS)
@@ -385,7 +413,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
                 return
             self.drop(call)
             self.send_headers(call.number, block, frames.END_HEADERS | frames.END_STREAM)
-            if not call.ended:  # what still comes of the message is not wanted
+            if not call.ended:  # ask the client to stop sending the message
                 self._expect_late(call.number)
                 self.transport.send([frames.reset(call.number, ErrorCode.NO_ERROR)])
 

@@ -1,6 +1,9 @@
-"""The bytes of a connection: a socket, plain or under TLS, that blocks.
+"""Blocking sockets as byte transports for HTTP/2, plain or under TLS.
 
-One thread reads; any thread may write, one at a time (the caller sees to that).
+One thread reads. Any thread may write, but only one at a time: the connection holds its lock `sending`. No
+wait is endless. While nothing arrives, `tick` is called twice a second and may raise to give up; a write
+fails if the other end accepts no byte for a minute; and the kernel closes a TCP connection whose host has
+vanished after about 30 seconds.
 """
 
 import contextlib
@@ -17,39 +20,43 @@ from psfleet.core.net.http2.frames import ConnectionBroken
 Part = bytes | memoryview
 Tick = Callable[[], None]
 
-_MOST_PARTS = 512  # of one sendmsg; Linux takes 1024
-_TICK = 0.5  # seconds
-_STALLED = 60.0  # seconds in which the other end must take some bytes
+_MOST_PARTS = 512  # buffers of one sendmsg; Linux accepts 1024
+_TICK = 0.5  # longest wait in seconds inside of one system call
+_STALLED = 60.0  # seconds within which the other end must accept some bytes
+# A `struct timeval` for SO_RCVTIMEO and SO_SNDTIMEO: seconds and microseconds, 8 bytes each.
 _TIMEVAL = int(_TICK).to_bytes(8, "little") + int(_TICK % 1 * 1e6).to_bytes(8, "little")
-_RECORD = 16 << 10  # bytes of a TLS record
+_RECORD = 16 << 10  # longest content of a TLS record, in bytes
 
 
-_BUFFER = 64 << 10
-_UNREAD = 32 << 10  # bytes that are passed over at once
+_BUFFER = 64 << 10  # bytes of a reader's buffer
+_UNREAD = 32 << 10  # bytes skipped at a time; must fit into the buffer
 
 
 class Transport(Protocol):
-    """Socket as a connection uses it."""
+    """Byte stream under a connection."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
 
     def handshake(self, tick: Tick) -> None:
-        """Shake hands, if the transport does; see `receive`."""
+        """Complete the handshake, if the transport has one. Calls `tick` as `receive` does."""
 
     def go_on_with_handshake(self) -> int:
-        """Shake hands without waiting; the events of select.poll to wait for, 0: it is done.
+        """Continue the handshake without waiting.
+
+        Returns:
+            Events of select.poll to wait for before the next call, or 0 once the handshake is complete.
 
         Raises:
             ConnectionBroken: The other end cannot be trusted, or the connection has ended.
         """
 
     def receive(self, into: memoryview, tick: Tick) -> int:
-        """Read what is there, at least one byte; how many.
+        """Read the bytes that have arrived, at least one, and return their number.
 
         Args:
-            into: The bytes that may be written.
-            tick: Called about twice a second while nothing comes; ends the wait by raising.
+            into: Memory to write to.
+            tick: Called about twice a second while nothing arrives; may raise to end the wait.
 
         Raises:
             ConnectionBroken: The connection has ended.
@@ -59,25 +66,28 @@ class Transport(Protocol):
         """Write all parts.
 
         Raises:
-            ConnectionBroken: The connection has ended, or the other end takes nothing for a minute.
+            ConnectionBroken: The connection has ended, or the other end accepts nothing for a minute.
         """
 
     def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Write what the socket takes without waiting; what is left, to be sent next.
+        """Write what the socket accepts without waiting. Returns the unsent parts.
 
         Raises:
             ConnectionBroken: The connection has ended.
         """
 
     def shut(self) -> None:
-        """End the connection; pending reads and writes fail. Any thread may call, also twice."""
+        """End the connection; waiting reads and writes fail. Safe from any thread, and to call twice."""
 
     def close(self) -> None:
-        """Close the socket. It must not be used any more."""
+        """Close the socket, which must not be used afterwards."""
 
 
 class PlainTransport:
-    """A socket without TLS."""
+    """Transport over a socket without TLS.
+
+    The socket blocks with a timeout of half a second, so a system call waits and no extra `poll` is needed.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -108,7 +118,7 @@ class PlainTransport:
             return size
 
     def send(self, parts: Sequence[Part]) -> None:
-        if len(parts) <= _MOST_PARTS:  # mostly all of them leave at once
+        if len(parts) <= _MOST_PARTS:  # usually one system call sends everything
             try:
                 size = self._socket.sendmsg(parts)
             except (BlockingIOError, InterruptedError):
@@ -122,7 +132,7 @@ class PlainTransport:
             self.send(parts[start : start + _MOST_PARTS])
 
     def _send_rest(self, views: list[memoryview], size: int) -> None:
-        """Go on when so many bytes of these have left."""
+        """Send what is left of `views` after their first `size` bytes have been sent."""
         deadline = time.monotonic() + _STALLED
         while True:
             if size:
@@ -150,7 +160,7 @@ class PlainTransport:
         return ()
 
     def _try_send(self, parts: Sequence[Part]) -> int:
-        """Send for half a second at most; return the number of bytes that the socket has taken."""
+        """Send for at most half a second. Returns the number of bytes that the socket accepted."""
         try:
             return self._socket.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
@@ -166,14 +176,15 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """A socket under TLS.
+    """Transport over a socket under TLS.
 
-    OpenSSL takes one call at a time for a connection, so no thread waits inside of one: the socket does not
-    block, and a thread that has to wait does so beside it.
+    OpenSSL allows only one call at a time per connection. A thread that waited for bytes inside of OpenSSL
+    would block every thread that wants to send, so the socket is non-blocking, and threads wait in `poll`
+    without the lock.
 
     Args:
         sock: The socket.
-        needs_http2: The other end must say that it speaks HTTP/2.
+        needs_http2: Require the other end to agree on HTTP/2 (ALPN `h2`).
     """
 
     def __init__(self, sock: ssl.SSLSocket, *, needs_http2: bool = True) -> None:
@@ -226,6 +237,7 @@ class TlsTransport:
             return size
 
     def send(self, parts: Sequence[Part]) -> None:
+        # OpenSSL makes a record of each send, with its own encryption and overhead.
         for part in _records(parts):
             view, deadline = memoryview(part), time.monotonic() + _STALLED
             while len(view):
@@ -247,7 +259,7 @@ class TlsTransport:
         return ()
 
     def _try_send(self, view: memoryview) -> tuple[int, int]:
-        """Send what the socket takes; return the number of bytes and, if it is 0, the event to wait for."""
+        """Send what the socket accepts. Returns the number of bytes and, if it is 0, the event to await."""
         try:
             with self._lock:
                 return self._socket.send(view), 0
@@ -259,7 +271,7 @@ class TlsTransport:
             raise ConnectionBroken(f"connection lost: {error}") from None
 
     def _wait(self, events: int) -> bool:
-        """Wait for a tick until the socket is ready."""
+        """Wait at most half a second for the events. Returns whether one has occurred."""
         descriptor = self._socket.fileno()
         if descriptor < 0:
             raise ConnectionBroken("the connection is closed")
@@ -276,7 +288,7 @@ class TlsTransport:
 
 
 def _records(parts: Sequence[Part]) -> list[Part]:
-    """Join short parts in a row, which then go into one record."""
+    """Join consecutive short parts, so that they share TLS records instead of using one each."""
     records: list[Part] = []
     small: list[Part] = []
     for part in parts:
@@ -294,16 +306,19 @@ def _check_stalled(deadline: float) -> None:
 
 
 def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the plain way: SSLSocket's own would break who reads
+    # Not SSLSocket.shutdown, which would break a thread that is reading.
+    with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Notice a host that has vanished without a word."""
+    """Let the kernel notice a host that has vanished without closing its connections."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # An idle connection is probed after 20 s and given up after two probes 5 s apart: 30 s in all.
+    # TCP_USER_TIMEOUT, in milliseconds, is the same limit for sent bytes that nobody acknowledges.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
@@ -311,10 +326,13 @@ def _keep_alive(sock: socket.socket) -> None:
 
 
 class BufferedReader:
-    """Reads from a transport; one thread may.
+    """Buffered reads from a transport. Only one thread may read.
+
+        _buffer:   | read | unread bytes | free |
+                          ^_start        ^_end
 
     Args:
-        transport: Its bytes.
+        transport: Source of the bytes.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -324,10 +342,10 @@ class BufferedReader:
         self._start = self._end = 0
 
     def tick(self) -> None:
-        """Called about twice a second while nothing comes; raises when the wait is over."""
+        """Hook called about twice a second while nothing arrives. An override raises to end the wait."""
 
     def read_bytes(self, size: int) -> bytes:
-        """Return the next bytes, as many as a small frame has at most."""
+        """Return the next `size` bytes, at most as many as the buffer holds."""
         while self._end - self._start < size:
             self._fill(size)
         start = self._start
@@ -335,35 +353,39 @@ class BufferedReader:
         return bytes(self._view[start:end])
 
     def arrived(self, most: int) -> bytes:
-        """Return the received bytes that are not read yet, at least one, which stay; empty if over `most`."""
+        """Return the unread bytes without consuming them, or b"" if there are more than `most`.
+
+        Waits for at least one byte.
+        """
         if self._start == self._end:
             self._start = self._end = 0
             self._end = self.transport.receive(self._view, self.tick)
         return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
 
     def read_into(self, target: memoryview) -> None:
-        """Return the next bytes, as many as the target holds."""
+        """Fill the target with the next bytes."""
         here = min(len(target), self._end - self._start)
         target[:here] = self._view[self._start : self._start + here]
         self._start += here
         while here < len(target):
-            if len(target) - here < _BUFFER // 4:  # with what follows it, in one call
+            if len(target) - here < _BUFFER // 4:  # a short end: read it together with what follows
                 self._fill(len(target) - here)
                 self.read_into(target[here:])
                 return
+            # Long content goes directly into the target, not through the buffer.
             here += self.transport.receive(target[here:], self.tick)
 
     def _fill(self, size: int) -> None:
-        """Read more into the buffer, in which there is to be room for `size` bytes."""
+        """Read more bytes into the buffer, moving its content if `size` bytes do not fit behind `_start`."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start + size > _BUFFER:
-            rest = self._end - self._start
-            self._view[:rest] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, rest
+            unread_bytes = self._end - self._start
+            self._view[:unread_bytes] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, unread_bytes
         self._end += self.transport.receive(self._view[self._end :], self.tick)
 
     def pass_over(self, size: int) -> None:
-        """Read and drop bytes."""
+        """Read and discard `size` bytes."""
         while size:
             size -= len(self.read_bytes(min(size, _UNREAD)))
