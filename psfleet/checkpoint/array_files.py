@@ -106,8 +106,8 @@ def _torch_tensors(path: Path) -> Iterator[tuple[str, Any]]:
             is_short = tensor.is_floating_point() and tensor.element_size() < 4
             yield name or "value", tensor.float() if is_short else tensor
         elif isinstance(thing, Mapping):
-            for key, each in thing.items():
-                yield from within(each, f"{name}.{key}" if name else str(key))
+            for key, entry in thing.items():
+                yield from within(entry, f"{name}.{key}" if name else str(key))
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

@@ -90,9 +90,9 @@ def _split(line: str) -> tuple[str, list[str]]:
 
     The word ends at the first tab, or without a tab before the numbers at the end of the line.
     """
-    word, tab, rest = line.partition("\t")
+    word, tab, number_text = line.partition("\t")
     if tab:
-        return word, rest.split()
+        return word, number_text.split()
     fields = line.split(" ")
     start = len(fields)
     while start > 1 and _NUMBER.fullmatch(fields[start - 1]):
