@@ -73,15 +73,15 @@ class Callback:
 
 
 class BestValue(Callback):
-    """Tracks the best value of a metric over the evaluations.
+    """Callback that tracks the best value of a metric over all evaluations.
 
     Args:
-        metric: Its name among the values.
-        mode: "max" if the largest value is the best, else "min".
+        metric: Name of the metric among the values of an evaluation.
+        mode: "max" if larger values are better, "min" if smaller ones are.
 
     Attributes:
-        best: Best value; None: there is none yet.
-        best_step: Step at which it came.
+        best: Best value, or None before the first evaluation.
+        best_step: Step of the evaluation with the best value.
     """
 
     @checked
@@ -91,7 +91,9 @@ class BestValue(Callback):
         self.best_step = 0
 
     def is_better(self, step: int, values: Mapping[str, float]) -> bool:
-        """Return whether the value is the best one so far, which it then is; NaN is no value.
+        """Return whether an evaluation is better than all before, and if so, store it as the best.
+
+        An evaluation whose metric is NaN is never better.
 
         Raises:
             UsageError: The evaluation lacks the metric.
@@ -111,7 +113,7 @@ class BestValue(Callback):
         return value > best if self.mode == "max" else value < best
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and its step."""
+        """Return the best value and its step."""
         return {"best": self.best, "best_step": self.best_step}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,13 +122,13 @@ class BestValue(Callback):
 
 
 class EarlyStopping(BestValue):
-    """Ends training after evaluations that are no better than the best one before.
+    """Callback that ends training after several evaluations in a row without improvement.
 
     Args:
-        metric: Its name among the values.
-        patience: So many such evaluations in a row.
-        mode: "max" if the largest value is the best, else "min".
-        least_change: An evaluation counts as better only if it is by more than this.
+        metric: Name of the metric among the values of an evaluation.
+        patience: Number of evaluations in a row without improvement after which training ends.
+        mode: "max" if larger values are better, "min" if smaller ones are.
+        least_change: Smallest difference from the best value that counts as an improvement, exclusive.
     """
 
     @checked

@@ -189,8 +189,8 @@ class EmbeddedRuntime(ScriptRuntime):
             self._watch.check_push(self._pushes + 1, loss, values)
         except SkippedGradients:
             # A value is not finite. The step still counts, as a push that changes no weights.
-            rest = with_counts(list(map(without_values, gradients)), self.counters)
-            samples, loss, sums = 0, None, self._merged(rest)
+            counted_gradients = with_counts(list(map(without_values, gradients)), self.counters)
+            samples, loss, sums = 0, None, self._merged(counted_gradients)
         parts = tuple(self._compressor.sent(self._pushes + 1, sums))
         self._tick()  # time passes before the push, as on a server
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
