@@ -53,7 +53,8 @@ def refused(method: F, what: str) -> F:
 
 
 def pull_parts(reads: Sequence[Read], local: Runtime, fleet: Runtime) -> list[Floats]:
-    """Pull tables that `local` has from there and the others from `fleet`, in the order of the reads."""
+    """Pull tables that `local` has from it, and further tables from `fleet`; return values in the order of
+    the reads."""
     local_specs = local.specs()
     far = [read for read in reads if read.table not in local_specs]
     if not far:

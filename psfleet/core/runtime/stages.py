@@ -225,7 +225,7 @@ def even_sizes(samples: int, micro_batches: int) -> list[int]:
 
 
 class PipelineEngine(ABC, Generic[Value]):
-    """One pipelined step of this process. A subclass runs the sections, and has two functions for messages:
+    """Base of the pipelined step of one process. A subclass runs the sections, and converts messages:
 
     - `_pack` turns a value into arrays.
     - `_unpack` turns these arrays into the value.
