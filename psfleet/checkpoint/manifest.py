@@ -1,8 +1,8 @@
 """The manifest of a snapshot: read and written, checked against the files, and followed to its base.
 
 `manifest.json` lists the definitions of the tables, the file of each server with its SHA-256, the position in
-the training, what workers keep, and, for a delta, the snapshot that it builds on. It ends with a checksum of
-itself. A snapshot exists once its manifest does, so the manifest is the last file written.
+the training, what workers keep, and, for a delta, the snapshot that it builds on. It also has a checksum of
+its own content. A snapshot exists once its manifest does, so the manifest is the last file written.
 
 Everything read here may be damaged, or made by another program: each value is checked for its type and
 range, and anything wrong is reported as a CheckpointError that names the file. The functions keep no state,

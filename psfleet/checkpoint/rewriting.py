@@ -4,7 +4,8 @@
 snapshot and writes it, so that memory for one shard's tables suffices. The new snapshot is full, even if
 the old one is a delta, and keeps the position in the training and what workers keep. Compare and export
 read whole tables, one at a time. No command changes its source, and each writes all of its result or
-nothing."""
+nothing.
+"""
 
 import contextlib
 import csv
@@ -148,8 +149,8 @@ class TableDifference:
 def reshard(path: str, target: str, servers: int) -> Manifest:
     """Write a snapshot for another number of servers, as a full snapshot; return its manifest.
 
-    Loading does not require this: any number of servers can load any snapshot. It is for programs that read
-    the files themselves, and merges a delta with its bases.
+    Loading does not require this, because any number of servers can load any snapshot. A delta is merged
+    with its bases.
 
     Args:
         path: Folder or URL of the snapshot.

@@ -262,8 +262,8 @@ class KafkaTopic:
 
         The number of samples is at most that of the offsets, so that a batch never gets larger. Offsets
         without a message are put off. The method only returns an incomplete batch once the partitions of
-        `places` are idle and there is something to go on with: a sample, or a message later in the order in
-        another partition. If the whole topic is quiet, it waits.
+        `offset_ranges` are idle and there is something to go on with: a sample, or a message later in the
+        order in another partition. If the whole topic is quiet, it waits.
         """
         for number, low, high in offset_ranges:
             self._put_off[number].append(_Span(low, high))

@@ -7,7 +7,7 @@ position. An epoch of three groups with a window (`interleave`) of 2 and blocks 
     group 0: 10 rows    group 1: 8 rows    group 2: 6 rows
 
     0[0:4]  1[0:4]  0[4:8]  1[4:8]  2[0:4]  0[8:10]  2[4:6]
-    |- window of groups 0, 1 -|     | 2  |  |- remainders -|
+    |-- window of groups 0, 1 ---|  | 2  |  |-remainders--|
 
 docs/decisions/0023-order-of-rows.md has the reasons and what was not done.
 """
