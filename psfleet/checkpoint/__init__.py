@@ -1,17 +1,21 @@
 """Snapshots on disk: a folder of safetensors files, one per server, and a manifest that makes it whole.
 
     model/
-      manifest.json                      table definitions, where in the training it lies, what it
-                                         builds on, files with length and SHA-256, its own SHA-256
-      shard-0-of-2.safetensors           server 0: its part of every table, and what else it was
-      shard-1-of-2.safetensors
+      manifest.json                      table definitions, position in the training, base of a delta,
+                                         length and SHA-256 of each file, and its own SHA-256
+      shard-0-of-2.safetensors           part of server 0 of every table, and the rest of its state
+      shard-1-of-2.safetensors           the same of server 1
 
-docs/formats.md has the layout of both; `manifest` says how a table's definition is written. The
-tensor `server` uint8 [n] is what the server was beside its tables, see protos/psfleet/v1/state.proto. No
-table can have a tensor of that name: each of a table's has a `/` before its last word.
+docs/formats.md specifies both kinds of files. A server's state other than its tables is the tensor
+`server`, uint8 [n], a message of protos/psfleet/v1/state.proto. No table can have a tensor of that name,
+because tensors of tables are named `table/column`.
 
-The folder is written under a temporary name. It takes its place in one step when every byte is on the
-disk and it could be opened; see psfleet.checkpoint.writing.
+A snapshot is written into a folder with a temporary name. Once every byte is on the disk and the snapshot
+could be opened, the folder is moved to its path in one step.
+
+Read `manifest.py` first, then `writing.py` and `loading.py`. `rewriting.py` makes other snapshots or
+exports of one, `feature_migration.py` one for a model with other features, and `imported_rows.py` reads
+rows to import.
 """
 
 from psfleet.checkpoint.feature_migration import Migration, TableChange, plan_migration

@@ -1,7 +1,8 @@
-"""Arrays by name in the files of other libraries: NumPy, safetensors, Parquet and torch.
+"""Reading of all arrays in a file of another library: NumPy, safetensors, Parquet or torch.
 
-An array that cannot be read, such as one in a number format that NumPy does not have, costs no other array
-of its file: it is listed with the reason.
+Imports use it to find weights and ids (`imported_rows.py`). An array that cannot be read, for example in a
+number format that NumPy lacks, does not prevent reading the others: it is returned with the reason. No file
+is unpickled beyond what `torch.load(weights_only=True)` allows, so a file from elsewhere runs no code.
 """
 
 import json
@@ -19,7 +20,11 @@ from psfleet.core.engine.kernels.number_formats import decode
 
 
 def arrays_of(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The arrays of a file by name, and for each that cannot be read the reason."""
+    """Return the arrays of a file by name, and the reason for each array that cannot be read.
+
+    Raises:
+        CheckpointError: The ending of the file's name is unknown, or torch cannot read the file.
+    """
     match path.suffix.lower():
         case ".npy":
             return {"value": np.load(path, allow_pickle=False)}, {}
@@ -56,7 +61,7 @@ def _each(
 
 
 def _tensor(path: Path, file: Any, name: str) -> NDArray[Any]:
-    """A tensor of an open safetensors file. NumPy has no bfloat16, so these bytes are read here."""
+    """Read a tensor of an open safetensors file. NumPy has no bfloat16, so its bytes are decoded here."""
     if file.get_slice(name).get_dtype() != "BF16":
         tensor: NDArray[Any] = file.get_tensor(name)
         return tensor
@@ -69,10 +74,10 @@ def _tensor(path: Path, file: Any, name: str) -> NDArray[Any]:
 
 
 def _column(column: Any) -> NDArray[Any]:
-    """A column, [n], or of lists of equally many numbers [n, dim].
+    """Return a column as an array [n], or [n, dim] if each cell is a list of `dim` numbers.
 
     Raises:
-        ValueError: A list of numbers is missing, or longer or shorter than the first, or lacks a number.
+        ValueError: A list is null, has a null, or differs in length from the first.
     """
     from psfleet.core.base.arrow import pa, pc
 
@@ -96,23 +101,25 @@ def _column(column: Any) -> NDArray[Any]:
 
 
 def _torch_tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a file of torch as NumPy can have them, those in dicts as "dict.name"."""
+    """Yield the name and tensor of each tensor in a file of torch, with names such as
+    "state_dict.X.weight"."""
     import torch
 
     def within(thing: Any, name: str) -> Iterator[tuple[str, Any]]:
         if isinstance(thing, torch.Tensor):
-            tensor = thing.detach()  # of a Parameter too
-            # bfloat16 and float8 are not of NumPy; float64 has to stay, for ids that are none.
+            tensor = thing.detach()  # a Parameter would refuse `numpy()`
+            # NumPy lacks bfloat16 and float8. float64 stays as it is: rounded to float32, a fraction among
+            # ids could become a whole number.
             is_short = tensor.is_floating_point() and tensor.element_size() < 4
             yield name or "value", tensor.float() if is_short else tensor
         elif isinstance(thing, Mapping):
-            for key, each in thing.items():
-                yield from within(each, f"{name}.{key}" if name else str(key))
+            for key, entry in thing.items():
+                yield from within(entry, f"{name}.{key}" if name else str(key))
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # The class is asked for by name, since nothing that is shipped may import the module that has it.
+        # Compared by name, because no module of psfleet may import pickle.
         if type(error).__name__ != "UnpicklingError":
             raise
         raise CheckpointError(

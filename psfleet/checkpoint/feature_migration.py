@@ -1,8 +1,16 @@
-"""The snapshot of a trained model for other features: a plan, and the snapshot that it makes.
+"""Migration of a trained model's snapshot to another feature set, without training from the start.
 
-A table of the features that the snapshot lacks is added. Rows of one that gets wider keep their bits and
-state, and new columns start as those of a new row do. Whatever cannot be taken over is refused by the plan,
-before anything is written.
+A model changes: features come and go, embeddings get wider, a layer gets more inputs. `plan_migration`
+compares the tables of a snapshot with those of the new features, and `Migration.apply` writes the migrated
+snapshot:
+
+    plan = plan_migration("snapshots/best", features, shapes={"fc_0.w": (128, 64)})
+    print(plan)                      # add country: 8 wide, adagrad; 0 rows ...
+    plan.apply("migrated")
+
+Rows that stay keep their bits and optimizer state. A row that gets wider has the first values of a new row
+in its new columns. A table whose rows would mean nothing under the new definition (another optimizer,
+narrower rows) is refused by the plan, with the ways out, before anything is written.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,12 +44,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TableChange:
-    """Change of one table.
+    """Change of one table by a migration.
 
     Attributes:
-        before: Its definition in the snapshot; None: it is new.
-        after: Its definition in the migrated snapshot; None: it is dropped.
-        rows: Number of its rows in the snapshot; of a dense table: values.
+        before: Definition in the snapshot, or None for a new table.
+        after: Definition in the migrated snapshot, or None for a table that is dropped.
+        rows: Number of rows in the snapshot, or of values of a dense table.
     """
 
     before: TableSpec | None
@@ -50,7 +58,7 @@ class TableChange:
 
     @property
     def kind(self) -> Literal["add", "drop", "keep", "move", "widen", "change"]:
-        """In a word."""
+        """Kind of the change, in one word. "move" means that only the servers of the table differ."""
         if self.before is None or self.after is None:
             return "add" if self.after else "drop"
         if self.before == self.after:
@@ -59,13 +67,13 @@ class TableChange:
 
     @property
     def is_placed_anew(self) -> bool:
-        """True if other servers hold it, or none before."""
+        """True if the table is new, or will be on another number of servers."""
         if self.before is None or self.after is None:
             return self.before is None
         return self.before.servers != self.after.servers
 
     def __str__(self) -> str:
-        """Return its line of the plan."""
+        """Return the line of the plan about this table."""
         spec = self.after or self.before
         assert spec is not None
         size = f"{self.rows:,} {'rows' if spec.kind == 'sparse' else 'values'}"
@@ -102,22 +110,25 @@ def _where(spec: TableSpec) -> str:
 
 @dataclass(frozen=True)
 class Migration:
-    """A plan. Nothing is written before `apply`.
+    """Plan of a migration. `str` shows it, and `apply` writes the migrated snapshot.
 
     Attributes:
         snapshot: Snapshot to migrate.
-        changes: Change of each table, new ones last.
+        changes: Change of each table, with new tables last.
     """
 
     snapshot: Snapshot
     changes: Sequence[TableChange]
 
     def __str__(self) -> str:
-        """A line for each table, and one of what the plan cannot know."""
-        specs = [one.after for one in self.changes if one.kind == "keep" and one.after]
+        """Return one line for each table, and a warning if dense tables may no longer fit the model.
+
+        The plan knows features, not the script, and so cannot tell the shapes of the model's dense layers.
+        """
+        specs = [change.after for change in self.changes if change.kind == "keep" and change.after]
         dense = [spec for spec in specs if spec.kind == "dense"]
         lines = list(map(str, self.changes))
-        if dense and any(one.kind in ("add", "drop", "widen") for one in self.changes):
+        if dense and any(change.kind in ("add", "drop", "widen") for change in self.changes):
             lines.append(
                 "dense tables keep their shapes: the model loads only if its own are the same; for one that "
                 f"is not, name its new shape (--shape {dense[0].name}={shape_text(dense[0].shape)}) or leave "
@@ -126,17 +137,19 @@ class Migration:
         return "\n".join(lines)
 
     def apply(self, target: str | Path) -> Manifest:
-        """Write the migrated snapshot, whole by itself, in as many files as the old one has.
+        """Write the migrated snapshot, as a full snapshot with the same number of files; return its manifest.
 
-        It loads on any number of servers. Positions of workers in their data, and what their scripts
-        remember, are those of the old one.
+        Any number of servers can load it. Workers' positions in their data and what their scripts remember
+        are copied from the old snapshot.
+
+        Args:
+            target: Folder or URL of the migrated snapshot.
 
         Raises:
-            CheckpointError: The target is the snapshot itself, or one that it builds on, or it cannot
-                be written.
+            CheckpointError: `target` is the old snapshot or one that it builds on, or cannot be written.
         """
-        place = place_of(target)
-        if any(folder.resolve() == place for folder, _ in chain(self.snapshot.path)):
+        target_folder = place_of(target)
+        if any(folder.resolve() == target_folder for folder, _ in chain(self.snapshot.path)):
             raise CheckpointError(
                 f"the migrated snapshot would replace its source at {str(target)!r}; choose another folder"
             )
@@ -144,12 +157,12 @@ class Migration:
         return rewrite(self.snapshot, str(target), servers, self._load)
 
     def _load(self, shard: Shard) -> None:
-        there = {change.after.key: change.after for change in self.changes if change.after}
-        events = self.snapshot.events(shard.index, shard.servers, there=there)
+        specs_by_key = {change.after.key: change.after for change in self.changes if change.after}
+        events = self.snapshot.events(shard.index, shard.servers, there=specs_by_key)
         load_events(shard, self._migrated(events, shard.index, shard.servers))
 
     def _migrated(self, events: Events, server: int, servers: int) -> Events:
-        """Turn the events that fill a shard with the old tables into those for its part of the new ones."""
+        """Translate the events that fill a shard with the old tables into events that fill the new ones."""
         by_key = {change.before.key: change for change in self.changes if change.before}
         for event in events:
             key = event.spec.key if isinstance(event, CreateTable) else event.table
@@ -169,7 +182,11 @@ class Migration:
     def _grown(
         self, event: Any, before: TableSpec, after: TableSpec, server: int, servers: int
     ) -> CreateTable | RestorePart:
-        """Return the event that creates or fills a server's part of a dense table with longer axes."""
+        """Return the event that creates or fills a server's part of a dense table with longer axes.
+
+        A longer first or second axis moves values to other flattened indices, and so to other servers. So
+        each server's part is cut from the whole grown table, which `event` alone does not have.
+        """
         low, high = dense_range(after, server, servers)
         if isinstance(event, CreateTable):
             return replace(event, spec=after, value=np.zeros(high - low, np.float32))
@@ -189,19 +206,19 @@ def plan_migration(
     """Plan the change of each table of a snapshot for a model with these features.
 
     Tables of the features are added, widened, moved to more or fewer servers, changed or kept. Dense tables
-    and psfleet's own are kept. Sparse tables that the features do not name are dropped.
+    and psfleet's own tables are kept. Sparse tables that the features do not name are dropped.
 
     Args:
-        path: The snapshot.
-        features: Features that the model is to have. A table without an optimizer has that of the
-            snapshot; if the snapshot lacks it, the script makes it.
+        path: Folder or URL of the snapshot.
+        features: Features of the changed model. A table without an optimizer keeps the snapshot's
+            optimizer. If the snapshot has no such table, it is left to the script to create.
         keep: Names of sparse tables to keep although the features do not name them.
-        drop: Names of tables that are not taken over: dense ones that do not fit the model any more, or
-            those of features that are to start anew.
-        shapes: By name the new shapes of dense tables that get longer axes.
+        drop: Names of tables to leave out: dense tables that no longer fit the model, or tables of features
+            that are to be trained from the start.
+        shapes: New shapes of dense tables that get longer axes, by name.
 
     Raises:
-        CheckpointError: The snapshot is damaged, a table cannot be taken over, or a name is unknown.
+        CheckpointError: The snapshot is damaged, a table cannot be migrated, or a name is unknown.
     """
     snapshot = Snapshot(path)
     before = {spec.name: spec for spec in snapshot.specs()}
@@ -221,25 +238,28 @@ def plan_migration(
     for spec in before.values():
         rows = _size(snapshot, spec)
         changes.append(TableChange(spec, after(spec, rows), rows))
-    there = {change.after.name for change in changes if change.after}
+    migrated_names = {change.after.name for change in changes if change.after}
     seed = _script_seed(before, features)
     additions = [
         TableChange(None, _added(table, seed))
         for table in features.tables.values()
-        if table.name not in there and table.optimizer is not None
+        if table.name not in migrated_names and table.optimizer is not None
     ]
     return Migration(snapshot, _located([*changes, *additions]))
 
 
 def _located(changes: Sequence[TableChange]) -> list[TableChange]:
-    """The changes, with groups for the tables that are placed anew; the others stay where they are."""
-    there = [one.after for one in changes if one.after and not one.is_placed_anew]
+    """Choose the group of servers of each new or moved table; kept tables keep their group.
+
+    Tables are placed one after the other, because the group of a table depends on those placed before it.
+    """
+    placed_specs = [old.after for old in changes if old.after and not old.is_placed_anew]
     placements = []
     for change in changes:
         after = change.after
         if after is not None and change.is_placed_anew:
-            after = placed(replace(after, first=0), there)
-            there.append(after)
+            after = placed(replace(after, first=0), placed_specs)
+            placed_specs.append(after)
         placements.append(replace(change, after=after))
     return placements
 
@@ -257,7 +277,10 @@ def _check_names(
 
 
 def _script_seed(before: Mapping[str, TableSpec], features: FeatureSet) -> int:
-    """The seed that the script gives to initializers without one, as far as the snapshot tells."""
+    """Return the seed that the script gives to initializers without their own, or 0 if no table shows it.
+
+    A table of the features that is in the snapshot already, and whose initializer has no seed, shows it.
+    """
     for name, table in features.tables.items():
         if name in before and not getattr(table.initializer, "own_seed", 0):
             return before[name].seed
@@ -271,9 +294,11 @@ def _size(snapshot: Snapshot, spec: TableSpec) -> int:
 
 
 def _added(table: Table, seed: int) -> TableSpec:
-    """The definition that scripts will give a new table.
+    """Return the definition that the script will give a new table, so that it finds the migrated one.
 
-    seed: Seed of initializers without one of their own; scripts have one for all.
+    Args:
+        table: Table of the features.
+        seed: Seed for an initializer without its own; a script has one such seed for all tables.
     """
     start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
     rule, decay, every_row = _optimizer_of(table)
@@ -293,10 +318,15 @@ def _added(table: Table, seed: int) -> TableSpec:
 
 
 def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
-    """The new definition of a table of the snapshot that has so many rows.
+    """Return the new definition of a table that both the snapshot and the features have.
+
+    Args:
+        spec: Definition in the snapshot.
+        table: Table of the features.
+        rows: Number of rows in the snapshot.
 
     Raises:
-        CheckpointError: Its rows mean nothing under that definition.
+        CheckpointError: The rows cannot be used under the new definition.
     """
     anew = f"or start the table anew with --drop {spec.name}"
     if spec.kind == "dense":
@@ -359,7 +389,7 @@ def _said(optimizer: tuple[Rule, DecaySpec, bool]) -> str:
 def _columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Columns of a part of the old table as those of the new one."""
+    """Return a part's columns in the form of the new definition, without those that it lacks."""
     out = dict(columns)
     if "ids" in out:
         out["scores"] = _scores(before, after, out)
@@ -375,7 +405,11 @@ def _columns(
 
 
 def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]) -> Floats:
-    """The scores [n, after.scores] of rows; where no frequency was counted it is 1, as that of new rows."""
+    """Return the scores of rows under the new definition, float32 [n, after.scores].
+
+    The first columns are the pushed scores (shows and clicks), the last is the frequency, if the table counts
+    it. A frequency that was not counted before starts at 1, as for a new row.
+    """
     count = len(columns["ids"])
     scores = np.ones((count, after.scores), np.float32)
     count_columns = after.pushed_scores
@@ -387,22 +421,26 @@ def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[A
 
 
 def _widened(before: TableSpec, after: TableSpec, ids: Ids, rows: Floats) -> Floats:
-    """Rows with their state in a wider table.
+    """Widen rows together with their optimizer state.
+
+        before:   w w | s s          each row, with one slot s
+        after:    w w n | s s f      n: weight of a new row of the same id; f: first value of the slot, or s
+                                     if the row shares one value of the slot
 
     Args:
-        before, after: Its definitions.
-        ids: int64 [n].
-        rows: float32 [n, before.dim * (1 + slots)].
+        before: Definition of the old table.
+        after: Definition of the wider table.
+        ids: Ids of the rows, int64 [n].
+        rows: Weights and state, float32 [n, before.dim * (1 + slots)].
 
     Returns:
-        float32 [n, after.dim * (1 + slots)]. New weights are those of the ids' first rows, new state is
-        the slot's first value, or that of the row where a whole row shares it.
+        Weights and state, float32 [n, after.dim * (1 + slots)].
     """
-    more = after.dim - before.dim
+    added_dim = after.dim - before.dim
     value, *slots = np.split(rows, 1 + len(before.rule.slots), axis=1)
     first = initial_rows(ids, after.dim, after.initializer, after.seed, after.name)
     parts = [value, first[:, before.dim :]]
     for slot, plane in zip(before.rule.slots, slots, strict=True):
         start = plane[:, :1] if slot.per_unit else np.float32(slot.initial)
-        parts += [plane, np.broadcast_to(start, (len(ids), more))]
+        parts += [plane, np.broadcast_to(start, (len(ids), added_dim))]
     return np.concatenate(parts, axis=1, dtype=np.float32)

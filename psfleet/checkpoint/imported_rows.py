@@ -1,7 +1,8 @@
-"""Rows that a table can import, from a file in one of many formats or from another snapshot.
+"""Rows to import into a sparse table, read from a file of another program or from another snapshot.
 
-`read_rows` finds the reader of a file by its ending, and checks what the file has: one id for each row, no
-id twice, finite weights.
+`psfleet ckpt import` uses this to start a table with pretrained embeddings. `read_rows` chooses the reader
+by the ending of the file's name, and checks the rows: one id for each row, no id twice, finite weights.
+Everything is read into memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class RowFile:
-    """Rows that were read.
+    """Ids and weights to import, with optimizer state if the file has it.
 
     Attributes:
         ids: int64 [n], no id twice.
@@ -43,22 +44,29 @@ class RowFile:
 
 
 def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> RowFile:
-    """The rows in a file.
+    """Read rows to import from a file or a snapshot.
 
-    A `.npz`, `.safetensors`, `.parquet` or `.pt` file has arrays by name: the weights [n, dim], and their
-    ids under "ids" or, for "X.weight", "X.ids". Without ids, and in a `.npy` file, row k has the id k. A
-    tensor in a dict of a `.pt` file has the names of both, such as "state_dict.X.weight". A `.txt` or `.vec`
-    file is in the text format of word2vec and GloVe: each line a word, a blank or tab, and its weights, with
-    or without a first line of counts; the ids are the words' hashes. A folder is a snapshot.
+        read_rows("item_vectors.npz")                     # arrays "value" and "ids"
+        read_rows("model.pt", "items.weight")             # a tensor of a state dict
+        read_rows("glove.6B.100d.txt", buckets=1 << 20)   # words; their ids are hashes
+        read_rows("snapshots/best", "embedding")   # a table of a snapshot
+
+    - `.npz`, `.safetensors`, `.parquet` and `.pt` files have arrays by name. The ids of the weights
+      "X.weight" are "X.ids", and those of a name without a dot are "ids". If there are no ids, row k has
+      the id k. A tensor within a dict of a `.pt` file has the names of both, such as "state_dict.X.weight".
+    - A `.npy` file has the weights alone, and row k has the id k.
+    - `.txt` and `.vec` files have the text format of word2vec and GloVe. Each line is a word, a blank or
+      tab, and the word's weights. A first line with counts is optional. The ids are the words' hashes.
+    - A folder is a snapshot.
 
     Args:
-        path: The file.
-        name: Name of the weights, or its end behind a dot; of a snapshot the table; "": "value", or the only
-            array [n, dim].
-        buckets, salt: Range and salt of the hashes, as of a hashed Feature.
+        path: Path of the file or snapshot.
+        name: Name of the weights' array, or the end of it after a dot. In a snapshot it is the table's name.
+            "" chooses "value", or the only float array [n, dim].
+        buckets, salt: Range and salt of the words' hashes, as of a hashed Feature.
 
     Raises:
-        CheckpointError: It cannot be read, or what it has cannot be rows; the error names the file.
+        CheckpointError: The file cannot be read, or its content cannot be rows. The error names the file.
     """
     local_path(path)
     try:
@@ -71,15 +79,17 @@ def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> Ro
         return _of_arrays(path, *arrays_of(Path(path)), name)
     except PsfleetError:
         raise
-    except Exception as error:  # there is no end to what a file can hold
+    except Exception as error:  # the readers of other libraries can raise anything
         raise CheckpointError(f"{path!r} cannot be read: {reason(error)}") from None
 
 
 def _of_arrays(path: str, arrays: Arrays, unusable: dict[str, str], name: str) -> RowFile:
     wide = [n for n, array in arrays.items() if array.ndim == 2 and array.dtype.kind == "f"]
     wide += unusable
-    wanted = name or "value"
-    keys = [n for n in wide if n == wanted] or [n for n in wide if n.endswith(f".{wanted}")]
+    wanted_name = name or "value"
+    keys = [n for n in wide if n == wanted_name] or [
+        n for n in wide if n.endswith(f".{wanted_name}")
+    ]
     if not keys and not name:
         keys = wide
     if len(keys) != 1:
@@ -94,12 +104,12 @@ def _of_arrays(path: str, arrays: Arrays, unusable: dict[str, str], name: str) -
     [key] = keys
     prefix = key.rpartition(".")[0]
     ids_key = f"{prefix}.ids" if prefix else "ids"
-    for each in {key, ids_key} & unusable.keys():
-        raise CheckpointError(f"{path!r}: {each!r} {unusable[each]}")
+    for unusable_key in {key, ids_key} & unusable.keys():
+        raise CheckpointError(f"{path!r}: {unusable_key!r} {unusable[unusable_key]}")
     value, ids = as_float32(arrays[key]), arrays.get(ids_key)
-    others = {n: array for n, array in arrays.items() if n not in (key, ids_key)}
-    state = {n: array for n, array in others.items() if array.shape == value.shape}
-    unusable |= {n: f"has the shape {a.shape}" for n, a in others.items() if n not in state}
+    other_arrays = {n: array for n, array in arrays.items() if n not in (key, ids_key)}
+    state = {n: array for n, array in other_arrays.items() if array.shape == value.shape}
+    unusable |= {n: f"has the shape {a.shape}" for n, a in other_arrays.items() if n not in state}
     owner = f"{path!r}: {ids_key!r}"
     numbers = np.arange(len(value)) if ids is None else as_ids(ids, owner)
     return _checked(path, RowFile(numbers, value, state, unusable))
@@ -120,14 +130,14 @@ def _checked(path: str, rows: RowFile, words: Sequence[str] = ()) -> RowFile:
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) < len(ids):
         repeated = unique[counts > 1][0]
-        places = np.flatnonzero(ids == repeated)[:2]
-        of = f", of {' and '.join(repr(words[place]) for place in places)}" if words else ""
+        row_numbers = np.flatnonzero(ids == repeated)[:2]
+        of = f", of {' and '.join(repr(words[row]) for row in row_numbers)}" if words else ""
         raise CheckpointError(
             f"{path!r} has two rows of the id {repeated}{of}; each id has one row"
         )
     finite = np.isfinite(value).all(axis=1)
     if not finite.all():
-        place = int(np.argmin(finite))
-        of = repr(words[place]) if words else f"id {ids[place]}"
+        bad_row = int(np.argmin(finite))
+        of = repr(words[bad_row]) if words else f"id {ids[bad_row]}"
         raise CheckpointError(f"{path!r}: the row of {of} is not finite")
     return replace(rows, ids=ids)

@@ -1,10 +1,19 @@
-"""Reading of snapshots. Every file is compared with the manifest before anything is loaded.
+"""Reading of snapshots: check all files, merge a delta with its bases, and fill shards with their rows.
 
-Checksums tell damage. The comparison is for files whose checksums are right and whose content is not: written
-by something else, or by somebody who means harm. Sizes are compared before memory is taken.
+A snapshot can be loaded by any number of servers, not only by as many as wrote it. A server reads all files
+and keeps the rows and ranges that it owns.
 
-A delta says the changes of the snapshot before it. Of several that build on each other the newest
-file that names a row counts, so a reader takes from each what no later one names.
+A delta holds the rows that changed since its base, and the ids that were removed. A chain of deltas is read
+from the newest to the full snapshot, and an id that was seen already is skipped:
+
+    delta 2    rows 5, 9   removed 7      -> rows 5, 9
+    delta 1    rows 5, 7                  -> nothing: both ids were named by delta 2
+    full       rows 5, 7, 8               -> row 8
+
+Nothing is loaded before every file was checked. Checksums find damage. Files with correct checksums may
+still have been written by another program, or on purpose to do harm, so the names, dtypes and shapes of all
+tensors are compared with the manifest too, before memory of that size is allocated. Any mistake is a
+CheckpointError that names the file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,10 +50,10 @@ from psfleet.core.net.body import flat
 from psfleet.core.net.server_state import ServerState, is_of_version_1, read_state
 from psfleet.core.net.table_messages import read_clock
 
-_MOST = 2**62
+_MOST = 2**62  # largest position in an eviction stream: adding a count to it still fits into int64
 
 
-_PAGE = 1 << 16  # rows read at a time
+_PAGE = 1 << 16  # rows read at a time, which bounds the memory beside the tables
 Ids = NDArray[np.int64]
 Events = Iterator[CreateTable | RestorePart]
 
@@ -53,10 +62,12 @@ def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any
     """Compare the tensors and the clocks of every file with the manifest.
 
     Args:
-        contents: Tensors and table clocks of each file of the manifest.
+        folder: Folder of the snapshot, for messages.
+        manifest: Manifest to compare with.
+        contents: Opened tensors, and clocks of tables by name, of each file of the manifest.
 
     Raises:
-        CheckpointError: Something is missing or unknown, or of another size, kind or range.
+        CheckpointError: A tensor or clock is missing or unknown, or has another shape, dtype or range.
     """
     for entry, (tensors, clocks) in zip(manifest.files, contents, strict=True):
         with reading(folder / entry.file):
@@ -69,7 +80,7 @@ def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any
 
 
 def _check_ranges(spec: TableSpec, files: Sequence[ShardFile]) -> None:
-    """Compare the parts of a dense table in the files with the whole of it."""
+    """Check that the parts of a dense table in all files cover it without gap or overlap."""
     parts = sorted(entry.ranges[spec.name] for entry in files if spec.name in entry.ranges)
     end = 0
     for low, high in parts:
@@ -78,7 +89,7 @@ def _check_ranges(spec: TableSpec, files: Sequence[ShardFile]) -> None:
                 raise ValueError(f"table {spec.name!r} has the parts {parts} of {spec.size} values")
             end = high
     everywhere = all(spec.name in entry.steps for entry in files)
-    # A table that is only on some was being created.
+    # A table that only some servers have was being created, and is not loaded; see `Snapshot.specs`.
     if spec.kind == "dense" and (end or everywhere) and end != spec.size:
         raise ValueError(f"table {spec.name!r} has {spec.size} values, the files hold {end}")
 
@@ -86,13 +97,13 @@ def _check_ranges(spec: TableSpec, files: Sequence[ShardFile]) -> None:
 def _check_file(
     specs: Sequence[TableSpec], entry: ShardFile, tensors: Any, clocks: Mapping[str, TableClock]
 ) -> None:
-    there = [spec for spec in specs if spec.name in entry.steps]
+    written_specs = [spec for spec in specs if spec.name in entry.steps]
     steps = {name: clock.step for name, clock in clocks.items()}
-    dense = {spec.name for spec in there if spec.kind == "dense"}
-    if steps != entry.steps or len(there) != len(clocks) or entry.ranges.keys() != dense:
+    dense = {spec.name for spec in written_specs if spec.kind == "dense"}
+    if steps != entry.steps or len(written_specs) != len(clocks) or entry.ranges.keys() != dense:
         raise ValueError(f"the clocks {steps} for the tables {entry.steps}, dense {entry.ranges}")
     names: set[str] = set()
-    for spec in there:
+    for spec in written_specs:
         _check_table(spec, entry, tensors)
         columns = (name for group in column_groups(spec) for name in group.entries)
         names |= {f"{spec.name}/{column}" for column in columns}
@@ -118,11 +129,11 @@ def _check_table(spec: TableSpec, entry: ShardFile, tensors: Any) -> None:
 
 def _check_group(spec: TableSpec, group: ColumnGroup, tensors: Any, length: int | None) -> None:
     names = [f"{spec.name}/{name}" for name in group.entries]
-    there = [name for name in names if name in tensors.keys()]  # noqa: SIM118  # not a dict
-    if not there and group.need == "if there are any":
+    present_names = [name for name in names if name in tensors.keys()]  # noqa: SIM118  # not a dict
+    if not present_names and group.need == "if there are any":
         return
-    if there and there != names:
-        raise ValueError(f"{there} without the others of {names}")
+    if present_names and present_names != names:
+        raise ValueError(f"{present_names} without the others of {names}")
     if length is None:
         length = tensors.get_slice(names[0]).get_shape()[0]
     for name, (dtype, shape) in zip(names, group.sized(length).values(), strict=True):
@@ -146,7 +157,14 @@ def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
 
 @dataclass(frozen=True)
 class _ServerFile:
-    """One server's file of one snapshot of a chain, opened."""
+    """Opened file of one server, of a snapshot in the chain.
+
+    Attributes:
+        where: Path of the file.
+        entry: Entry of the manifest for the file.
+        tensors: Handle of `safe_open`, which reads a tensor when it is asked for.
+        clocks: Clock of each table in the file, by name.
+    """
 
     where: Path
     entry: ShardFile
@@ -154,23 +172,23 @@ class _ServerFile:
     clocks: dict[str, TableClock]
 
     def names(self) -> set[str]:
-        """Return the names of its tensors."""
+        """Return the names of the file's tensors."""
         return set(self.tensors.keys())
 
     def whole(self, name: str) -> NDArray[Any]:
-        """A tensor."""
+        """Read a whole tensor."""
         tensor: NDArray[Any] = self.tensors.get_tensor(name)
         return tensor
 
     def server(self) -> ServerState:
-        """Return the state of the server without the tables.
+        """Return the server's state other than its tables.
 
         Raises:
-            CheckpointError: That is of another version, or damaged.
+            CheckpointError: The state is damaged, or was written by another version.
         """
         try:
             return read_state(flat(self.whole(SERVER)))
-        except Exception as error:  # there is no end to what a file can hold
+        except Exception as error:  # a file that was made to do harm can raise anything
             raise CheckpointError(
                 f"{str(self.where)!r} cannot be read: {error}; read it with the psfleet version "
                 "that wrote it"
@@ -178,17 +196,22 @@ class _ServerFile:
 
 
 class Snapshot:
-    """A snapshot with all that it builds on, every byte of it checked.
+    """Snapshot opened for reading, together with all snapshots that it builds on.
+
+        snapshot = Snapshot("snapshots/best")
+        snapshot.load(shard)  # the part of shard.index among shard.servers
 
     Args:
-        path: Its folder.
-        read_back: Compare every byte with its checksum. False: only lengths, as of files just written.
+        path: Folder or URL of the snapshot.
+        read_back: If False, compare only the lengths of files, not every byte with its checksum. Enough for
+            files that were written and read back a moment ago.
 
     Attributes:
-        manifest: Its own.
+        path: Folder of the snapshot.
+        manifest: Manifest of the snapshot, not of its bases.
 
     Raises:
-        CheckpointError: It is missing, incomplete or damaged.
+        CheckpointError: The snapshot is missing, incomplete or damaged.
     """
 
     def __init__(self, path: str | Path, *, read_back: bool = True) -> None:
@@ -202,9 +225,12 @@ class Snapshot:
             check_content(folder, manifest, [(file.tensors, file.clocks) for file in level])
 
     def specs(self, server: int | None = None) -> list[TableSpec]:
-        """The tables that every server had, for one that only some had was being created.
+        """Return the definitions of the tables that every server had.
 
-        server: Instead those that this one had.
+        A table that only some servers had was being created at the cut, and has had no push.
+
+        Args:
+            server: Number of a server. If given, return the tables that this server had.
         """
         files = self._levels[-1] if server is None else [self._levels[-1][server]]
         return [
@@ -214,12 +240,12 @@ class Snapshot:
         ]
 
     def check_ids(self) -> None:
-        """Compare the ids of each table with each other: a row in two places may not be what was pushed.
+        """Check that no id of a table occurs twice, in one file or in two files of the same snapshot.
 
-        Loading does without: it would take the time of a sort.
+        Loading does not check this, because it would have to sort all ids; `psfleet ckpt verify` does.
 
         Raises:
-            CheckpointError: An id has two rows, or is one of a row and a removed one.
+            CheckpointError: An id has two rows, or both a row and an entry among the removed ids.
         """
         for (folder, _), level in zip(self._chain, self._levels, strict=True):
             with reading(folder):
@@ -228,7 +254,11 @@ class Snapshot:
                         _check_repeats(spec.name, _ids(level, spec, names))
 
     def server(self, index: int) -> ServerState:
-        """Return the state of one of its servers without the tables."""
+        """Return the state of one server other than its tables.
+
+        Args:
+            index: Number of the server among those that wrote the snapshot.
+        """
         return self._levels[-1][index].server()
 
     def events(
@@ -238,12 +268,15 @@ class Snapshot:
         own: bool = False,
         there: Mapping[int, TableSpec] | None = None,
     ) -> Events:
-        """Yield the events by which a shard, the one of `servers`, holds its part of the tables.
+        """Yield the events that create and fill one shard's part of all tables.
 
         Args:
-            server, servers: Number of the shard, and of all shards.
-            own: It is the shard that was written; it gets tables that only it had too.
-            there: By key definitions of tables which say the servers that hold them; None: the snapshot's.
+            server: Number of the shard.
+            servers: Number of all shards.
+            own: True if this very shard wrote the file and goes on from it. It then also gets tables that
+                only some servers had.
+            there: Definitions by key of tables that exist already. They say which servers hold a table,
+                instead of the definition in the snapshot.
         """
         specs = [
             located_as(there[spec.key], spec) if there and spec.key in there else spec
@@ -257,7 +290,7 @@ class Snapshot:
             yield from self.fills(spec, server, servers)
 
     def load(self, shard: Shard) -> None:
-        """Set the shard's part of every table, creating tables that are missing.
+        """Set the shard's part of every table of the snapshot, and create tables that the shard lacks.
 
         Raises:
             TableConflict: A table of the snapshot exists with another definition.
@@ -265,7 +298,12 @@ class Snapshot:
         load_events(shard, self.events(shard.index, shard.servers, there=shard.tables.specs()))
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
-        """Yield the part of a table that one of `servers` holds, piece by piece."""
+        """Yield the part of a table that server number `server` of `servers` holds, page by page.
+
+        A sparse table's rows come from the newest snapshot of the chain to the oldest. `later` has the ids
+        that newer snapshots name, as a row or as removed, and whose older rows are therefore out of date.
+        Candidates and evictions come last, because they are not merged row by row.
+        """
         if spec.kind == "dense":
             yield self._dense(spec, server, servers)
             return
@@ -275,24 +313,29 @@ class Snapshot:
             files = [file for file in level if spec.name in file.entry.steps]
             for file in files:
                 for columns in _pages(file, spec):
-                    mine = owned_rows(spec, columns[ROW_IDS], server, servers)
-                    mine &= ~np.isin(columns[ROW_IDS], later)
-                    if mine.any():
+                    is_owned = owned_rows(spec, columns[ROW_IDS], server, servers)
+                    is_owned &= ~np.isin(columns[ROW_IDS], later)
+                    if is_owned.any():
                         yield RestorePart(
-                            spec.key, clock, {n: _of(c, mine) for n, c in columns.items()}
+                            spec.key, clock, {n: _of(c, is_owned) for n, c in columns.items()}
                         )
             later = _named(files, spec, later) if level is not self._levels[0] else later
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
         candidates = {n: np.concatenate([part[n] for part in waiting]) for n in waiting[0]}
-        mine = owned_rows(spec, candidates[CANDIDATE_IDS], server, servers)
-        if mine.any():
-            yield RestorePart(spec.key, clock, {n: _of(c, mine) for n, c in candidates.items()})
+        is_owned = owned_rows(spec, candidates[CANDIDATE_IDS], server, servers)
+        if is_owned.any():
+            yield RestorePart(spec.key, clock, {n: _of(c, is_owned) for n, c in candidates.items()})
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
 
     def _evicted(self, spec: TableSpec, server: int, servers: int) -> dict[str, NDArray[Any]]:
-        """The evictions that a server remembers. Their positions count those of as many servers.
+        """Return the columns of the eviction stream that a server remembers, or {} if it cannot go on.
 
-        A delta holds those since the snapshot before it.
+        Positions in a stream are counted by each server, so a stream only continues on the same number of
+        servers. A delta has the evictions since its base; they are put before one another, as far as their
+        positions leave no gap:
+
+            base      positions 100 to 199, following 200
+            delta     positions 200 to 229, following 230    ->   100 to 229, following 230
         """
         stream: dict[str, NDArray[Any]] = {}
         *columns, following = EVICTED
@@ -312,9 +355,9 @@ class Snapshot:
         return stream
 
     def _clock(self, spec: TableSpec) -> TableClock:
-        """The furthest among the servers: equal on all if the snapshot is one cut."""
+        """Return the clock of a table: the furthest of all servers' clocks, which are equal after one cut."""
         clocks = [file.clocks for file in self._levels[-1] if spec.name in file.clocks]
-        return furthest(each[spec.name] for each in clocks)
+        return furthest(file_clocks[spec.name] for file_clocks in clocks)
 
     def _dense(self, spec: TableSpec, server: int, servers: int) -> RestorePart:
         low, high = dense_range(spec, server, servers)
@@ -331,7 +374,7 @@ class Snapshot:
 
 
 def load_events(shard: Shard, events: Events) -> None:
-    """Create and fill tables of a shard."""
+    """Apply events that create and fill tables to a shard."""
     for event in events:
         if isinstance(event, CreateTable):
             shard.create(event.spec, event.value)
@@ -340,15 +383,15 @@ def load_events(shard: Shard, events: Events) -> None:
 
 
 def read_specs(path: str | Path) -> list[TableSpec]:
-    """The tables of a snapshot."""
+    """Return the definitions of all tables of a snapshot, without reading its other files."""
     return list(read_manifest(path).tables)
 
 
 def load_shard(path: str | Path, shard: Shard) -> None:
-    """Set the shard's part of every table of the snapshot, creating tables that are missing.
+    """Set the shard's part of every table of a snapshot, and create tables that the shard lacks.
 
     Raises:
-        CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
+        CheckpointError: The snapshot is missing, incomplete or damaged. The shard has not changed.
         TableConflict: A table of the snapshot exists with another definition.
     """
     Snapshot(path).load(shard)
@@ -365,8 +408,8 @@ def _open(where: Path, entry: ShardFile) -> _ServerFile:
         file = _ServerFile(
             where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}
         )
-    # A file that cannot be read whole is not read in part. With a server's state of version 1 the rows are
-    # read all the same, but no job can go on from it.
+    # The state is decoded now, so that a damaged one is reported before any row is loaded. A state of version
+    # 1 can no longer be decoded, and no job can go on from it; its tables can still be loaded.
     if not is_of_version_1(flat(file.whole(SERVER))):
         file.server()
     return file
@@ -389,12 +432,13 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
 
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
-    """The ids that these files or later ones say something of, ascending."""
+    """Return the ids that these files have as rows or as removed, together with the ids in `later`,
+    ascending."""
     return ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
 
 
 def _ids(files: Sequence[_ServerFile], spec: TableSpec, columns: Sequence[str]) -> list[Ids]:
-    """The columns with ids that the files have of a table."""
+    """Read the given id columns of a table from all files that have them."""
     names = [f"{spec.name}/{column}" for column in columns]
     return [file.whole(name) for file in files for name in names if name in file.names()]
 

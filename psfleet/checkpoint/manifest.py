@@ -1,6 +1,17 @@
-"""The manifest of a snapshot: tables, files with checksums, position in the training, and what it builds on.
+"""The manifest of a snapshot: read and written, checked against the files, and followed to its base.
 
-psfleet/core/engine/schema/table.py declares the fields of a table's definition that came after version 1.
+`manifest.json` lists the definitions of the tables, the file of each server with its SHA-256, the position in
+the training, what workers keep, and, for a delta, the snapshot that it builds on. It also has a checksum of
+its own content. A snapshot exists once its manifest does, so the manifest is the last file written.
+
+Everything read here may be damaged, or made by another program: each value is checked for its type and
+range, and anything wrong is reported as a CheckpointError that names the file. The functions keep no state,
+and any thread may call them.
+
+Snapshots have versions. A table's definition has fields that came after version 1, which
+psfleet/core/engine/schema/table.py declares (`later`). Such a field is written only if it differs from its
+default, and the document gets the lowest version that has all its fields, so that an older psfleet still
+reads a snapshot that uses nothing new.
 """
 
 import hashlib
@@ -30,26 +41,29 @@ from psfleet.core.engine.schema.table import (
 )
 from psfleet.core.engine.worker_state import read_states
 
-_LATER = [each for each in later_fields(TableSpec) if each.since]
-LATEST = max(each.since or 1 for each in _LATER)
-"""The version of snapshots that has every later field."""
+_LATER = [later_field for later_field in later_fields(TableSpec) if later_field.since]
+LATEST = max(later_field.since or 1 for later_field in _LATER)
+"""Newest version of snapshots, which has every later field."""
 
 
 _FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
-_LONGEST = 256 << 20  # bytes of a manifest; what workers keep is in it
+_LONGEST = 256 << 20  # bytes of a manifest, which includes the states of all workers
 
 
 def version_of(document: Any) -> int:
-    """Return the version of snapshots that a definition in a document needs."""
-    there = document if isinstance(document, dict) else {}
-    return max((each.since or 1 for each in _LATER if each.key in there), default=1)
+    """Return the lowest version of snapshots that has all fields of a table's definition, given as JSON."""
+    document_fields = document if isinstance(document, dict) else {}
+    return max(
+        (later_field.since or 1 for later_field in _LATER if later_field.key in document_fields),
+        default=1,
+    )
 
 
 def table_to_json(spec: TableSpec) -> dict[str, Any]:
-    """The definition in a document."""
+    """Return a table's definition as JSON, with only those later fields that differ from their defaults."""
     start, entry = spec.initializer, spec.entry
     return {
         **_later_to_json(spec),
@@ -67,21 +81,25 @@ def table_to_json(spec: TableSpec) -> dict[str, Any]:
 
 
 def table_from_json(document: Any) -> TableSpec:
-    """The definition that a document holds.
+    """Return the table's definition that a JSON object holds.
 
     Raises:
-        ValueError, TypeError, PsfleetError: It is none.
+        ValueError, TypeError, PsfleetError: The object is not a definition. `reading` turns any of them into
+            a CheckpointError that names the file.
     """
     kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
-    more = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
-    later = [each for each in _LATER if each.key in document]
+    more_kinds = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
+    later = [later_field for later_field in _LATER if later_field.key in document]
     name, kind, shape, rule, hyperparameters, decay, start, seed, every_row, entry, *_ = exact(
         document,
         "table",
         **kinds,
-        **more,
+        **more_kinds,
         entry=dict | None,
-        **{each.key: dict if each.inside else each.kind for each in later},
+        **{
+            later_field.key: dict if later_field.inside else later_field.kind
+            for later_field in later
+        },
     )
     if any(type(extent) is not int for extent in shape):
         raise TypeError(f"table {name!r} has the shape {shape!r}")
@@ -105,31 +123,37 @@ def table_from_json(document: Any) -> TableSpec:
 
 def _later_to_json(spec: TableSpec) -> dict[str, Any]:
     document: dict[str, Any] = {}
-    for each, value in later_values(spec).items():
-        if each in _LATER:
-            part = document.setdefault(each.inside, {}) if each.inside else document
-            part[each.name] = value
+    for later_field, value in later_values(spec).items():
+        if later_field in _LATER:
+            part = document.setdefault(later_field.inside, {}) if later_field.inside else document
+            part[later_field.name] = value
     return document
 
 
 def _later_from_json(document: dict[str, Any], later: list[LaterField]) -> dict[str, Any]:
-    values = {each.name: document[each.name] for each in later if not each.inside}
-    for key in {each.inside for each in later if each.inside}:
-        kinds = {each.name: each.kind for each in later if each.inside == key}
+    values = {
+        later_field.name: document[later_field.name]
+        for later_field in later
+        if not later_field.inside
+    }
+    for key in {later_field.inside for later_field in later if later_field.inside}:
+        kinds = {
+            later_field.name: later_field.kind for later_field in later if later_field.inside == key
+        }
         values |= zip(kinds, exact(document[key], key, **kinds), strict=True)
     return values
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One server's file.
+    """Entry of a manifest for the file of one server.
 
     Attributes:
-        file: Its name.
-        sha256: SHA-256 of all its bytes, in hexadecimal.
-        bytes: Its length.
-        ranges: Dense tables by name: the half-open range of the flattened array in this file.
-        steps: Update counters by table name.
+        file: Name of the file in the snapshot's folder.
+        sha256: SHA-256 of the whole file, in hexadecimal.
+        bytes: Length of the file.
+        ranges: For each dense table by name, the half-open range of the flattened array in this file.
+        steps: For each table in the file by name, the number of updates that it had.
     """
 
     file: str
@@ -141,11 +165,11 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class DeltaBase:
-    """Snapshot on which a delta is based.
+    """Reference of a delta to the snapshot whose changes it holds.
 
     Attributes:
-        path: The folder of the snapshot before it, relative to the folder of this one.
-        sha256: SHA-256 of that one's manifest.
+        path: Folder of the base, relative to the folder of the delta, so that both can be moved together.
+        sha256: SHA-256 of the base's manifest. A base that was replaced has another one, and is refused.
     """
 
     path: str
@@ -157,11 +181,11 @@ class CutPosition:
     """Position of the snapshot in the training.
 
     Attributes:
-        number: Number of the cut, in all incarnations of the fleet; 0: shards of one process were
-            written.
-        mode: Mode of the fleet.
-        round: Sync mode: the last round in it.
-        pushes: By seat: (incarnation, last push in it).
+        number: Number of the cut, which also counts cuts before a restart of the fleet. 0 means that
+            one process wrote its own shards, without a cut.
+        mode: Name of the fleet's consistency mode.
+        round: Last round that the snapshot includes, in sync mode.
+        pushes: For each seat, its incarnation and the sequence of the last push that the snapshot includes.
     """
 
     number: int = 0
@@ -172,14 +196,15 @@ class CutPosition:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A snapshot as its manifest describes it.
+    """Description of a whole snapshot, as in its manifest.
 
     Attributes:
-        tables: Their definitions.
-        files: One for each server.
+        tables: Definitions of all tables.
+        files: Entry for the file of each server, in the order of servers.
         cut: Position in the training.
-        base: None: it is whole by itself.
-        workers: By seat what its worker keeps in a snapshot, see psfleet.core.engine.worker_state.
+        base: Snapshot that a delta builds on, or None for a full snapshot.
+        workers: For each seat, the states that its worker keeps in snapshots, as JSON
+            (psfleet.core.engine.worker_state).
     """
 
     tables: tuple[TableSpec, ...]
@@ -190,18 +215,20 @@ class Manifest:
 
     @property
     def kind(self) -> Literal["full", "delta"]:
-        """Kind of the snapshot: full if it is whole by itself."""
+        """Kind of the snapshot: "full" if it needs no other snapshot to be loaded."""
         return "delta" if self.base else "full"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Report of one server to server 0 about its file of a snapshot.
+    """Report of one server to server 0 after it has written its file of a snapshot.
+
+    Server 0 builds the manifest from the reports of all servers.
 
     Attributes:
-        file: The file.
+        file: Entry of the manifest for the file.
         tables: Definitions of the tables that the server has.
-        mode, round, pushes: As in Cut.
+        mode, round, pushes: Position in the training at which the file was cut, as in CutPosition.
     """
 
     file: ShardFile
@@ -211,7 +238,7 @@ class Part:
     pushes: dict[int, tuple[int, int]]
 
     def encode(self) -> bytes:
-        """The part as it travels."""
+        """Return the report as JSON, for a message."""
         return json.dumps(
             _PART.document(
                 file=_file_to_json(self.file),
@@ -224,10 +251,10 @@ class Part:
 
     @classmethod
     def decode(cls, content: bytes) -> "Part":
-        """The part again.
+        """Return the report that a server has encoded.
 
         Raises:
-            CheckpointError: It is of another version.
+            CheckpointError: The content is no report, or one of another version.
         """
         with reading("what a server says of its file"):
             kinds = {"file": dict, "tables": list, "mode": str, "round": int, "pushes": dict}
@@ -239,19 +266,22 @@ class Part:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it into the folder, durably."""
+    """Write a manifest into a snapshot's folder, and return when it is durable."""
     write_durably(folder / MANIFEST, _text(_to_json(manifest)))
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """The manifest of a snapshot.
+    """Return the manifest of a snapshot in a folder or store.
+
+    Only the manifest is checked; `verify` also checks the files that it lists.
 
     Raises:
-        CheckpointError: It is missing, or not as it was written.
+        CheckpointError: The manifest is missing or damaged.
     """
     folder = readable(path)
     where = folder / MANIFEST
     try:
+        # A save that was killed between its two renames has left the folder under another name.
         put_back(place_of(folder))
         content = read_small(where, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
@@ -262,6 +292,8 @@ def read_manifest(path: str | Path) -> Manifest:
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     with reading(where):
+        # The checksum covers the other fields. It is compared by writing them again: there is only one way to
+        # write them, so changed white space or order is found too.
         document = _FORMAT.parse(content)
         if document.pop("sha256", None) is None or content != _text(document):
             raise Misfit("is damaged: its checksum is not its own")
@@ -269,12 +301,17 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Manifest]]:
-    """Check every byte of a snapshot and of those that it builds on; these, the full one first.
+    """Check the files of a snapshot and of all snapshots that it builds on.
 
-    read_back: False: of the files with tables only the lengths.
+    Args:
+        path: Folder or URL of the snapshot.
+        read_back: If False, check only the lengths of servers' files, not every byte.
+
+    Returns:
+        Folder and manifest of each snapshot, from the full one to that at `path`.
 
     Raises:
-        CheckpointError: A file is missing or not as it was written.
+        CheckpointError: A file is missing, or differs from what was written.
     """
     snapshots = chain(path)
     for folder, manifest in snapshots:
@@ -284,16 +321,18 @@ def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Mani
 
 
 def chain(path: str | Path) -> list[tuple[Path, Manifest]]:
-    """The snapshot after those that it says the changes of, the full one first.
+    """Return folder and manifest of each snapshot that is needed to load one, the full snapshot first.
 
     Raises:
-        CheckpointError: One of them is missing, or is not the one that was there then.
+        CheckpointError: A snapshot of the chain is missing, or was replaced after the next was written.
     """
     folder = readable(path).absolute()
     snapshots = [(folder, read_manifest(folder))]
     while (base := snapshots[0][1].base) is not None:
         folder = Path(folder, base.path).resolve()
-        if len(snapshots) == _LONGEST_CHAIN or any(folder == other for other, _ in snapshots):
+        if len(snapshots) == _LONGEST_CHAIN or any(
+            folder == folder_in_chain for folder_in_chain, _ in snapshots
+        ):
             raise CheckpointError(f"{str(path)!r} builds on itself or on too many others")
         manifest = read_manifest(folder)
         if digest(folder / MANIFEST) != base.sha256:
@@ -321,7 +360,10 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
 
 
 def _text(fields: Mapping[str, Any]) -> bytes:
-    """The one way to write these fields: any other bytes are damage."""
+    """Return the text of a manifest with these fields, including its version and checksum.
+
+    The same fields always give the same bytes, which `read_manifest` relies on.
+    """
     document = _FORMAT.document(**fields)
     tables = fields.get("tables")
     if isinstance(tables, list):
@@ -354,12 +396,12 @@ def _from_json(document: Mapping[str, Any]) -> Manifest:
     number, mode, at_round, pushes = exact(cut, "cut", number=int, mode=str, round=int, pushes=dict)
     if mode:
         find_mode(mode)
-    for each in (number, at_round):
-        natural(each, "a number of its cut")
-    for what, items in (("table", tables), ("file", files)):
-        names = [str(item.get({"table": "name"}.get(what, what))) for item in items]
+    for cut_number in (number, at_round):
+        natural(cut_number, "a number of its cut")
+    for item_kind, items in (("table", tables), ("file", files)):
+        names = [str(item.get({"table": "name"}.get(item_kind, item_kind))) for item in items]
         if len(set(names)) < len(names):
-            raise Misfit(f"has two entries of one {what}, in {', '.join(names):.200}")
+            raise Misfit(f"has two entries of one {item_kind}, in {', '.join(names):.200}")
     return Manifest(
         tuple(map(table_from_json, tables)),
         tuple(map(_file_from_json, files)),
@@ -370,7 +412,9 @@ def _from_json(document: Mapping[str, Any]) -> Manifest:
 
 
 def _by_seat(values: Mapping[int, Any]) -> dict[str, Any]:
-    """With the names that JSON will give them, by which they are sorted when they are written."""
+    """Return the values with seats as text, as JSON requires of keys."""
+    # Converted here and not by json.dumps, which would sort the seats as numbers: 2 before 10. Read back they
+    # are text and sorted as such, 10 before 2, and the checksum of the same fields would differ.
     return {str(seat): value for seat, value in values.items()}
 
 
@@ -399,7 +443,7 @@ def _file_to_json(file: ShardFile) -> dict[str, Any]:
 def _file_from_json(document: Any) -> ShardFile:
     kinds = {"file": str, "sha256": str, "bytes": int, "ranges": dict, "steps": dict}
     name, sha256, size, ranges, steps = exact(document, "file", **kinds)
-    if Path(name).name != name:
+    if Path(name).name != name:  # else a manifest could name files outside of its folder
         raise ValueError(f"{name!r} is no name of a file in the folder")
     ranges = {
         table: (natural(low, "the start of a range"), natural(high, "the end of a range"))

@@ -1,4 +1,11 @@
-"""Snapshots written anew, for other servers or longer tables, or as files for other programs; compared."""
+"""Commands on existing snapshots: reshard, compare, export and import rows (`psfleet ckpt`).
+
+`rewrite` underlies all functions that make a new snapshot. It fills one shard after the other from the old
+snapshot and writes it, so that memory for one shard's tables suffices. The new snapshot is full, even if
+the old one is a delta, and keeps the position in the training and what workers keep. Compare and export
+read whole tables, one at a time. No command changes its source, and each writes all of its result or
+nothing.
+"""
 
 import contextlib
 import csv
@@ -45,15 +52,15 @@ _LONGEST = 200  # bytes of a file's name before its ending
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape as the command line has it, such as "113x64"."""
+    """Return a shape as the command line writes it, such as "113x64"."""
     return "x".join(map(str, shape))
 
 
 def grown_spec(spec: TableSpec, shape: Sequence[int]) -> TableSpec:
-    """The definition of a table of the snapshot with longer axes.
+    """Return the definition of a dense table with a new shape, whose axes are as long as before or longer.
 
     Raises:
-        CheckpointError: It is sparse, or an axis would get shorter.
+        CheckpointError: The table is sparse, an axis would get shorter, or the number of axes differs.
     """
     if spec.kind != "dense":
         raise CheckpointError(
@@ -73,10 +80,21 @@ def grown_spec(spec: TableSpec, shape: Sequence[int]) -> TableSpec:
 def grown_columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, Floats]
 ) -> dict[str, Floats]:
-    """The whole columns of a table, flat, as those of the longer one.
+    """Return the columns of a dense table after its axes got longer.
 
-    New weights come behind the others along each axis, with the first values of the table's initializer;
-    new state is the slot's first value, or that of the weights with which it is shared.
+    The old array keeps its indices, and the new part lies behind it along each axis:
+
+        old  old  new        weights: first values of the table's initializer
+        old  old  new        state:   first value of the slot, or, for state that a row or the whole table
+        new  new  new                 shares, the value of that row or table
+
+    Args:
+        before: Definition of the old table.
+        after: Definition with the new shape.
+        columns: Whole flattened columns of the old table by name, float32 [before.size].
+
+    Returns:
+        Flattened columns by name, float32 [after.size].
     """
     old = tuple(map(slice, before.shape))
     value = initial_array(after.shape, after.initializer, after.seed, after.name)
@@ -84,6 +102,8 @@ def grown_columns(
     for slot in before.rule.slots:
         planes[slot.name] = np.full(after.shape, slot.initial, np.float32)
         if slot.per_unit and before.size:
+            # The slot has one value for each row or for the table, stored at every weight: new weights of an
+            # old row get its value, which stands in the row's first column.
             plane = columns[slot.name].reshape(before.shape)
             if before.rule.unit == "row":
                 rows = plane.reshape(len(plane), -1)[:, 0]
@@ -97,17 +117,17 @@ def grown_columns(
 
 @dataclass(frozen=True)
 class TableDifference:
-    """Difference between two versions of one table.
+    """Difference between one table in two snapshots, counted in rows, or in values of a dense table.
 
     Attributes:
-        table: Its name.
-        missing: Rows (dense: values) that only the first snapshot has.
-        added: Those that only the second one has.
-        changed: Those of both that differ in any bit, optimizer state included.
-        equal: Those that do not.
-        largest: Largest difference of a weight.
-        steps: Updates of the table in either.
-        note: Reason for which the rows could not be compared.
+        table: Name of the table.
+        missing: Number of rows that only the first snapshot has.
+        added: Number of rows that only the second snapshot has.
+        changed: Number of rows in both that differ in any bit of weights or optimizer state.
+        equal: Number of rows in both that have the same bits.
+        largest: Largest absolute difference of a weight.
+        steps: Number of updates of the table in the first and the second snapshot.
+        note: Reason that the rows could not be compared, or "".
     """
 
     table: str
@@ -121,16 +141,24 @@ class TableDifference:
 
     @property
     def is_equal(self) -> bool:
-        """True if every bit is the same."""
+        """True if the table has the same rows, bits and number of updates in both snapshots."""
         differing = self.missing or self.added or self.changed or self.note
         return not differing and self.steps[0] == self.steps[1]
 
 
 def reshard(path: str, target: str, servers: int) -> Manifest:
-    """Write the snapshot anew as one of `servers` servers, whole by itself; its manifest.
+    """Write a snapshot for another number of servers, as a full snapshot; return its manifest.
+
+    Loading does not require this, because any number of servers can load any snapshot. A delta is merged
+    with its bases.
+
+    Args:
+        path: Folder or URL of the snapshot.
+        target: Folder or URL of the new one.
+        servers: Number of servers, and of files.
 
     Raises:
-        CheckpointError: It is damaged, or the target is something else.
+        CheckpointError: The snapshot is damaged, or `target` is something other than a snapshot.
     """
     if servers < 1:
         raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
@@ -141,18 +169,18 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
 def rewrite(
     snapshot: Snapshot, target: str, servers: int, load: Callable[[Shard], None]
 ) -> Manifest:
-    """Write a snapshot with the tables that `load` makes, whole by itself; its manifest.
+    """Write a full snapshot with new tables and everything else from `snapshot`; return its manifest.
 
     Args:
-        snapshot: Snapshot to write.
-        target: Path of the new one.
-        servers: Number of servers of the new one.
-        load: Makes an empty shard hold its part of them.
+        snapshot: Source of the position in the training and of what workers keep.
+        target: Folder or URL of the new snapshot.
+        servers: Number of servers of the new snapshot.
+        load: Function that creates and fills the tables of an empty shard, given its index and their number.
 
     Raises:
-        CheckpointError: The target is something else, or cannot be written.
+        CheckpointError: `target` is something other than a snapshot, or cannot be written.
     """
-    state = snapshot.server(0)
+    state = snapshot.server(0)  # includes what server 0 coordinates, which no other server has
     files, specs = [], []
     with SnapshotDraft(target) as draft:
         for index in range(servers):
@@ -167,7 +195,11 @@ def rewrite(
 
 
 def compare(first: str, second: str) -> list[TableDifference]:
-    """List the differences between two snapshots, table by table."""
+    """Compare two snapshots bit by bit, and return the difference of each table, sorted by name.
+
+    The snapshots may have different numbers of files. Of tables whose definitions differ in shape or slots,
+    the rows are not compared.
+    """
     pair = Snapshot(first), Snapshot(second)
     specs = [{spec.name: spec for spec in snapshot.specs()} for snapshot in pair]
     differences = []
@@ -190,22 +222,26 @@ def _difference(
 ) -> TableDifference:
     steps = left.step, right.step
     if spec.kind == "dense":
-        both = [
+        column_pairs = [
             (left.arrays[slot].reshape(-1), right.arrays[slot].reshape(-1))
             for slot in spec.slot_names
         ]
         missing = extra = 0
     else:
-        ids, ours, theirs = np.intersect1d(
+        ids, left_rows, right_rows = np.intersect1d(
             left.arrays["ids"], right.arrays["ids"], assume_unique=True, return_indices=True
         )
-        missing, extra = (len(each.arrays["ids"]) - len(ids) for each in (left, right))
-        both = [(left.arrays[slot][ours], right.arrays[slot][theirs]) for slot in spec.slot_names]
-    differs = np.zeros(len(both[0][0]), np.bool_)
-    for a, b in both:
+        missing, extra = (len(content.arrays["ids"]) - len(ids) for content in (left, right))
+        column_pairs = [
+            (left.arrays[slot][left_rows], right.arrays[slot][right_rows])
+            for slot in spec.slot_names
+        ]
+    # As integers, so that -0.0 differs from 0.0 and a NaN equals itself: equal means the same bits.
+    differs = np.zeros(len(column_pairs[0][0]), np.bool_)
+    for a, b in column_pairs:
         bits = np.ascontiguousarray(a).view(np.uint32) != np.ascontiguousarray(b).view(np.uint32)
         differs |= bits if bits.ndim == 1 else bits.any(axis=1)
-    gaps = np.abs(both[0][0].astype(np.float64) - both[0][1].astype(np.float64))
+    gaps = np.abs(column_pairs[0][0].astype(np.float64) - column_pairs[0][1].astype(np.float64))
     differing = int(differs.sum())
     largest = float(gaps.max(initial=0.0))
     return TableDifference(
@@ -221,23 +257,28 @@ def export(
     tables: Collection[str] = (),
     rows: NDArray[np.int64] | None = None,
 ) -> list[Path]:
-    """Write each table as one file of plain arrays; returns the files.
+    """Write each table of a snapshot as one file of plain arrays; return the paths of the files.
 
-    Sparse: `ids`, ascending, `value` [n, dim] and each state slot; dense: `value` and each slot in the
-    table's shape. In Parquet these are columns with a list for each row, of a dense table for each index of
-    its first axis. The metadata of a file, of npz its comment, name the table and the version of this layout.
+        export("snapshots/best", "out", "npz", tables=["embedding"])
+        np.load("out/embedding.npz")["value"]  # float32 [n, dim]
+
+    The file of a sparse table has `ids`, int64 [n] ascending, `value` [n, dim] and each state slot [n,
+    dim]. That of a dense table has `value` and each slot in the table's shape. Parquet files have columns
+    of these names, with a list for each row, or for each index of a dense table's first axis. The metadata
+    of a file (in npz the comment of the archive) contains the name of the table and the version of this
+    layout.
 
     Args:
-        path: The snapshot.
-        target: A folder or URL; it is made. It gets all the files or none.
-        kind: Kind of the files.
-        ids: Write the ids of each sparse table as CSV too.
-        tables: Names of those that are wanted; empty: all.
-        rows: Only rows of these ids, int64 [n]; None: all. Ids without a row are left out.
+        path: Folder or URL of the snapshot.
+        target: Folder or URL for the files, created if it does not exist. On failure it gets no file.
+        kind: Format of the files.
+        ids: If True, also write the ids of each sparse table as CSV.
+        tables: Names of the tables to write, or () for all.
+        rows: Ids of the rows to write, int64 [n], or None for all rows. Ids without a row are ignored.
 
     Raises:
         CheckpointError: The snapshot is damaged, has no such table, or the files cannot be written.
-        ConfigError: pyarrow is wanted and missing.
+        ConfigError: `kind` is "parquet" and pyarrow is not installed.
     """
     if (url := url_of(target)) is not None:
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
@@ -270,7 +311,8 @@ def export(
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Within, the folder is there; if that comes to no end it is as it was."""
+    """Create a folder for the block, and remove it if the block raises and the folder did not exist
+    before."""
     was_there = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -282,10 +324,10 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _file_name(table: str, names: set[str]) -> str:
-    """A name for the files of a table, unlike those that are taken.
+    """Return a file name, without ending, for a table, and add it to the used `names`.
 
-    Not all of the name if it is long: a file has 255 bytes for its own. Case does not count, for
-    some file systems do not know it.
+    The name is shortened, because file systems allow 255 bytes, and names that differ only in case get a
+    number, because some file systems ignore case.
     """
     plain = re.sub(r"[^\w.+ -]", "_", table)
     start = plain.encode()[:_LONGEST].decode(errors="ignore").lstrip(".") or "_"
@@ -326,21 +368,21 @@ def _write_ids(where: Path, ids: NDArray[np.int64]) -> None:
 
 
 def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
-    """Write a snapshot anew with rows of a table set, whole by itself; its manifest.
+    """Write a full snapshot in which rows of one sparse table are added or replaced; return its manifest.
 
-    Rows that are set count as pushed by the table's last update, and as never shown. Their state is that of
-    `rows` if these have all state slots of the table, else its first values. Other rows and tables stay as
-    they are.
+    Imported rows count as pushed by the table's last update, so that they do not expire at once, and as never
+    shown. They get the optimizer state of `rows` if it has all state slots of the table, or else first
+    values. The remaining rows and tables do not change.
 
     Args:
-        path: The snapshot.
-        target: Path of the new snapshot.
-        table: The name of the table.
-        rows: Rows to set; ids that have a row already get these values.
+        path: Folder or URL of the snapshot.
+        target: Folder or URL of the new snapshot.
+        table: Name of the sparse table.
+        rows: Rows to import. An id that has a row in the snapshot gets the imported one.
 
     Raises:
-        CheckpointError: There is no such table, or the rows do not fit it.
-        UsageError: The table has no room for them.
+        CheckpointError: The snapshot has no such sparse table, or the rows do not fit it.
+        UsageError: The table has a capacity, and the rows exceed it.
     """
     snapshot = Snapshot(path)
     spec = sparse_table(path, snapshot.specs(), table)
@@ -355,18 +397,18 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
         snapshot.load(shard)
         target_table = shard.tables[spec.key]
         assert isinstance(target_table, SparseTable)
-        mine = owned_rows(spec, rows.ids, shard.index, shard.servers)
-        ids = rows.ids[mine]
+        is_owned = owned_rows(spec, rows.ids, shard.index, shard.servers)
+        ids = rows.ids[is_owned]
         never_shown = np.zeros((len(ids), spec.scores), np.float32)
         steps = np.full(len(ids), target_table.clock.step)
-        data = RowData(ids, np.ascontiguousarray(values[mine]), steps, never_shown)
+        data = RowData(ids, np.ascontiguousarray(values[is_owned]), steps, never_shown)
         shard.fill(RestorePart(spec.key, target_table.clock, row_columns(data)))
 
     return rewrite(snapshot, target, len(snapshot.manifest.files), load)
 
 
 def _with_state(spec: TableSpec, rows: RowFile) -> NDArray[np.float32]:
-    """Weights and state, float32 [n, dim * (1 + slots)]."""
+    """Return weights and state of imported rows as the table stores them, float32 [n, dim * (1 + slots)]."""
     slots = [slot.name for slot in spec.rule.slots]
     if unusable := [name for name in slots if name in rows.unusable]:
         [name, *_] = unusable

@@ -1,6 +1,7 @@
-"""Whole tables of a snapshot as plain arrays, and the tables that a command names.
+"""Tables of a snapshot as plain NumPy arrays, merged from the files of all servers.
 
-What `psfleet ckpt export` writes, imports take rows from, and a warm start begins with.
+`psfleet ckpt export` writes these arrays, an import from a snapshot reads them, and a warm start sets weights
+from them. A whole table is held in memory.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,12 +20,13 @@ from psfleet.core.engine.tables.dense import DenseTable
 
 @dataclass(frozen=True)
 class TableContent:
-    """A whole table.
+    """Content of one table, without candidates and evictions.
 
     Attributes:
-        arrays: By name. Sparse: `ids` int64 [n], ascending, `value` float32 [n, dim] and each state slot
-            likewise. Dense: `value` and each slot in the table's shape.
-        step: Number of updates that it has had.
+        arrays: Arrays by name. A sparse table has `ids`, int64 [n] ascending, and float32 [n, dim] for
+            `value` and each state slot. A dense table has `value` and each slot, float32 in the table's
+            shape.
+        step: Number of updates of the table.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -32,7 +34,7 @@ class TableContent:
 
 
 def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
-    """All of a table of a snapshot."""
+    """Read one table of a snapshot, merged from the files of all servers and from the bases of a delta."""
     shard = Shard()
     shard.create(spec, np.zeros(spec.size if spec.kind == "dense" else 0, np.float32))
     for fill in snapshot.fills(spec, 0, 1):
@@ -48,10 +50,15 @@ def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
 
 
 def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) -> list[TableSpec]:
-    """The tables of these names; all if there are none.
+    """Return the definitions of the named tables, or of all tables if no name is given.
+
+    Args:
+        path: Path of the snapshot, for messages.
+        specs: Definitions of all tables of the snapshot.
+        names: Names to look for.
 
     Raises:
-        CheckpointError: There is no such table.
+        CheckpointError: The snapshot has no table of a name.
     """
     by_name = {spec.name: spec for spec in specs}
     for name in names:
@@ -61,10 +68,10 @@ def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) 
 
 
 def sparse_table(path: str, specs: Sequence[TableSpec], name: str) -> TableSpec:
-    """The sparse table of this name.
+    """Return the definition of a sparse table.
 
     Raises:
-        CheckpointError: There is no such table, or it is dense.
+        CheckpointError: The snapshot has no table of this name, or that table is dense.
     """
     [spec] = known_tables(path, specs, [name])
     if spec.kind != "sparse":

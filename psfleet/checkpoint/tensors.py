@@ -1,12 +1,20 @@
-"""Safetensors files that are written piece by piece, and what saves leave whose process was killed.
+"""Files of a snapshot on disk: safetensors files written page by page, and folders left by killed saves.
 
-length u64, header JSON filled up with spaces to a multiple of 8 bytes, the tensors side by side
+TensorWriter writes a file whose tensors together do not fit in memory. All sizes are announced first, so that
+the header can be written before the data, and pages of several tensors may come in any order:
 
-    .model.<process>.<random>.partial    written, and not at its place: removed by the next save
-    .model.<process>.<random>.old        moved away, only where two folders cannot be exchanged: removed, or
-                                         put back by the next save or load if nothing has taken its place
+    | length of the header, u64 | header: JSON, filled with spaces to 8 bytes | tensor | tensor | ...
 
-A folder is left over when nobody holds a lock on it: the kernel takes that back from a process that dies.
+A save of `model` writes a folder beside it and moves the folder to its place at the end. A process that is
+killed meanwhile leaves one of
+
+    .model.<process>.<random>.partial    a folder that was not finished; the next save removes it
+    .model.<process>.<random>.old        the earlier snapshot, moved away where the system cannot exchange two
+                                         folders. If there is no `model`, the next save or load puts it back;
+                                         else the next save removes it.
+
+A save holds a lock on its folder, which the kernel releases when the process dies. So a folder that can be
+locked is left over, and one that cannot belongs to a save that is still running.
 """
 
 import contextlib
@@ -31,9 +39,9 @@ from psfleet.core.base.files import regular, sync
 from psfleet.core.base.json_documents import Format
 
 SHARD = Format("shard of a snapshot")
-HEADER = "psfleet"  # under this name the metadata of a safetensors file has psfleet's own document
+HEADER = "psfleet"  # key in the metadata of a safetensors file, whose value is psfleet's own JSON document
 SERVER = "server"
-"""The tensor with what a server is beside its tables: a body of state.proto, as bytes."""
+"""Name of the tensor with a server's state other than its tables: a message of state.proto, as bytes."""
 
 NAMES = {
     "float64": "F64",
@@ -49,17 +57,17 @@ NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Names of dtypes in safetensors files, by NumPy's."""
-_CHUNK = 512 << 10  # bytes that are read at a time
+"""Names of dtypes in safetensors files, by their names in NumPy."""
+_CHUNK = 512 << 10  # bytes read at a time for a checksum
 
 
 class TensorWriter:
     """A safetensors file whose tensors grow along their first axis until they are full.
 
     Args:
-        path: The file; it must not exist.
-        tensors: Dtype and final shape of each tensor.
-        metadata: Text that the header carries.
+        path: Path of the new file; it is an error if the file exists.
+        tensors: Dtype and final shape of each tensor by name.
+        metadata: Text for the metadata of the header, by key.
     """
 
     def __init__(
@@ -100,7 +108,11 @@ class TensorWriter:
         os.close(self._file)
 
     def append(self, name: str, page: NDArray[Any]) -> None:
-        """The next rows of a tensor."""
+        """Write the next rows of a tensor.
+
+        Raises:
+            CheckpointError: The tensor would have more rows than was announced.
+        """
         content = np.ascontiguousarray(page).reshape(-1).view(np.uint8).data
         at = self._at[name]
         self._at[name] = at + len(content)
@@ -111,12 +123,16 @@ class TensorWriter:
         _write(self._file, content, at)
 
     def finish(self, between: Callable[[], None] | None = None) -> tuple[str, int]:
-        """Make the file durable; its SHA-256 in hexadecimal and its length.
+        """Make the file durable, and read it back for its checksum.
 
-        `between` is called now and then while the file is read for that.
+        Args:
+            between: Function called after each half MiB, with which a server slows the write down.
+
+        Returns:
+            SHA-256 of the file in hexadecimal, and its length in bytes.
 
         Raises:
-            CheckpointError: A tensor is not full.
+            CheckpointError: A tensor has fewer rows than was announced.
         """
         short = [name for name, at in self._at.items() if at != self._ends[name]]
         if short:
@@ -133,11 +149,11 @@ def write_arrays(where: str | Path, arrays: Mapping[str, NDArray[Any]], document
 
 
 def read_arrays(where: str | Path, kind: Format) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The fields of the document in a safetensors file's metadata, and its arrays.
+    """Return the fields of psfleet's document in a safetensors file's metadata, and the arrays by name.
 
     Raises:
-        Misfit: It is of another format or version.
-        OSError, SafetensorError, ValueError: It cannot be read, or is no such file.
+        Misfit: The document has another format or version.
+        OSError, SafetensorError, ValueError: The file cannot be read, or is no safetensors file.
     """
     with regular(Path(where)), safe_open(where, "numpy") as file:
         fields = kind.parse((file.metadata() or {}).get(HEADER, "null"))
@@ -145,7 +161,7 @@ def read_arrays(where: str | Path, kind: Format) -> tuple[dict[str, Any], dict[s
 
 
 def digest(where: Path, between: Callable[[], None] | None = None) -> str:
-    """The SHA-256 of a file in hexadecimal; `between` is called after each part of it."""
+    """Return the SHA-256 of a file in hexadecimal, calling `between` after each half MiB."""
     checksum, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with regular(where) as stream:
         while size := stream.readinto(chunk):  # type: ignore[attr-defined]  # it is not buffered
@@ -162,23 +178,27 @@ def _write(file: int, content: memoryview, at: int) -> None:
 
 
 def place_of(path: str | Path) -> Path:
-    """Return the real path of the folder at `path`, with all symbolic links followed, also a dangling one.
+    """Return the real path of a snapshot's folder, with all symbolic links followed.
+
+    A link that leads to a folder that does not exist yet is followed too.
 
     Raises:
-        OSError: The links lead round in a circle.
+        OSError: The links form a circle.
     """
-    place = Path(os.path.realpath(path))
-    place.is_symlink() and os.stat(place)  # says that there is a circle
-    return place
+    target = Path(os.path.realpath(path))
+    target.is_symlink() and os.stat(
+        target
+    )  # a link that is still a link is part of a circle, and stat raises
+    return target
 
 
 def beside(place: Path, kind: str) -> Path:
-    """A name that nothing has, for a folder that is to come to `place` or was there."""
+    """Return an unused path beside `place`, for the folder that will replace it or that it replaces."""
     return place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}.{kind}")
 
 
 def put_back(place: Path) -> bool:
-    """Put back what was moved away from a place where nothing is; whether there was something."""
+    """Move an earlier snapshot back to `place` if a killed save has moved it away; return True if it did."""
     for old in [] if place.exists() else _found(place, "old"):
         with contextlib.suppress(OSError):  # another process is faster, or may not write here
             old.rename(place)
@@ -188,21 +208,25 @@ def put_back(place: Path) -> bool:
 
 
 def clear(place: Path) -> None:
-    """Remove what dead processes have left beside a place."""
-    put_back(place)
+    """Remove the folders that killed saves have left beside a snapshot."""
+    put_back(place)  # first: what is put back must not be removed below
     for folder in (*_found(place, "partial"), *_found(place, "old")):
         with contextlib.suppress(OSError), _locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _found(place: Path, kind: str) -> list[Path]:
-    pattern = f".{glob.escape(place.name)}.*.{kind}"
-    return sorted(path for path in place.parent.glob(pattern) if path.is_dir())
+def _found(target: Path, kind: str) -> list[Path]:
+    pattern = f".{glob.escape(target.name)}.*.{kind}"
+    return sorted(path for path in target.parent.glob(pattern) if path.is_dir())
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Within, this process has the folder; an OSError says that another one has."""
+    """Lock a folder within the block.
+
+    Raises:
+        OSError: Another process has the lock: its save is still running.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,10 @@
-"""Words and their vectors in the text format of word2vec and GloVe.
+"""Reading of word vectors in the text format of word2vec and GloVe, for imports (`imported_rows.py`).
 
-Each line has a word, a blank or tab, and its weights. A first line with the numbers of words and weights is
-optional. GloVe has words with blanks in them, so a word ends before the numbers at the end of its line.
+    400000 100                         optional: numbers of words and of weights the -0.038 -0.244 ...
+    a word, a blank or tab, and its weights . . . 0.1 0.2 ...                  GloVe has words with blanks:
+    the word ends before the numbers at the end
+
+The whole file is held in memory. A line that is wrong is reported with its number.
 """
 
 import itertools
@@ -19,14 +22,14 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+|nan|inf)(e[+-]?[0-9]+)?", 
 
 
 def word_rows(path: str) -> tuple[list[str], NDArray[np.float32]]:
-    """The words of a file in the text format of word2vec and GloVe, and their weights [n, dim].
+    """Return the words of a file, and their weights float32 [n, dim].
 
     Raises:
-        CheckpointError: A line is no word with weights, or there is none; the error names file and line.
+        CheckpointError: A line is no word with weights, or the file has no line. The error names the line.
     """
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
-    # GloVe has words with signs that Python takes for the end of a line.
+    # GloVe has words with characters that Python would take for line ends, unless `newline` is given.
     with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
         stripped = ((number, line.rstrip("\r\n\t ")) for number, line in enumerate(file, 1))
         lines = ((number, line) for number, line in stripped if line)
@@ -90,9 +93,9 @@ def _split(line: str) -> tuple[str, list[str]]:
 
     The word ends at the first tab, or without a tab before the numbers at the end of the line.
     """
-    word, tab, rest = line.partition("\t")
+    word, tab, number_text = line.partition("\t")
     if tab:
-        return word, rest.split()
+        return word, number_text.split()
     fields = line.split(" ")
     start = len(fields)
     while start > 1 and _NUMBER.fullmatch(fields[start - 1]):

@@ -1,4 +1,14 @@
-"""Snapshots are written: a folder beside its place, the files of servers, then the manifest."""
+"""Writing of snapshots, so that a reader always finds a whole one, even if the process is killed.
+
+SnapshotDraft is the folder under way: it is made beside the final path under another name, filled with
+servers' files (`write_frozen`) and a manifest, opened once as a load would, and only then moved to the
+path. A running fleet uses these functions from its servers, one file each; `save_fleet` writes all shards
+of one process.
+
+A path may also be a URL of an object store, where nothing can be renamed: see SnapshotDraft. If a
+snapshot cannot be written, the functions raise a CheckpointError that names the path, and the earlier
+snapshot stays.
+"""
 
 import contextlib
 import fcntl
@@ -50,25 +60,29 @@ from psfleet.core.net.table_messages import clock_to_json
 
 
 class SnapshotDraft:
-    """A snapshot on its way to `path`; leaving the `with` block before `finish` removes it.
+    """Unfinished snapshot, which `finish` moves to `path`. It is removed if the `with` block ends before
+    that.
 
-    A reader of `path` finds the earlier snapshot or the whole new one, also when the process is killed
-    at any moment: the two folders are exchanged in one step (renameat2). Where the system cannot
-    do that, there is nothing at the path for a moment between two renames; the next save or load puts the
-    earlier one back if the process died there. A path that is a symbolic link stays one: the folder
-    that it leads to is replaced.
+    A reader of `path` finds either the earlier snapshot or the whole new one, whenever the process is killed:
+    the two folders are exchanged in one step (renameat2). A system without that call needs two renames, with
+    nothing at the path between them; if the process dies there, the next save or load puts the earlier
+    snapshot back. A path that is a symbolic link stays one: the folder that it leads to is replaced.
 
-    In a store (a URL) each file is written under a name of its own and the manifest last, as one object; the
-    files of the snapshot before are removed after that.
+    In a store (a URL) the files are written where they will stay, under names that no earlier snapshot has.
+    The manifest is written last, as one object, and the earlier snapshot's files are removed after that.
+
+        with SnapshotDraft(path) as draft:
+            file = write_frozen(draft.folder, frozen)
+            draft.finish(Manifest(specs, (file,)))
 
     Args:
-        path: Path of the finished snapshot.
+        path: Path or URL of the finished snapshot.
 
     Attributes:
-        folder: Folder or URL that its files are written to.
+        folder: Folder or URL that the files are to be written to.
 
     Raises:
-        CheckpointError: There is something else at `path`, or the folder cannot be made.
+        CheckpointError: There is something other than a snapshot at `path`, or the folder cannot be made.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -92,7 +106,8 @@ class SnapshotDraft:
                 f"a snapshot cannot be written to {self._path!r}: {reason(error)}; "
                 "choose another folder"
             ) from None
-        # Where folders have no locks, it is not taken for a leftover.
+        # The lock says that the folder is in use. On a file system without locks `clear` cannot lock the
+        # folder either, and so never removes it.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folder = str(folder)
@@ -105,25 +120,26 @@ class SnapshotDraft:
         if self._url is not None:
             return
         os.close(self._lock)
-        shutil.rmtree(self.folder, ignore_errors=True)  # what it has replaced, if it was finished
+        # After `finish` this is the earlier snapshot, which was exchanged for the new one.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, manifest: Manifest, check: Callable[[Snapshot], None] | None = None) -> None:
-        """Write the manifest, open the snapshot as a load or a restart will, and give it its place.
+        """Write the manifest, try to open the snapshot as a load or a restart will, and move it to its path.
 
         Args:
-            manifest: Manifest of the files in the folder, each of which has been read back for its
-                checksum.
-            check: Raises what else speaks against it.
+            manifest: Manifest of the files in the folder, each of which was read back for its checksum.
+            check: Further check of the opened snapshot, which raises if it must not be used.
 
         Raises:
-            CheckpointError: It cannot be opened. What was at its place is still there.
+            CheckpointError: The snapshot cannot be opened. The earlier one is still at the path.
         """
         if self._url is not None:
             self._finish_in_store(manifest)
             return
         folder = Path(self.folder)
         write_manifest(folder, manifest)
-        sync(folder)
+        sync(folder)  # before the rename: else a power cut could leave the name without the files
+        # Only lengths: each file was read back a moment ago, for the checksum in the manifest.
         snapshot = Snapshot(folder, read_back=False)
         for index in range(len(manifest.files)):
             Shard().become(snapshot.server(index).shard)
@@ -136,7 +152,7 @@ class SnapshotDraft:
         sync(self._place.parent)
 
     def _finish_in_store(self, manifest: Manifest) -> None:
-        """The manifest is one object, which takes the place of the one before whole; then go its files."""
+        """Replace the manifest in the store, which makes the new snapshot valid, then remove older files."""
         sizes = self._store.sizes()
         for file in manifest.files:
             if sizes.get(file.file) != file.bytes:
@@ -162,21 +178,21 @@ class SnapshotDraft:
             )
 
     def _take_place(self, folder: Path) -> None:
-        place = self._place
-        if not place.exists():
-            folder.rename(place)
+        target = self._place
+        if not target.exists():
+            folder.rename(target)
             return
-        if exchange(folder, place):
+        if exchange(folder, target):
             return
-        old = beside(place, "old")
-        place.rename(old)
+        old = beside(target, "old")
+        target.rename(old)
         faults.reach("away")
-        folder.rename(place)
+        folder.rename(target)
         old.rename(folder)
 
     def _check_place(self) -> None:
-        place = self._place
-        if place.exists() and not (place / MANIFEST).exists() and any(place.iterdir()):
+        target = self._place
+        if target.exists() and not (target / MANIFEST).exists() and any(target.iterdir()):
             raise CheckpointError(
                 f"{self._path!r} exists and is not a checkpoint; choose another folder"
             )
@@ -185,10 +201,16 @@ class SnapshotDraft:
 def save_fleet(
     path: str, shards: Sequence[Shard], cutting: PendingCut | None = None, base: str | None = None
 ) -> None:
-    """Write shards of this process as one checkpoint; `base`: that of which it says the changes.
+    """Write all shards of this process as one snapshot.
+
+    Args:
+        path: Path or URL of the snapshot.
+        shards: All shards of a fleet without servers of its own.
+        cutting: Cut at which the shards are frozen, or None for their present state.
+        base: Path of the snapshot that a delta builds on, or None for a full snapshot.
 
     Raises:
-        CheckpointError: It cannot be written; what was is removed.
+        CheckpointError: The snapshot cannot be written. Nothing of it remains.
     """
     files, cut = [], CutPosition()
     with _told(path), SnapshotDraft(path) as draft:
@@ -211,10 +233,10 @@ def _told(path: str) -> Iterator[None]:
 
 
 def linked(base: str | Path, path: str | Path) -> DeltaBase:
-    """Return the entry about the snapshot before it in the manifest of a delta at `path`.
+    """Return a reference to the snapshot `base`, for the manifest of a delta at `path`.
 
     Raises:
-        CheckpointError: It would replace one of those that it builds on, or one of them is not there.
+        CheckpointError: The delta would replace a snapshot that it builds on, or such a snapshot is missing.
     """
     if (url := url_of(path)) is not None:
         return _linked_in_store(base, url)
@@ -245,18 +267,22 @@ def write_frozen(
     state: ServerState | None = None,
     between: Callable[[], None] | None = None,
 ) -> ShardFile:
-    """Write a shard as it was at one moment into the folder, or to the URL, durably.
+    """Write the image of a shard as one file, and return its entry in the manifest once it is durable.
+
+    Training goes on meanwhile: tables are copied page by page (psfleet.core.engine.tables.row_snapshot).
 
     Args:
-        folder: Folder of the snapshot.
-        frozen: The shard; the caller closes it.
-        state: In place of the shard's own, if more is to be kept.
-        between: Called after each page, and now and then while the file's checksum is made.
+        folder: Folder or URL of the snapshot.
+        frozen: Image of the shard, which the caller closes.
+        state: State of the server to write, or None for the shard's state alone.
+        between: Function that is called after each page and each half MiB of the checksum, with which
+            a server slows the write down in favour of training.
     """
     if (url := url_of(folder)) is not None:
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
             file = write_frozen(staging, frozen, state, between)
-            # A name of its own: the snapshot that it is to replace is read until the manifest is written.
+            # A random name: the file of the earlier snapshot must stay, because readers use it until the new
+            # manifest is written.
             name = file.file.replace(".", f"-{secrets.token_hex(4)}.", 1)
             ObjectStore(url).put(Path(staging) / file.file, name)
         return replace(file, file=name)
@@ -291,12 +317,15 @@ def write_frozen(
 
 
 def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
-    """The tables of all servers. One that is only on some is being created and has had no push."""
+    """Return the definitions of all servers' tables, each once.
+
+    A table that only some servers have is being created, and has had no push yet.
+    """
     specs_by_name = {spec.name: spec for part in parts for spec in part}
     return tuple(specs_by_name.values())
 
 
 def _header(frozen: FrozenShard) -> str:
-    """Return the file's metadata beside the tensors."""
+    """Return the document in the metadata of a shard's file: the clock of each table."""
     clocks = {table.spec.name: clock_to_json(table.clock) for table in frozen.tables}
     return json.dumps(SHARD.document(clocks=clocks))

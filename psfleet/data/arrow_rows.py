@@ -1,7 +1,13 @@
-"""Rows of Arrow tables as features and labels: columns of any type, and texts, as ids and numbers.
+"""Conversion of Arrow tables to features and labels: columns of any type become ids, numbers and lists of
+them.
 
-Every reader of files and tables ends here. Arrow converts what it can convert without a doubt;
-`value_types.typed` judges each other value, as it does for values of requests and messages.
+Every reader of files and tables ends here: `check_schema` refuses a file whose columns have the wrong types
+before any row is read, and `rows_of` converts a piece of rows. Whole columns that Arrow can convert without
+a doubt are converted by Arrow. `value_types.typed` judges the remaining values one by one, with the same
+rules as for values of requests and messages, so that a value means the same whichever way it came.
+
+A bad value does not stop the conversion. The row is noted with the first thing that is wrong in it, and the
+caller decides whether to skip it or to raise.
 """
 
 import functools
@@ -31,7 +37,9 @@ _NUMERALS: dict[str, tuple[Kind, Any, str]] = {
     "id": _WHOLE,
     "float": ("float", pa.float64(), r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"),
 }
-"""Kind that texts are judged as, the type that Arrow converts the usual ones to, and the form of these."""
+"""For each kind that texts may stand for: the kind to judge unusual texts as, the Arrow type to cast the
+usual ones to, and the pattern of usual texts. Arrow would also accept other texts, such as hexadecimal
+numbers."""
 _KINDS = [
     ("int", pa.types.is_integer),
     ("float", pa.types.is_floating),
@@ -44,10 +52,15 @@ _KINDS = [
 
 
 def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> None:
-    """Refuse a file that lacks a column, or has two of its name.
+    """Check that a file has each of the columns exactly once.
+
+    Args:
+        names: Columns that are needed.
+        columns: Columns of the file.
+        where: Name of the file, for messages.
 
     Raises:
-        UsageError: Names the file and the columns that it has.
+        UsageError: A column is missing or occurs twice.
     """
     for column in names:
         if column not in columns:
@@ -59,19 +72,19 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
 
 
 def reason_of(error: Exception) -> str:
-    """Describe an error of reading in one short line."""
+    """Return the text of an error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 @dataclass(slots=True)
 class Rows:
-    """Rows with their features and labels.
+    """Rows of one row group, as features and labels.
 
     Attributes:
-        features: By name: a Jagged, or for a Number float32 [n, dim].
-        labels: By column: float32 [n].
-        numbers: int64 [n]: of the rows in their row group.
-        bad: Place and reason of each row that cannot be used, by their numbers. They are among the rows.
+        features: Values by name of the feature: a Jagged, or float32 [n, dim] for a Number.
+        labels: Values by column, float32 [n].
+        numbers: Number of each row in its row group, int64 [n].
+        bad: Position and reason of each unusable row, by its number. The row is still among the rows.
     """
 
     features: dict[str, Any]
@@ -83,7 +96,7 @@ class Rows:
         return len(self.numbers)
 
     def chosen(self, rows: Any) -> "Rows":
-        """Some of the rows, by their places or a slice."""
+        """Select rows by a slice, a mask or indices."""
         return Rows(
             chosen_columns(self.features, rows),
             chosen_columns(self.labels, rows),
@@ -93,7 +106,7 @@ class Rows:
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts, of which there is at least one. A single part is not copied."""
+    """Join the rows of one or more parts. Features and labels of a single part are not copied."""
     return Rows(
         joined_columns([part.features for part in parts]),
         joined_columns([part.labels for part in parts]),
@@ -103,10 +116,16 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where: str) -> None:
-    """Refuse a file that lacks a column, or has it with a type that is not what the feature is.
+    """Check that a file has every column of the features and labels, with a type that can hold their values.
+
+    Args:
+        schema: Arrow schema of the file.
+        features: Features to read.
+        labels: Columns of the labels.
+        where: Path of the file. A column may also come from its folders' names, such as `day=3/`.
 
     Raises:
-        UsageError: Names the file, the column and its type.
+        UsageError: A column is missing or has an unsuitable type. The error names the file, column and type.
     """
     for name, words, kinds in _wanted(features, labels):
         if name not in schema.names and name in partition_of(where):
@@ -122,16 +141,16 @@ def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where
 def _wanted(
     features: FeatureSet, labels: Sequence[str]
 ) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """The columns, what each of them must be of, and the kinds of `_Column` that are."""
+    """Yield each column, the types that it may have in words, and as kinds of `_Column`."""
     for feature in features.given.values():
-        what: tuple[str, Sequence[str]] = {
+        expected: tuple[str, Sequence[str]] = {
             "int": _NUMERALS_TOO,
             "float": _NUMERALS_TOO,
             "id": ("whole numbers, or lists of them", ("int", "null")),
         }.get(
             kind_of(feature), ("whole numbers or texts, or lists of them", ("int", "text", "null"))
         )
-        yield feature.columns[0], *what
+        yield feature.columns[0], *expected
         for name in feature.columns[1:]:
             yield name, "numbers, or lists of them", _NUMBERS
     for name in labels:
@@ -141,13 +160,16 @@ def _wanted(
 def rows_of(
     table: Any, features: FeatureSet, labels: Sequence[str], known_bad: Mapping[int, str]
 ) -> tuple[Rows, dict[int, str]]:
-    """The rows of a table, numbered from 0, and the first thing that is wrong in each bad one of them.
-
-    Texts stand for the numbers that they are.
+    """Convert a table to features and labels. Texts that are numbers are converted where a number is needed.
 
     Args:
-        table: A pyarrow.Table.
-        known_bad: What is wrong with rows that are known to be bad.
+        table: Rows as a pyarrow.Table.
+        features: Features to convert.
+        labels: Columns of the labels.
+        known_bad: Reason of each row that is bad already, by its number in the table. Its cells are null.
+
+    Returns:
+        The rows, numbered from 0, and the first reason of each bad row by its number.
     """
     bad = _BadRows(known_bad)
     values: dict[str, Any] = {}
@@ -162,19 +184,28 @@ def rows_of(
 
 
 class _BadRows(dict[int, str]):
-    """The first thing that is wrong in each bad row."""
+    """First reason of each bad row, by its number."""
 
     def note(self, column: "_Column", rows: NDArray[Any]) -> None:
-        """These rows have a value in the column that cannot be used."""
+        """Note that rows (with repeats) have an unusable value in a column, unless they are bad already."""
         for row in np.unique(rows).tolist():
             self.setdefault(row, f"{column.name} is {column.shown(row)}")
 
 
 class _Column:
-    """A column of a row group: its values, and how many each row has.
+    """Column of a table as one flat array of values, and the number of values of each row.
+
+        rows of the column    [7, 9]   null   [4]
+        flat values           7 9 4
+        lengths               2  0  1
 
     Attributes:
-        kind: Kind of its values: "int", "float", "bool", "text", "null" if all are, or "" for others.
+        name: Name of the column.
+        is_list: True if a row has a list of values.
+        lengths: Number of values of each row, int64 [n].
+        kind: Kind of the values: "int", "float", "bool", "text", "null" if all values are null, or "" for
+            types that no feature can have.
+        has_nulls: True if a value is null.
     """
 
     def __init__(self, table: Any, name: str) -> None:
@@ -200,7 +231,7 @@ class _Column:
 
     @property
     def missing(self) -> NDArray[np.bool_]:
-        """Mask of the values that are null."""
+        """Mask of the flat values that are null."""
         if not self.has_nulls:
             return np.zeros(len(self._flat), np.bool_)
         mask: NDArray[np.bool_] = self._flat.is_null().to_numpy(zero_copy_only=False)
@@ -208,16 +239,20 @@ class _Column:
 
     @functools.cached_property
     def rows(self) -> NDArray[np.int64]:
-        """The row of each value. It takes as long as reading the column, and is seldom needed."""
+        """Row of each flat value, int64. Takes as long as reading the column, so only bad rows need it."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def note_bad(self, values: NDArray[np.bool_], bad: "_BadRows") -> None:
-        """The rows of these values are bad."""
+        """Note the rows of the flat values in a mask as bad."""
         if values.any():
             bad.note(self, self.rows[values])
 
     def typed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
-        """The values in a type, and masks of the missing and the bad, as `value_types.typed` has them."""
+        """Convert the flat values to a kind.
+
+        Returns:
+            Values, and masks of the missing and of the bad values, as `value_types.typed` does.
+        """
         if self._is_text and kind in ("text", "key"):
             return typed(self._texts(self._flat), kind)
         if self._is_text:
@@ -234,7 +269,7 @@ class _Column:
         return values, missing | self.missing, bad
 
     def _texts(self, flat: Any) -> NDArray[Any]:
-        """Texts as objects: str, or bytes if one of them is not UTF-8. Null is as the empty text."""
+        """Return texts as an array of str, or of bytes if any text is not UTF-8. Null becomes ""."""
         flat = pc.fill_null(flat, "") if self.has_nulls else flat
         try:
             texts = flat.to_numpy(zero_copy_only=False)
@@ -243,7 +278,11 @@ class _Column:
         return np.asarray(texts, object)
 
     def _parsed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Numbers that texts are: Arrow converts those of the usual form, and `typed` judges the others."""
+        """Convert texts to numbers, as `typed` does.
+
+        Arrow casts all texts at once if it can. If not, it casts those of the usual form, and the remaining
+        texts are judged one by one in Python.
+        """
         is_id = kind == "id"
         kind, target, pattern = _NUMERALS[kind]
         try:
@@ -253,20 +292,22 @@ class _Column:
         except pa.ArrowInvalid:
             usual = pc.match_substring_regex(self._flat, pattern)
             numbers = pc.if_else(usual, self._flat, pa.scalar(None, self._flat.type)).cast(target)
-        others = numbers.is_null().to_numpy(zero_copy_only=False)
+        is_unusual = numbers.is_null().to_numpy(zero_copy_only=False)
         numbers = pc.fill_null(numbers, 0) if numbers.null_count else numbers
         values, missing, bad = typed(numbers.to_numpy(zero_copy_only=False), kind)
-        others = others | missing | bad
-        if others.any():
+        is_unusual = is_unusual | missing | bad
+        if is_unusual.any():
             values, missing, bad = np.array(values), np.array(missing), np.array(bad)
-            texts = self._texts(self._flat.filter(pa.array(others)))
-            values[others], missing[others], bad[others] = typed(texts, kind)
+            texts = self._texts(self._flat.filter(pa.array(is_unusual)))
+            values[is_unusual], missing[is_unusual], bad[is_unusual] = typed(texts, kind)
             if is_id:  # "7.0" is for declared types
-                bad[others] |= [("." in text) if isinstance(text, str) else True for text in texts]
+                bad[is_unusual] |= [
+                    ("." in text) if isinstance(text, str) else True for text in texts
+                ]
         return values, missing, bad
 
     def floats(self) -> Floats:
-        """The values as float32; those that are missing are NaN, and those that cannot be used infinite."""
+        """Convert the flat values to float32. A missing value becomes NaN, an unusable one infinity."""
         if self._is_text:
             values, missing, bad = self.typed("float")
             values = np.array(values)
@@ -277,7 +318,7 @@ class _Column:
         return np.asarray(numbers.to_numpy(zero_copy_only=False))
 
     def shown(self, row: int) -> str:
-        """A row's value, for messages."""
+        """Return a row's value as text, for messages."""
         try:
             return f"{self._array[row].as_py()!r:.80}"
         except UnicodeDecodeError:
@@ -285,7 +326,7 @@ class _Column:
 
 
 def _storage(array: Any) -> Any:
-    """The array without what only says how it is stored: dictionaries, runs and types of extensions."""
+    """Return the array without encodings that only concern storage: dictionaries, runs, extension types."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _storage(array.storage)
@@ -297,7 +338,7 @@ def _storage(array: Any) -> Any:
 
 
 def _plain(flat: Any) -> tuple[Any, str]:
-    """Values as Arrow converts them to numbers or texts, and the kind of them, see `_Column`."""
+    """Return values with a type that converts to NumPy, and their kind as in `_Column`."""
     kind = flat.type
     if pa.types.is_decimal(kind):  # as texts, which have all digits
         return (flat.cast(pa.float64()), "float") if kind.scale else (flat.cast(pa.string()), "int")
@@ -324,8 +365,8 @@ def _numbers(feature: Number, column: _Column, bad: _BadRows) -> Floats:
 
 
 def _ids(feature: Feature | Number | Input, columns: Sequence[_Column], bad: _BadRows) -> Jagged:
-    ids, *others = columns
-    weights = _weights(others[0], ids, bad) if others else None
+    ids, *weight_columns = columns
+    weights = _weights(weight_columns[0], ids, bad) if weight_columns else None
     values, missing, unusable = ids.typed(kind_of(feature))
     bags = Jagged(values, ids.lengths, weights=weights)
     ids.note_bad(unusable & ~missing, bad)
@@ -333,7 +374,7 @@ def _ids(feature: Feature | Number | Input, columns: Sequence[_Column], bad: _Ba
 
 
 def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:
-    """A weight for each id; those of rows with another number of weights are 0, and the rows bad."""
+    """Return a weight for each id. A row with another number of weights than ids gets zeros and is bad."""
     values, fits = column.floats(), column.lengths == ids.lengths
     column.note_bad(~np.isfinite(values), bad)
     if fits.all():

@@ -1,6 +1,8 @@
-"""Batches of a source, by number, in any process.
+"""Interface of a data source (OrderedSource), and its batches by number, with or without a fleet (Batches).
 
-`fleet.dataset` hands out the same batches, see psfleet.core.runtime.dataset_pass.
+A source maps positions to samples; everything that reads data builds on this. `fleet.dataset` assigns
+positions to workers (psfleet.core.runtime.dataset_pass), and `Batches` gives the same batches in a single
+process or a torch DataLoader:
 
 files = ParquetFiles("clicks/", features, labels=["click"])
 for batch in Batches(files, 1024, epochs=2, shuffle_seed=7):
@@ -25,38 +27,45 @@ Ids = NDArray[np.int64]
 
 @runtime_checkable
 class OrderedSource(Protocol):
-    """Samples that are read in an order of their own, such as that of the files in which they are.
+    """Source of samples that has its own order, such as that of the files in which they are.
 
     Attributes:
-        waits: Reading waits for samples that are yet to come: none are read ahead.
+        waits: True if reading waits for samples that do not exist yet. Nothing is read ahead then.
     """
 
     waits: bool
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples in an epoch."""
 
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], Any]:
-        """Read the samples at these positions; sample i of epoch e is at e * len + i.
+        """Read the samples at these positions. Sample i in the order of epoch e is at e * len + i.
 
-        A pure function of the arguments, whichever worker and thread calls it; one does at a time.
+        The samples depend only on the arguments, not on the worker or on earlier calls: a job that resumes
+        must read the same ones. One thread calls it at a time, not always the same.
+
+        Args:
+            ranges: Ranges of positions (psfleet.core.engine.round_plan).
+            batch_size: Batch size of the dataset.
+            seed: Seed that shuffles each epoch, or None for the source's order.
 
         Returns:
-            Reports what was wrong, and returns the samples.
+            A function that reports bad samples and returns the good ones. It is called when the batch is
+            used.
         """
 
 
 @runtime_checkable
 class GrowingSource(OrderedSource, Protocol):
-    """A source with parts that become more while it is read."""
+    """Source that gets more parts while it is read, such as a topic that gets more partitions."""
 
     def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
-        """Sections that are read one after the other, each with its size and the parts that it has.
+        """Yield the size and the parts of each section; sections are read one after the other.
 
-        Each is a dataset of its own, with positions from 0 on, so that all workers read the same parts. None:
-        nothing becomes more, and the source is one dataset.
+        Each section is a dataset with positions from 0, whose parts do not change, so that all workers read
+        the same parts. Returns None if the source never gets more parts; it is then one dataset.
         """
 
 
@@ -64,13 +73,22 @@ Source = int | Sequence[Any] | NDArray[Any] | OrderedSource
 
 
 def size_of(source: Source) -> int:
-    """Return the number of samples; at least one."""
+    """Return the number of samples of a source, which is at least one.
+
+    Raises:
+        WrongType, ConfigError: `source` has no size, or is empty.
+    """
     size = len(source) if isinstance(source, Sized) else source
     return int(check("dataset", "size", size, PositiveInt))
 
 
 class SampleSequence:
-    """Order of samples: the sample at each position, a pure function of seed and epoch."""
+    """Order of the samples of a number or an array: a permutation that follows from seed and epoch alone.
+
+    Args:
+        size: Number of samples.
+        seed: Seed, or None for ascending indices in each epoch.
+    """
 
     def __init__(self, size: int, seed: int | None) -> None:
         self._size = size
@@ -79,7 +97,7 @@ class SampleSequence:
         self._shuffled: Ids = np.empty(0, np.int64)
 
     def samples(self, ranges: Sequence[Range]) -> Ids:
-        """int64 indices of the samples at these positions, in order."""
+        """Return the indices of the samples at these positions, in order; int64 [n]."""
         return np.concatenate([self._of(low, high) for low, high in ranges])
 
     def _of(self, low: int, high: int) -> Ids:
@@ -93,20 +111,24 @@ class SampleSequence:
 
 
 class Batches(Sequence[Any]):
-    """The batches of a source, by their numbers; `fleet.dataset` hands out the same ones.
+    """Batches of a source as a sequence, the same that `fleet.dataset` assigns to workers.
 
-    They are read when they are asked for. A slice has some of them: `batches[rank::ranks]` those of one of
-    several processes, `batches[100:]` those that are left after 100.
+        batches = Batches(files, 1024, epochs=2, shuffle_seed=7)
+        batches[5]               # the sixth batch, read now
+        batches[rank::ranks]     # the batches of one of several processes
+        batches[100:]            # the batches after the first 100, to resume
+
+    A batch is read when it is indexed or iterated over. A slice reads nothing.
 
     Args:
         source: ParquetFiles, TextFiles, RecordBatches or KafkaTopic.
-        batch_size: Samples of a batch; an epoch's last one has fewer.
-        epochs: Number of passes over all samples; a topic without an end has one.
-        shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
-        prefetch: A loop reads and decodes so many batches ahead in a thread.
+        batch_size: Number of samples in a batch. The last batch of an epoch may have fewer.
+        epochs: Number of passes over all samples. A topic without an end has one.
+        shuffle_seed: Seed that gives each epoch another order, or None for the source's order.
+        prefetch: Number of batches that a loop reads and decodes ahead, in a thread.
 
     Raises:
-        UsageError: The source has no samples, or too many for so many epochs.
+        UsageError: `epochs` times the number of samples is too large.
     """
 
     @checked
@@ -158,8 +180,8 @@ class Batches(Sequence[Any]):
             ahead.close()
 
     def _range(self, number: int) -> tuple[int, int]:
-        epoch, place = divmod(number, self._each)
-        low = place * self._batch_size
+        epoch, batch_in_epoch = divmod(number, self._each)
+        low = batch_in_epoch * self._batch_size
         start = epoch * self._size
         return start + low, start + min(low + self._batch_size, self._size)
 

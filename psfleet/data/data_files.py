@@ -1,6 +1,6 @@
-"""Files that paths, patterns and URLs name, opened for reading, and the columns that their folders name.
+"""Data files named by paths, patterns and URLs, and columns in the names of their folders (`dt=2026-11-01/`).
 
-All readers of files find them here, so that a folder, a pattern such as `clicks/*.parquet` and a URL such as
+All readers of files use this module, so that a folder, a pattern such as `clicks/*.parquet` and a URL such as
 `s3://bucket/clicks/` mean the same for each format. URLs go through fsspec.
 """
 
@@ -17,11 +17,15 @@ from psfleet.core.base.errors import UsageError, not_installed
 
 
 def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
-    """The files that paths, patterns such as `clicks/*.parquet`, and URLs name.
+    """Return the files that paths, patterns such as `clicks/*.parquet`, and URLs name.
 
     Args:
-        endings: Endings of the names of files that are read of a folder, in any case; none: all files. Hidden
-            and temporary files, whose names begin with `.` or `_`, are never read of a folder.
+        paths: A path, pattern or URL, or several.
+        endings: Endings of file names to read from a folder, in upper or lower case, or () for all files.
+            Hidden and temporary files, whose names begin with `.` or `_`, are never read from a folder.
+
+    Raises:
+        UsageError: There is no such file.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
     files = [file for path in names for file in _matching(str(path), tuple(endings))]
@@ -31,14 +35,14 @@ def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
 
 
 def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
-    """The files that a path, a pattern or a URL names, by name."""
-    system, place = _fsspec().core.url_to_fs(path) if "://" in path else (None, path)
+    """Return the files that a path, pattern or URL names, sorted."""
+    system, location = _fsspec().core.url_to_fs(path) if "://" in path else (None, path)
     exists, is_folder = (system.exists, system.isdir) if system else (os.path.exists, os.path.isdir)
-    if is_folder(place):
-        files = list(_inside(system, place, endings))
-    elif (magic := re.search(r"[*[]" if system else r"[*?[]", place)) and not exists(place):
-        files, base = [], len(place[: magic.start()].rpartition("/")[0])
-        for name in system.glob(place) if system else glob.glob(place, recursive=True):
+    if is_folder(location):
+        files = list(_inside(system, location, endings))
+    elif (magic := re.search(r"[*[]" if system else r"[*?[]", location)) and not exists(location):
+        files, base = [], len(location[: magic.start()].rpartition("/")[0])
+        for name in system.glob(location) if system else glob.glob(location, recursive=True):
             if any(map(_is_hidden, name[base:].split("/"))):
                 continue
             files += _inside(system, name, endings) if is_folder(name) else [name]
@@ -48,7 +52,7 @@ def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _inside(system: Any, folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """The data files of a folder, and of folders in it that are partitions, such as `dt=2026-11-01`."""
+    """Yield the data files of a folder, and of its partitions, such as `dt=2026-11-01`."""
     if system:
         entries = [(e["name"], e["type"] == "directory") for e in system.ls(folder, detail=True)]
     else:
@@ -68,7 +72,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def opened(file: str) -> Any:
-    """A file or URL to read bytes from, which may be sought in. The caller closes it."""
+    """Open a file or URL for reading bytes, with `seek`. The caller closes it."""
     return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
 
 
@@ -81,7 +85,8 @@ def _fsspec() -> Any:
 
 
 def partition_of(file: str) -> dict[str, str | None]:
-    """The columns whose values the folders of a path name, as in `clicks/dt=2026-11-01/part-0.parquet`."""
+    """Return the columns in the names of a path's folders: {"dt": "2026-11-01"} for
+    `dt=2026-11-01/0.parquet`."""
     pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
     return {
         name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
@@ -90,7 +95,7 @@ def partition_of(file: str) -> dict[str, str | None]:
 
 
 def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
-    """A table with those of the columns that it lacks and the path of its file names, as texts."""
+    """Add columns from the names of a file's folders to a table, as texts, if the table lacks them."""
     for name, value in partition_of(file).items():
         if name in columns and name not in table.column_names:
             texts = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)

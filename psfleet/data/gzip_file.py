@@ -1,4 +1,12 @@
-"""Gzip files that may be sought in: reading goes on from the nearest point at which it was before."""
+"""Gzip files with fast `seek`: decompression starts at the nearest point that was noted before.
+
+Python's `gzip` starts at the beginning of the file for each seek backward. A shuffled epoch over n row
+groups would then decompress the file n / 2 times (docs/decisions/0023-order-of-rows.md). Here reading notes
+a point every 64 MiB of decompressed bytes: a copy of zlib's state, from which decompression can continue.
+
+    compressed     |----offset-----*--------------|
+    decompressed   |----position------*------------------|     a GzipPoint, plus the decompressor's state
+"""
 
 import bisect
 import io
@@ -8,14 +16,20 @@ from typing import Any
 
 from typing_extensions import override
 
-_BYTES = 1 << 14  # that are decompressed at once; each point keeps as many
-_DISTANCE = 64 << 20  # decompressed bytes between points
+_BYTES = 1 << 14  # compressed bytes read at once; a point keeps up to this many in its decompressor
+_DISTANCE = 64 << 20  # decompressed bytes between two points
 _GZIP = 31  # zlib's number for the format, with the largest window
 
 
 @dataclass(frozen=True, slots=True)
 class GzipPoint:
-    """State of the decompression at a position: about 60 kB."""
+    """State of the decompression at a position, of about 60 kB.
+
+    Attributes:
+        position: Position in the decompressed file.
+        offset: Position in the compressed file of the first byte that the decompressor has not got yet.
+        decompressor: Copy of zlib's decompressor. It must be copied again before it is used.
+    """
 
     position: int
     offset: int
@@ -23,11 +37,12 @@ class GzipPoint:
 
 
 class GzipFile(io.RawIOBase):
-    """The bytes of a gzip file, of which members may follow each other.
+    """Decompressed bytes of a gzip file, which may consist of several members.
 
     Args:
-        content: The file; it is closed with this.
-        points: Points of the file, which reading adds to; further readers of the file use them too.
+        content: Compressed file, opened for reading. It is closed together with this object.
+        points: Points of the file, in order of their positions. Reading adds to the list; pass it to later
+            readers of the same file.
     """
 
     def __init__(self, content: Any, points: list[GzipPoint]) -> None:

@@ -1,9 +1,23 @@
-"""Messages of a Kafka topic as samples, which fleet.dataset hands out to the workers.
+"""Training on messages of a Kafka topic: KafkaTopic, a source of `fleet.dataset`.
 
 clicks = KafkaTopic("broker:9092", "clicks", features, ["click"], start={0: 0, 1: 0})
 for batch in fleet.dataset(clicks, batch_size=1024):
     values = embed(batch.features)
     loss = loss_fn(values, batch.labels["click"])
+
+The fleet assigns positions, and a position always means the same offset of the same partition. Blocks of
+`batch_size` offsets come from the partitions in turn; here 2 partitions and a batch size of 3:
+
+    position     0 1 2 | 3 4 5 | 6 7 8 | 9 ...
+    partition      0       1       0     1
+    offset       0 1 2 | 0 1 2 | 3 4 5 | 3 ...
+
+So each sample is used exactly as often as the fleet's mode promises, no consumer group is needed, and a job
+that resumes from a snapshot reads on at the same offsets. Two options change this order deliberately:
+`idle` reads on without a quiet partition, and `find_partitions` adds partitions between sections of 128
+batches.
+
+`kafka_partition.py` reads one partition. A topic is used by one thread at a time.
 """
 
 import functools
@@ -29,22 +43,22 @@ from psfleet.data.sample_batch import SampleBatch, batch_of, sample_of
 
 _log = log_of(__name__)
 
-_SAID = 5  # bad messages of which a line is printed
-_KIBIBYTES = 16384  # of messages that the client fetches ahead, per partition
-_WAIT = 0.1  # seconds until the broker is asked again
-_SECTION = 128  # batches until the broker is asked for new partitions
+_SAID = 5  # number of bad messages that are logged
+_KIBIBYTES = 16384  # size of the messages that the client fetches ahead, per partition
+_WAIT = 0.1  # seconds between two tries to get a message
+_SECTION = 128  # number of batches after which the broker is asked for new partitions
 _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.partition.eof"}
 
 
 Place = tuple[int, int, int]
-"""A partition, the first of its offsets, and the one behind the last."""
+"""Range of offsets in a partition: number of the partition, first offset, offset behind the last."""
 Sample = tuple[dict[str, Any], str]
-"""The values of a message's columns, and the place of the message in the topic, for errors."""
+"""Values of a message by column, and the partition and offset of the message as text, for errors."""
 
 
 @dataclass
 class _Span:
-    """Offsets of a partition that are to be read, from the first up to, and without, the second."""
+    """Offsets `low` to `high` - 1 of a partition, which were put off and are still to be read."""
 
     low: int
     high: int
@@ -52,41 +66,49 @@ class _Span:
 
 @checked
 class KafkaTopic:
-    """The messages of a topic, as samples of a feature set: a source of `fleet.dataset`.
+    """Messages of a Kafka topic as samples of a feature set: a source of `fleet.dataset`.
 
-    A position stands for an offset of a partition, the same for every worker: blocks of `batch_size` offsets
-    come from the partitions in turn. The fleet's positions are therefore those of the topic, also in
-    snapshots, and no consumer group is used. Reading waits for messages that are yet to come.
+        clicks = KafkaTopic("broker:9092", "clicks", features, ["click"], start={0: 0, 1: 0})
+        for batch in fleet.dataset(clicks, batch_size=1024):
+            ...
+
+    Each position of the dataset is one offset of one partition, the same for every worker: blocks of
+    `batch_size` offsets come from the partitions in turn. A snapshot therefore contains the offsets that a
+    job has reached, and no consumer group is used. Reading waits for messages that have not been written
+    yet.
 
     Args:
-        servers: Brokers, HOST:PORT separated by commas.
-        topic: Its name.
-        features: The set. A message is a JSON object with the value, or list of values, of each feature under
-            its column's name; what it lacks, or is null, is a feature that is missing.
-        labels: Names of the labels in the object.
-        start: By partition the first offset to read. Other partitions are not read, but see
-            `find_partitions`.
-        end: By partition the offset to stop before; None: go on until the script leaves the loop.
-        bad_messages: Handling of a message with a value that cannot be used, and of offsets that
-            the broker has deleted: "fail", or "skip" it, which is counted in `skipped` and reported
-            on standard error.
-        parse: Makes the mapping of a message's value; None: JSON. ValueError: it cannot.
-        idle: Seconds without a message after which the order goes on without a partition, if others have
-            messages: its offsets are put off, and come with later batches of this worker as soon as they have
-            messages. Batches may then be smaller; a step whose batch would be empty is left out. None: the
-            order waits. `fleet.remember(topic, source)` keeps what is put off, within one batch, for a worker
-            that starts again. Only without `end`.
-        find_partitions: Also read partitions with higher numbers than those of `start`, which the topic has
-            or gets while it is read, from offset 0 on: the broker is asked after every 128 batches, and what
-            one worker finds all read. Only in `fleet.dataset`, without `end`.
-        settings: More settings of librdkafka, such as those for TLS.
+        servers: Brokers, as HOST:PORT separated by commas.
+        topic: Name of the topic.
+        features: Features of a sample. A message is a JSON object that has, under the name of each feature's
+            column, a value or a list of values. A column that is absent or null is a missing feature.
+        labels: Names of the labels in the JSON object.
+        start: First offset to read, by number of the partition. Other partitions are not read, unless
+            `find_partitions` adds them.
+        end: Offset to stop before, by number of the partition. None reads until the script leaves the loop.
+        bad_messages: Handling of a message with an unusable value, and of offsets that the broker has
+            deleted. "fail" raises UsageError. "skip" leaves them out, counts them in `skipped` and logs the
+            first few.
+        parse: Function that turns the value of a message into a mapping by column, or raises ValueError if it
+            cannot. None parses JSON.
+        idle: Seconds without a message after which reading goes on without a partition, if another
+            partition has messages. The offsets are put off: they come with a later batch of the same
+            worker, once they have messages. Batches may become smaller, and a step whose batch would be
+            empty is left out. `fleet.remember(topic, source)` keeps the offsets that are put off for a
+            worker that starts again, up to one batch. None waits for each partition. Cannot be combined
+            with `end`.
+        find_partitions: If True, also read partitions with higher numbers than those in `start`, from
+            offset 0 on, whether the topic has them already or gets them later. The broker is asked after
+            every 128 batches, and a partition that one worker finds is read by all. Works only in
+            `fleet.dataset`, and cannot be combined with `end`.
+        settings: Further settings of librdkafka, such as those for TLS.
 
     Attributes:
         skipped: Number of messages that this process has skipped.
-        idle: Time limit, as passed.
+        idle: Time limit in seconds, as passed.
 
     Raises:
-        ConfigError: The offsets do not fit each other, or a setting is psfleet's own.
+        ConfigError: `start` and `end` do not match, or `settings` has a setting that psfleet sets itself.
     """
 
     waits = True
@@ -120,14 +142,15 @@ class KafkaTopic:
         self._skips = bad_messages == "skip"
         self._parse = parse or json.loads
         self._start = dict(sorted(start.items()))
-        self._first = dict(self._start)  # by partition its first offset of the present section
-        self._turn = 0  # batches before it
+        # A section is a dataset with positions from 0. These say where it begins in the topic.
+        self._first = dict(self._start)  # first offset of each partition in the present section
+        self._turn = 0  # number of batches in earlier sections
         self._parts: SourceParts | None = None
         self._put_off: defaultdict[int, deque[_Span]] = defaultdict(deque)
         self._sizes = None if end is None else [end[p] - first for p, first in self._start.items()]
         self._said = 0
         self._order: RowSequence | None = None
-        own = {
+        fixed_settings = {
             "bootstrap.servers": servers,
             "group.id": "psfleet",  # the client wants a name; nothing is committed
             "enable.auto.commit": False,
@@ -135,16 +158,19 @@ class KafkaTopic:
             "auto.offset.reset": "error",
             "queued.max.messages.kbytes": _KIBIBYTES,
         }
-        self._open = functools.partial(Partition, topic, own | dict(settings or {}))
+        self._open = functools.partial(Partition, topic, fixed_settings | dict(settings or {}))
         self._topic = topic
         self._partitions: dict[int, Partition] = {}
 
     def __len__(self) -> int:
-        """The number of offsets; without an end as many as a dataset may have."""
+        """Return the number of offsets, or, without `end`, the largest size of a dataset."""
         return MOST if self._sizes is None else sum(self._sizes)
 
     def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
-        """The partitions that all workers know, for so many batches."""
+        """Yield the size of each section of 128 batches, and the partitions that all workers read in it.
+
+        Returns None if no partitions are to be found.
+        """
         return self._found_sections(batch_size) if self.finds_partitions else None
 
     def _found_sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]]:
@@ -164,40 +190,49 @@ class KafkaTopic:
         return [*self._start, *range(newest + 1, self._parts.count if self._parts else 0)]
 
     def _offset(self, number: int, turns: int, block: int) -> int:
-        """First offset of a partition after so many batches of the section."""
+        """Return the first offset of a partition that comes after `turns` batches of the present section.
+
+        Partition number i of P gets the batches i, i + P, i + 2P, ... of the section (shifted by the
+        batches of earlier sections), so it has had ceil((turns - i) / P) of them, of `block` offsets each.
+        """
         numbers = self._numbers
-        place = (numbers.index(number) - self._turn) % len(numbers)
-        return self._first.get(number, 0) + -(-max(turns - place, 0) // len(numbers)) * block
+        block_offset = (numbers.index(number) - self._turn) % len(numbers)
+        return self._first.get(number, 0) + -(-max(turns - block_offset, 0) // len(numbers)) * block
 
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
-        """See OrderedSource.prepare. With `idle` what it returns also depends on when it is called.
+        """Read the messages at these positions, waiting for those that are not written yet.
+
+        With `idle`, the samples also depend on when this is called, unlike in other sources.
 
         Raises:
-            UsageError: The topic cannot be read; a message cannot be used, and bad messages are to fail.
+            UsageError: The topic cannot be read, or a message cannot be used and bad messages are to fail.
         """
         if seed is not None:
             raise UsageError(
                 f"shuffle_seed is {seed}; the messages of a topic come in their order, leave it out"
             )
         size = len(self)
-        places = [
-            place
+        offset_ranges = [
+            offsets
             for low, high in ranges
-            for place in self._places(low % size, low % size + high - low, batch_size)
+            for offsets in self._places(low % size, low % size + high - low, batch_size)
         ]
         if self.idle is None:
-            messages = [sample for place in places for sample in self._samples(*place)]
+            messages = [sample for offsets in offset_ranges for sample in self._samples(*offsets)]
         else:
-            messages = self._present(places, batch_size)
-        LAGS.update({f"{self._topic}/{n}": each.lag for n, each in self._partitions.items()})
+            messages = self._present(offset_ranges, batch_size)
+        LAGS.update(
+            {f"{self._topic}/{n}": partition.lag for n, partition in self._partitions.items()}
+        )
         batch = self._batch(messages)
         refused = refused_samples(self.features, batch.features, len(batch)) if self._skips else {}
-        for number, text in refused.items():  # else the look-up says it
+        # If bad messages are to fail, the look-up raises its own error for a value that it refuses.
+        for number, text in refused.items():
             self._bad(f"{messages[number][1]}: {text}", 1)
         if refused:
-            batch = self._batch([each for n, each in enumerate(messages) if n not in refused])
+            batch = self._batch([message for n, message in enumerate(messages) if n not in refused])
         return lambda: batch
 
     def _batch(self, messages: Sequence[Sample]) -> SampleBatch:
@@ -222,58 +257,69 @@ class KafkaTopic:
             yield RowRange((self._turn + turn) % partitions, first, first + count)
             low += count
 
-    def _present(self, places: Sequence[Place], block: int) -> list[Sample]:
-        """Samples of these offsets and of those that are put off, no more than the places have.
+    def _present(self, offset_ranges: Sequence[Place], block: int) -> list[Sample]:
+        """Return samples of these offsets and of offsets put off before, as far as they have messages now.
 
-        Their partitions are waited for until they are idle and there are samples, or another partition has
-        messages that come later in the order.
+        The number of samples is at most that of the offsets, so that a batch never gets larger. Offsets
+        without a message are put off. The method only returns an incomplete batch once the partitions of
+        `offset_ranges` are idle and there is something to go on with: a sample, or a message later in the
+        order in another partition. If the whole topic is quiet, it waits.
         """
-        for number, low, high in places:
+        for number, low, high in offset_ranges:
             self._put_off[number].append(_Span(low, high))
-        own, count = {place[0] for place in places}, sum(high - low for _, low, high in places)
+        own_partitions, count = (
+            {offsets[0] for offsets in offset_ranges},
+            sum(high - low for _, low, high in offset_ranges),
+        )
         samples: list[Sample] = []
         while count:
             for number in tuple(self._put_off):
-                self._drain(number, samples, count, self.idle if number in own else 0.0)
-            late = [number for number in own if self._put_off[number]]
+                self._drain(number, samples, count, self.idle if number in own_partitions else 0.0)
+            late = [number for number in own_partitions if self._put_off[number]]
             if len(samples) == count or not any(self._put_off.values()):
                 break
-            if samples or self._others_have(places[-1], block):
+            if samples or self._others_have(offset_ranges[-1], block):
                 for number in late:
                     self._partition(number).say_idle()
                 break
             sleep(_WAIT)
         return samples
 
-    def _drain(self, number: int, found: list[Sample], count: int, patience: float | None) -> None:
-        """Add what there is at the offsets that are put off, until there are so many samples."""
+    def _drain(
+        self, number: int, samples_so_far: list[Sample], count: int, patience: float | None
+    ) -> None:
+        """Read offsets of a partition that are put off, until there are `count` samples.
+
+        Offsets that have no message after `patience` seconds stay put off.
+        """
         spans, partition = self._put_off[number], self._partition(number)
-        while spans and len(found) < count:
+        while spans and len(samples_so_far) < count:
             span = spans[0]
             samples = self._samples(number, span.low, span.high, patience)
-            found.extend(itertools.islice(samples, count - len(found)))
+            samples_so_far.extend(itertools.islice(samples, count - len(samples_so_far)))
+            # The span shrinks from its start, also if only some of its messages were there.
             span.low = partition.next
             if span.low < span.high:
                 return
             spans.popleft()
 
-    def _others_have(self, place: Place, block: int) -> bool:
-        """Return whether another partition has a message that comes later in the order than this place."""
-        (number, _, high), numbers = place, self._numbers
+    def _others_have(self, offsets: Place, block: int) -> bool:
+        """Return whether another partition has a message that comes later in the order than these offsets."""
+        (number, _, high), numbers = offsets, self._numbers
         row = (high - 1 - self._first.get(number, 0)) // block
         turns = row * len(numbers) + (numbers.index(number) - self._turn) % len(numbers) + 1
         return any(
-            self._partition(other).end > self._offset(other, turns, block)
-            for other in numbers
-            if other != number
+            self._partition(other_number).end > self._offset(other_number, turns, block)
+            for other_number in numbers
+            if other_number != number
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The offsets that are put off, by partition; see `idle`."""
+        """Return the ranges of offsets that are put off (see `idle`), by number of the partition as text."""
         return {str(n): [[s.low, s.high] for s in spans] for n, spans in self._put_off.items()}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """The opposite. Partitions that are not read any more are left out."""
+        """Set the offsets that are put off. Partitions that are no longer read are left out."""
         self._put_off.clear()
         for number, spans in state.items():
             if int(number) in self._start or self.finds_partitions:
@@ -287,22 +333,22 @@ class KafkaTopic:
     def _samples(
         self, partition: int, low: int, high: int, patience: float | None = None
     ) -> Iterator[Sample]:
-        """The samples at these offsets, until there is no message for so long."""
+        """Yield the samples at these offsets, until no message has come for `patience` seconds."""
         for message in self._partition(partition).messages(low, high, self._lost, patience):
             value = message.value()
-            place = f"{self._topic} partition {partition} offset {message.offset()}"
+            message_position = f"{self._topic} partition {partition} offset {message.offset()}"
             try:
-                yield sample_of(self.features, self.labels, self._parsed(value)), place
+                yield sample_of(self.features, self.labels, self._parsed(value)), message_position
             except ValueError as error:
-                self._bad(f"{place}: {error}; the message is {value!r:.80}", 1)
+                self._bad(f"{message_position}: {error}; the message is {value!r:.80}", 1)
 
     def _parsed(self, value: bytes | None) -> Any:
-        """The mapping of a message.
+        """Parse the value of a message into a mapping by column.
 
         Raises:
-            ValueError: There is none, whatever the parser finds wrong with it.
+            ValueError: The message has no value, or the parser raised any error.
         """
-        if value is None:  # a tombstone, with which a compacted topic deletes a key
+        if value is None:  # a tombstone, which deletes a key of a compacted topic
             raise ValueError("it has no value")
         try:
             return self._parse(value)
@@ -312,7 +358,7 @@ class KafkaTopic:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def _lost(self, partition: int, low: int, high: int) -> None:
-        """The broker no longer has these offsets."""
+        """Count or report offsets that the broker has deleted before they were read."""
         self._bad(
             f"{self._topic} partition {partition} lacks the offsets {low} to {high - 1}", high - low
         )
@@ -323,11 +369,11 @@ class KafkaTopic:
         self.skipped += count
         self._said += 1
         if self._said <= _SAID:
-            more = "; more such lines are left out" if self._said == _SAID else ""
-            _log.warning(f"psfleet: {text}; it is skipped{more}")
+            suffix = "; more such lines are left out" if self._said == _SAID else ""
+            _log.warning(f"psfleet: {text}; it is skipped{suffix}")
 
     def close(self) -> None:
-        """End the connections; reading opens them again."""
+        """Close the connections to the brokers. Reading again opens new ones."""
         while self._partitions:
             number, partition = self._partitions.popitem()
             LAGS.pop(f"{self._topic}/{number}", None)

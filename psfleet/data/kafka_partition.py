@@ -1,4 +1,12 @@
-"""One partition of a Kafka topic, read by offsets."""
+"""Reading of one partition of a Kafka topic, by offsets that the caller chooses.
+
+It is a thin layer over confluent_kafka's Consumer, which fetches ahead in threads of its own. The partition
+is assigned, not subscribed, so no consumer group takes part and nothing is committed. Not every offset has
+a message: transactions and compaction leave gaps, and the broker deletes old messages. Errors after which
+the client connects again by itself are passed over; any other error is a UsageError.
+
+Importing this module without the package `confluent-kafka` raises an error that says how to install it.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +25,12 @@ except ModuleNotFoundError as error:
         raise
     raise not_installed("Kafka topics need", "confluent-kafka", "kafka") from None
 
-_WAIT = 0.1  # seconds until an interrupt is noticed
-_AT_ONCE = 1000  # messages that are taken at once
-_QUIET = 30.0  # seconds of waiting for a message of which a line is printed
-_ASK = 10.0  # seconds for the broker to answer
+_WAIT = (
+    0.1  # seconds of one wait for messages; an interrupt (Ctrl-C) is only noticed between two waits
+)
+_AT_ONCE = 1000  # messages that are taken from the client at once
+_QUIET = 30.0  # seconds without a message after which a line says that reading waits
+_ASK = 10.0  # seconds for the broker to reply
 
 
 _PASSING = {
@@ -33,10 +43,18 @@ _PASSING = {
 
 
 class Partition:
-    """Messages of one partition, by their offsets.
+    """Consumer of one partition, which yields messages by their offsets.
+
+    Args:
+        topic: Name of the topic.
+        settings: All settings of librdkafka.
+        number: Number of the partition.
 
     Attributes:
-        next: Every message before this offset is handed out; -1: nothing is read yet.
+        next: Offset before which every message was yielded, or -1 before the first read.
+
+    Raises:
+        ConfigError: A setting is unknown or has a value that librdkafka does not accept.
     """
 
     def __init__(self, topic: str, settings: Mapping[str, Any], number: int) -> None:
@@ -48,18 +66,19 @@ class Partition:
             raise ConfigError(f"settings of topic {topic!r}: {error.args[0].str()}") from None
         self.next = -1
         self._held: deque[Any] = deque()
-        self._latest = monotonic()  # when the last message came
-        self._is_idle = False  # a line has said so
+        self._latest = monotonic()  # time of the last message
+        self._is_idle = False  # True once a line has said that no messages come, until one comes
 
     @property
     def lag(self) -> int:
-        """Number of offsets that the broker has beyond those that were read, as far as the client knows."""
+        """Number of offsets in the broker that were not read yet, from what the client knows without
+        asking."""
         _, end = self._consumer.get_watermark_offsets(self._place(), cached=True)
         return max(end - self.next, 0) if self.next >= 0 else 0
 
     @property
     def end(self) -> int:
-        """The offset behind the last message, as the broker says now; 0: it does not answer."""
+        """Offset behind the last message. Asks the broker, and is 0 if the broker does not reply."""
         try:
             _, end = self._consumer.get_watermark_offsets(self._place(), timeout=_ASK)
         except kafka.KafkaException:
@@ -67,14 +86,14 @@ class Partition:
         return int(end)
 
     def count(self) -> int:
-        """Number of partitions of the topic, as the broker says now; 0: it does not answer."""
+        """Ask the broker for the number of partitions of the topic; return 0 if it does not reply."""
         try:
             return len(self._consumer.list_topics(self._topic, _ASK).topics[self._topic].partitions)
         except kafka.KafkaException:
             return 0
 
     def say_idle(self) -> None:
-        """Say once that the order goes on without the partition."""
+        """Log, once per quiet time, that reading goes on without this partition."""
         self._say("the order goes on without it, and its messages come as soon as they are there")
 
     def _say(self, text: str) -> None:
@@ -93,11 +112,14 @@ class Partition:
         note_lost: Callable[[int, int, int], None],
         patience: float | None = None,
     ) -> Iterator[Any]:
-        """The messages from offset `low` to `high` - 1; some offsets of a topic have none.
+        """Yield the messages at the offsets `low` to `high` - 1. Some offsets of a topic have no message.
 
         Args:
-            note_lost: Called with the partition and the offsets that the broker has deleted.
-            patience: Seconds without a message after which there are no more now; None: wait for all.
+            low: First offset. Reading on from `next` is cheap; any other offset fetches again.
+            high: Offset to stop before.
+            note_lost: Function that is called with the number of the partition, and the first offset and the
+                offset behind the last, of messages that the broker has deleted.
+            patience: Seconds without a message after which to return early, or None to wait for all messages.
         """
         if low != self.next:
             self._seek(low)
@@ -106,7 +128,7 @@ class Partition:
                 quiet = monotonic() - self._latest
                 is_idle = patience is not None and quiet >= patience
                 self._held.extend(self._consumer.consume(_AT_ONCE, 0 if is_idle else _WAIT))
-                if any(each.error() is None for each in self._held):
+                if any(event.error() is None for event in self._held):
                     self._note_message()
                 elif is_idle and not self._held:
                     return
@@ -135,9 +157,10 @@ class Partition:
         self._consumer.assign([kafka.TopicPartition(self._topic, self._number, offset)])
 
     def _handle(self, event: Any, high: int, note_lost: Callable[[int, int, int], None]) -> None:
-        """An error, or the news that the end of the partition is reached."""
+        """Handle an event of the client that is no message: the end of the partition, or an error."""
         error = event.error()
         if error.code() == kafka.KafkaError._PARTITION_EOF:
+            # The last offsets before the end may have no message, as after a transaction: count them as read.
             self.next = max(self.next, min(event.offset(), high))
         elif error.code() in (
             kafka.KafkaError._AUTO_OFFSET_RESET,
@@ -151,10 +174,13 @@ class Partition:
             )
 
     def _find_again(self, high: int, note_lost: Callable[[int, int, int], None]) -> None:
-        """Go on after the offsets that the broker has deleted; wait for those that it does not have yet."""
-        place, begin = self._place(), self.next
+        """Skip offsets that the broker has deleted, or wait for offsets that it does not have yet.
+
+        Both are reported by the client as the same error.
+        """
+        topic_partition, begin = self._place(), self.next
         try:
-            first, _ = self._consumer.get_watermark_offsets(place, timeout=60)
+            first, _ = self._consumer.get_watermark_offsets(topic_partition, timeout=60)
         except kafka.KafkaException:
             first = begin
         next_offset = max(begin, min(first, high))

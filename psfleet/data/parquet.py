@@ -1,9 +1,11 @@
-"""Samples in Parquet files.
+"""Training on Parquet files: ParquetFiles, a source of `fleet.dataset`.
 
 files = ParquetFiles("clicks/", features, labels=["click"])
 for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
     values = embed(batch.features)
     loss = loss_fn(values, batch.labels["click"])
+
+`row_groups.py` has everything but the reading of one row group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,28 +25,30 @@ _BUFFER = 1 << 16  # bytes that are read at once of a column
 
 
 class ParquetFiles(RowGroupSource):
-    """The rows of Parquet files, as samples of a feature set: a source of `fleet.dataset`.
+    """Rows of Parquet files as samples of a feature set: a source of `fleet.dataset`.
 
-    Only the files' metadata is read when it is made. All workers must name the same files.
+        ParquetFiles("s3://bucket/clicks/dt=2026-11-*", features, ["click"], bad_rows="skip")
+
+    Creating the source reads only the files' metadata. All workers must pass the same files.
 
     Args:
-        paths: A file, a folder (its `.parquet` files, and those of folders in it such as `dt=2026-11-01`), a
-            pattern such as `clicks/*.parquet`, or several of them. An URL such as `s3://bucket/clicks/` is
-            read through fsspec.
-        features: The set; each feature has a column of its name, or of the name that it says. A cell is a
-            value or a list of values; a null is a feature that is missing.
-        labels: Columns of labels, numbers.
-        bad_rows: Handling of a row with a value that cannot be used, such as a label that is null, and of
-            row groups and files that cannot be read: "fail", or "skip" it, which is counted in `skipped` and
-            reported on standard error. Only with "skip" the transforms of the set are tried too.
-        interleave: Row groups that are read in turn. In sync mode each worker decodes only its own if the
-            number of workers divides it.
+        paths: A file, a folder, a pattern such as `clicks/*.parquet`, or a list of these. Of a folder its
+            `.parquet` files are read, and those of partitions in it, such as `dt=2026-11-01`. A URL such as
+            `s3://bucket/clicks/` is read through fsspec.
+        features: Features of a sample. Each has a column of its name, or the column that it names. A cell
+            is a value or a list of values, and null is a missing feature.
+        labels: Columns of labels, which must be numbers.
+        bad_rows: Handling of rows with an unusable value, such as a label that is null, and of row groups and
+            files that cannot be read. "fail" raises UsageError. "skip" leaves them out, counts their rows in
+            `skipped` and logs the first few; it also tries the features' transforms on each row.
+        interleave: Number of row groups that are read in turn. In sync mode, if the number of workers divides
+            it, no two workers decode the same row group.
 
     Attributes:
         skipped: Number of rows that this process has skipped.
 
     Raises:
-        UsageError: A file cannot be read or lacks a column, or there is no row.
+        UsageError: A file cannot be read or lacks a column, or the files have no row.
     """
 
     @override
@@ -68,8 +72,8 @@ class ParquetFiles(RowGroupSource):
         self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
     ) -> Iterator[Records]:
         buffer = 0 if "://" in group.file else _BUFFER  # many small reads of an URL are slow
-        own = [name for name in names if name in group.schema.names]
+        file_columns = [name for name in names if name in group.schema.names]
         with opened(group.file) as file:
             source = pq.ParquetFile(file, metadata=group.content, buffer_size=buffer)
-            for batch in source.iter_batches(rows, [group.number], own):
+            for batch in source.iter_batches(rows, [group.number], file_columns):
                 yield Records(pa.Table.from_batches([batch]))

@@ -1,8 +1,11 @@
-"""Predictions for the rows of files, written to Parquet files by any number of processes.
+"""Predictions for all rows of some files, written as Parquet files by any number of processes (`psfleet
+predict`).
 
-Whole row groups make up parts. Each part is a file that appears whole or not at all, and a process that
-writes one holds a lock on it. So processes share the work by themselves, and one that is started again, or
-later, does what is left.
+The work is divided into parts, each of some whole row groups of one file. A process that writes a part
+holds a lock on `.part-00003.parquet.partial`, and renames it to `part-00003.parquet` at the end. So
+processes share the work without talking to each other, a part is complete or absent, and a process that
+starts later or again does the parts that are missing. `_predictions.json` in the folder says what the
+predictions are of, and a run with other settings is refused.
 """
 
 import contextlib
@@ -23,8 +26,8 @@ from psfleet.data.arrow_rows import Rows, check_columns
 from psfleet.data.row_groups import RowGroupSource
 
 _FORMAT = Format("predictions")
-_PLAN = "_predictions.json"  # readers of the folder skip what begins so
-_FORMER_PLAN = "predictions.json"
+_PLAN = "_predictions.json"  # readers of Parquet folders skip names that begin with "_"
+_FORMER_PLAN = "predictions.json"  # name of the plan in folders of earlier versions
 _LONGEST = 256 << 20  # bytes of the plan
 _SKIPPED = b"psfleet.skipped"
 Predict = Callable[[dict[str, Any]], Any]
@@ -32,26 +35,26 @@ Predict = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class _PredictionPart:
-    """A file of the target, and the numbers of the row groups whose rows it has."""
+    """File to write, and the numbers of the row groups whose rows it gets."""
 
     name: str
     groups: tuple[int, ...]
 
 
 class ParquetPredictions:
-    """Predictions for all rows of some files, in a folder.
+    """Folder of predictions for all rows of some files.
 
     Args:
-        files: The rows. Labels are not needed.
-        target: The folder. It is made; it may hold what was left of the same predictions.
-        columns: Those of the files that the predictions come with.
-        batch_size: Rows for which the model is asked at once. Batches end with their row group, so that they,
-            and the bits of the predictions, do not depend on the number of processes.
-        part_rows: A part ends with the row group that fills it.
-        model: Text that tells the model apart from others, for the folder's plan.
+        files: Source of the rows. It needs no labels.
+        target: Folder to write, which is created, or has some parts of the same predictions already.
+        columns: Columns of the files to write beside the predictions.
+        batch_size: Number of rows in a call of the model. A batch never crosses a row group, so that
+            batches, and the bits of the predictions, do not depend on the number of processes.
+        part_rows: Number of rows after which a part ends, together with the row group that reaches it.
+        model: Text that identifies the model, for the folder's plan.
 
     Raises:
-        UsageError: The folder holds something else, or a file lacks a column.
+        UsageError: The folder has something else, or a file lacks a column.
     """
 
     def __init__(
@@ -82,7 +85,11 @@ class ParquetPredictions:
             check_columns(self._columns, self._files.names(group), group.file)
 
     def _settle(self, plan: dict[str, Any]) -> None:
-        """Begin, or go on with the same."""
+        """Write the plan, or check that the folder's plan is the same.
+
+        Raises:
+            UsageError: The folder has other predictions, or Parquet files without a plan.
+        """
         self._target.mkdir(parents=True, exist_ok=True)
         where = self._target / _PLAN
         if not where.exists():
@@ -105,21 +112,23 @@ class ParquetPredictions:
                 )
 
     def write(self, predict: Predict) -> None:
-        """Write what no other process has written; when it returns, every part is there.
+        """Write all parts that no other process writes, and return when every part is complete.
 
         Args:
-            predict: Gives the predictions for the features of a batch, see `SampleBatch`: an array or tensor
-                [n], [n, 1] or [n, k] for the column "prediction", or a mapping of them by column.
+            predict: Function from the features of a batch (as in `SampleBatch`) to predictions: an array or
+                tensor [n], [n, 1] or [n, k] for the column "prediction", or a mapping from columns to these.
 
         Raises:
             UsageError: A row cannot be used and bad rows are to fail, or the predictions cannot be written.
         """
-        for waits in (False, True):  # what others are at comes last: they may have been killed
+        # First the parts that no process writes. Then wait for those of other processes: if one of these is
+        # killed, its lock is free and its part is written here.
+        for waits in (False, True):
             for part in self._parts:
                 self._take(part, predict, waits)
 
     def summary(self) -> tuple[int, int]:
-        """Return the number of rows with predictions, and of those that were skipped."""
+        """Return the numbers of rows with predictions and of rows that were skipped, in all parts."""
         files = [pq.read_metadata(self._target / part.name) for part in self._parts]
         rows: int = sum(metadata.num_rows for metadata in files)
         return rows, sum(int(metadata.metadata[_SKIPPED]) for metadata in files)
@@ -134,7 +143,8 @@ class ParquetPredictions:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
                 return
-            if where.exists():  # another process was quicker
+            # Another process may have finished the part before the lock was taken, and this `partial` is new.
+            if where.exists():
                 partial.unlink(missing_ok=True)
                 return
             self._write(partial, part, predict)
@@ -143,14 +153,14 @@ class ParquetPredictions:
             sync(self._target)
 
     def _write(self, partial: Path, part: _PredictionPart, predict: Predict) -> None:
-        """Write into the file that is locked."""
+        """Write the rows of a part into the locked file."""
         before = self._files.skipped
         whole = pa.concat_tables([self._table(number, predict) for number in part.groups])
         skipped = str(self._files.skipped - before)
         pq.write_table(whole.replace_schema_metadata({_SKIPPED: skipped}), str(partial))
 
     def _table(self, number: int, predict: Predict) -> Any:
-        """The chosen columns of a row group with its predictions."""
+        """Return the chosen columns of a row group together with its predictions."""
         rows = self._files.group(number)
         columns = self._files.columns(number, self._columns, rows.numbers)
         for name, values in self._predicted(rows, predict).items():
@@ -177,7 +187,8 @@ class ParquetPredictions:
 
 
 def _parts(files: RowGroupSource, part_rows: int) -> Iterator[_PredictionPart]:
-    """Row groups of one file that follow each other, until they have so many rows."""
+    """Divide the row groups of each file into parts of at least `part_rows` rows, except a file's last
+    part."""
     count, numbers, rows = 0, [], 0
     groups = list(files.groups)
     for number, group in enumerate(groups):
@@ -195,7 +206,8 @@ def _named(predictions: Any) -> dict[str, Any]:
 
 
 def _column(values: Any) -> Any:
-    """A column of numbers [n] or [n, 1], or of lists of equally many [n, k]."""
+    """Return predictions as an Arrow column: of numbers for [n] or [n, 1], of lists of k numbers for [n,
+    k]."""
     if values.ndim > 2 or values.ndim < 1:
         raise ShapeError(
             f"a prediction is of shape {values.shape}; it must be [n], [n, 1] or [n, k]"

@@ -1,4 +1,9 @@
-"""The next items of an iterator: shown without consuming them, or read in a thread."""
+"""Looking ahead in a script's data: iterators that show their next item, and reading batches in a thread.
+
+The fleet pulls rows for the next step while the present step computes, for which it must know the next batch.
+Peekable and its subclasses show it without consuming it. ReadAhead decodes the next batches of a source in a
+thread, while the script trains.
+"""
 
 import itertools
 from collections import OrderedDict
@@ -16,11 +21,13 @@ Prepare = Callable[[Ranges], Callable[[], Any]]
 
 
 class Peekable(Generic[T]):
-    """An iterator over a source that can show its next item.
+    """Iterator that can show its next item.
 
     Args:
-        peek: Return the next item without consuming it or running its side effects; None if unknown or
-            exhausted. `next` then returns the same object, unless the source changes its course.
+        items: Items to yield.
+        peek: Function that returns the next item without consuming it and without its side effects, or None
+            if the item is unknown or there is none. `next` then returns the same object, unless the source
+            changes its course.
     """
 
     def __init__(self, items: Iterator[T], peek: Callable[[], T | None]) -> None:
@@ -34,12 +41,12 @@ class Peekable(Generic[T]):
         return next(self._items)
 
     def peek(self) -> T | None:
-        """Return the next item without consuming it; None if unknown or exhausted."""
+        """Return the next item without consuming it, or None if it is unknown or there is none."""
         return self._peek()
 
 
 class RepeatablePeekable(Peekable[T]):
-    """A peekable iterable over a source that can be read again: each `for` loop begins anew."""
+    """Peekable over a source that can be read again: each `for` loop starts from the beginning."""
 
     def __init__(self, begin: Callable[[], Peekable[T]]) -> None:
         self._begin = begin
@@ -53,12 +60,12 @@ class RepeatablePeekable(Peekable[T]):
         return next(self._now or iter(self))
 
     def peek(self) -> T | None:
-        """Return the next item without consuming it; None if unknown or exhausted."""
+        """Return the next item of the present loop, or the first item if no loop has begun."""
         return (self._now or iter(self)).peek()
 
 
 class SizedPeekable(RepeatablePeekable[T]):
-    """A repeatable peekable that knows its number of items."""
+    """Peekable over a source that can be read again and knows its number of items."""
 
     def __init__(self, begin: Callable[[], Peekable[T]], count: Callable[[], int]) -> None:
         super().__init__(begin)
@@ -72,7 +79,7 @@ class SizedPeekable(RepeatablePeekable[T]):
 
 
 class BufferedPeekable(Generic[T]):
-    """A peekable over any iterator; showing the next item takes it from the iterator."""
+    """Peekable over any iterator. `peek` reads one item ahead, including its side effects."""
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items
@@ -85,20 +92,18 @@ class BufferedPeekable(Generic[T]):
         return self._seen.pop() if self._seen else next(self._items)
 
     def peek(self) -> T | None:
-        """The next item; None: there is none."""
+        """Return the next item, or None if there is none."""
         if not self._seen:
             self._seen.extend(itertools.islice(self._items, 1))
         return self._seen[0] if self._seen else None
 
 
 def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[tuple[T, T | None]]:
-    """Each item with the one after it.
+    """Yield each item together with the item after it, or with None.
 
     Args:
-        items: Source of the items. If it can show the next one it is asked; else an item is taken
-            ahead.
-        looks_ahead: Function that tells whether to look ahead now; if not, None stands for the next
-            item.
+        items: Items to yield. If they are no Peekable, one item is read ahead.
+        looks_ahead: Function that returns whether to look ahead now. If not, the second item is None.
     """
     iterator = iter(items)
     source = iterator if isinstance(iterator, Peekable) else BufferedPeekable(iterator)
@@ -107,16 +112,17 @@ def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[t
 
 
 class ReadAhead:
-    """Reads batches of a source before they are asked for.
+    """Thread that reads the batches of a source before they are needed.
 
-    A wrong guess costs the time of reading, and nothing else: the source counts and reports bad rows when the
-    batch is taken.
+    The coordinator assigns positions, so the next ones are a guess: the same distance as between the last
+    two. A wrong guess costs only the time of reading, because bad rows are counted and reported when a
+    batch is taken, in the thread that takes it.
 
     Args:
-        prepare: Reads the samples at these positions, in one thread at a time; what it returns ends the work
-            in the thread that asks.
-        size: Samples of an epoch.
-        depth: So many batches are read ahead.
+        prepare: Function that reads the samples at given positions, and returns a function that reports bad
+            rows and returns the samples. `prepare` is called in the reading thread, the latter in `take`.
+        size: Number of samples in an epoch.
+        depth: Number of batches to read ahead.
     """
 
     def __init__(self, prepare: Prepare, size: int, depth: int) -> None:
@@ -128,13 +134,18 @@ class ReadAhead:
         self._ahead: OrderedDict[Ranges, Future[Callable[[], Any]]] = OrderedDict()
 
     def take(self, ranges: Ranges) -> Any:
-        """The samples at these positions."""
+        """Return the samples at these positions, read before or now, and start to read the next ones.
+
+        Batches that were read on a wrong guess are dropped.
+        """
         next_ranges = self._next_ranges(ranges)
-        for other in [other for other in self._ahead if other not in (ranges, *next_ranges)]:
-            self._ahead.pop(other).cancel()
-        for each in (ranges, *next_ranges):
-            if each not in self._ahead:
-                self._ahead[each] = self._thread.submit(self._prepare, each)
+        for old_ranges in [
+            old_ranges for old_ranges in self._ahead if old_ranges not in (ranges, *next_ranges)
+        ]:
+            self._ahead.pop(old_ranges).cancel()
+        for needed_ranges in (ranges, *next_ranges):
+            if needed_ranges not in self._ahead:
+                self._ahead[needed_ranges] = self._thread.submit(self._prepare, needed_ranges)
         return self._ahead.pop(ranges).result()()
 
     def _next_ranges(self, ranges: Ranges) -> list[Ranges]:
@@ -145,12 +156,19 @@ class ReadAhead:
         return list(probable(ranges[0], step, self._size, self._depth))
 
     def close(self) -> None:
-        """End the thread; what it is reading is read to its end."""
+        """End the thread, after the batch that it is reading."""
         self._thread.shutdown(cancel_futures=True)
 
 
 def probable(present: Range, step: int, size: int, count: int) -> Iterator[Ranges]:
-    """The positions of the next steps, up to the end of the epoch, if each is so far from the one before."""
+    """Yield the positions of the next steps within the epoch, if all steps have the same distance.
+
+    Args:
+        present: Positions of the present step.
+        step: Distance from the first position of one step to that of the next.
+        size: Number of samples in an epoch.
+        count: Largest number of steps to yield.
+    """
     low, high = present
     end = (low // size + 1) * size
     firsts = range(low + step, end, step) if step > 0 else range(0)

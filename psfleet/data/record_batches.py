@@ -1,8 +1,11 @@
-"""Arrow data of other libraries, which fleet.dataset hands out to the workers.
+"""Training on Arrow data of other libraries, such as Polars, Hugging Face or Ray: RecordBatches.
 
 rows = RecordBatches(datasets.load_dataset("csv", data_files="clicks.csv")["train"], features, ["click"])
 for batch in fleet.dataset(rows, batch_size=1024, epochs=2, shuffle_seed=7):
     loss = loss_fn(embed(batch.features), batch.labels["click"])
+
+The data is divided into row groups of 65,536 rows, of its own fragments or blocks, or, if it can only be
+iterated over, into a single one. `row_groups.py` has everything after that.
 """
 
 import functools
@@ -20,22 +23,28 @@ from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.row_groups import Records, RowGroup, RowGroupSource
 from psfleet.data.sample_batch import SampleBatch
 
-_GROUP = 65_536  # rows of a table that are a row group
+_GROUP = 65_536  # rows of a row group, for data that can be sliced
 
 
 class RecordBatches(RowGroupSource):
-    """The rows of Arrow data, as samples of a feature set: a source of `fleet.dataset`.
+    """Rows of Arrow data as samples of a feature set: a source of `fleet.dataset`.
 
-    All workers, and a job that resumes, must name data with the same rows in the same order. Errors and
-    further arguments are those of `psfleet.data.parquet.ParquetFiles`.
+        RecordBatches(polars_frame, features, ["click"])
+        RecordBatches(lambda: read_batches("clicks"), features, ["click"], rows=1_000_000)
+
+    All workers, and a job that resumes, must pass data with the same rows in the same order. The other
+    arguments and the errors are those of `psfleet.data.parquet.ParquetFiles`.
 
     Args:
-        data: A `pyarrow.Table`, a data frame of Polars or another library with `__arrow_c_stream__`, a list
-            of `pyarrow.RecordBatch`, a `pyarrow.dataset.Dataset`, a Dataset of Hugging Face or of Ray, whose
-            blocks are made in order; or an iterable of RecordBatches or Tables, or a function that returns
-            one, which gives the same ones each time. Of an iterable every worker reads all, in its order; it
-            is not shuffled.
-        rows: Number of rows of an iterable that are used; None: it is read once to count them.
+        data: Rows in one of these forms.
+
+            - A `pyarrow.Table`, a list of `pyarrow.RecordBatch`, or any object with `__arrow_c_stream__`,
+              such as a data frame of Polars.
+            - A `pyarrow.dataset.Dataset`.
+            - A Dataset of Hugging Face, or of Ray, whose blocks are then made in order.
+            - An iterable of RecordBatches or Tables, or a function that returns one. It must give the same
+              batches each time. Every worker reads all of them, in order, and they cannot be shuffled.
+        rows: Number of rows to use of an iterable. With None it is read once to count them.
     """
 
     @checked
@@ -67,8 +76,8 @@ class RecordBatches(RowGroupSource):
         self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
     ) -> Iterator[Records]:
         count, schema = 0, None
-        for each in group.content():
-            table = _table(each)
+        for batch in group.content():
+            table = _table(batch)
             if table.schema != schema:
                 schema = table.schema
                 check_schema(schema, self.features, self.labels, group.file)
@@ -99,7 +108,13 @@ class RecordBatches(RowGroupSource):
             yield self._iterated(paths)
 
     def _divided(self, name: str, rows: int, read: Callable[[int, int], Any]) -> Iterator[RowGroup]:
-        """Row groups of rows that are read by their numbers."""
+        """Divide data that can be sliced into row groups.
+
+        Args:
+            name: Name of the data, for messages.
+            rows: Number of rows.
+            read: Function that returns the rows from a first one on, given their number.
+        """
 
         def part(low: int, count: int) -> list[Any]:
             return [read(low, count)]
@@ -118,14 +133,14 @@ class RecordBatches(RowGroupSource):
             raise UsageError(f"{error}; or pass its to_batches, an iterable") from None
         options = {"schema": dataset.schema, "columns": self._columns}
         for fragment in fragments:
-            split = getattr(fragment, "split_by_row_group", lambda one=fragment: [one])
+            split = getattr(fragment, "split_by_row_group", lambda fragment=fragment: [fragment])
             for number, part in enumerate(split()):
                 read = functools.partial(part.to_batches, **options)
                 name = getattr(part, "path", "the dataset")
                 yield RowGroup(name, number, _rows(part), None, read)
 
     def _iterated(self, data: Any) -> RowGroup:
-        """An iterable is one row group: it is read from its start on."""
+        """Return an iterable as one row group, because it can only be read from its start."""
         begin = data if callable(data) else data.__iter__ if isinstance(data, Iterable) else None
         if begin is None or isinstance(data, Iterator):
             again = "that is read once only" if begin else "that is no Arrow data"
@@ -134,12 +149,15 @@ class RecordBatches(RowGroupSource):
                 "iterator of pyarrow.RecordBatch each time"
             )
         self._is_iterated = True
-        rows = self._rows or sum(_table(each).num_rows for each in begin())
+        rows = self._rows or sum(_table(batch).num_rows for batch in begin())
         return RowGroup("the iterable", 0, rows, None, begin)
 
 
 def _rows(fragment: Any) -> int:
-    """The number of rows; `count_rows` of a Parquet row group is that of its file."""
+    """Return the number of rows of a fragment.
+
+    For a fragment of one Parquet row group `count_rows` counts the whole file, so the metadata is used.
+    """
     groups = getattr(fragment, "row_groups", None)
     if groups is None:
         return int(fragment.count_rows())
@@ -157,13 +175,13 @@ def _table(data: Any) -> Any:
 
 
 def _ray_blocks(dataset: Any) -> Iterator[RowGroup]:
-    """The blocks of a Ray dataset, which stay where they are until they are read."""
+    """Yield the blocks of a Ray dataset as row groups. A block stays in Ray's store until it is read."""
     import ray
 
     dataset.context.execution_options.preserve_order = True
     references = dataset.to_arrow_refs()
     count: Any = ray.remote(num_cpus=0)(lambda block: block.num_rows)
-    for number, rows in enumerate(ray.get([count.remote(each) for each in references])):
+    for number, rows in enumerate(ray.get([count.remote(reference) for reference in references])):
         read = functools.partial(_block, references[number])
         yield RowGroup("the Ray dataset", number, rows, None, read)
 

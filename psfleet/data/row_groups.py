@@ -1,8 +1,17 @@
-"""One source of samples under every format of files and tables: rows by row groups, with positions.
+"""Base class of all sources that read files or Arrow tables: RowGroupSource.
 
-A format says which row groups there are, and reads one of them piece by piece with pyarrow
-(`RowGroupSource._row_groups` and `_records`). Order, shuffles, shards for workers, resuming, bad rows and
-rows that cannot be read are here, the same for Parquet, text files and tables of Arrow.
+A format (Parquet, text, Arrow data) says which row groups there are, and reads one of them piece by piece
+with pyarrow: `_row_groups` and `_records`. All else is here and the same for every format: the order of an
+epoch, shuffles, reading at any position, bad rows, and files that cannot be read to their end.
+
+Reading a row group costs much more than a batch of it, so decoded rows are kept. Without a shuffle a group
+is a stream: pieces of about 8,192 rows are decoded as positions advance (RowGroupStream). In a shuffled
+epoch a whole group is decoded and put in order (RowBuffers), and `interleave` + 1 groups are in memory at
+most.
+
+Bad rows keep their positions, because counting only good rows would mean to read all files before the first
+step. A batch with bad rows is smaller. One thread at a time uses a source; `fleet.dataset` may read ahead
+in a thread of its own, so bad rows are only reported when a batch is taken (`prepare`).
 """
 
 import functools
@@ -32,8 +41,8 @@ from psfleet.data.sample_batch import SampleBatch
 _log = log_of(__name__)
 
 T = TypeVar("T")
-_SAID = 5  # bad rows of which a line is printed
-_ROWS = 8192  # rows that are decoded at once
+_SAID = 5  # number of bad rows that are logged
+_ROWS = 8192  # rows that are decoded at once: a piece then stays in the processor's cache while it is copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +52,9 @@ class RowGroup:
     Attributes:
         file: Path or URL of the file, or a name of data that is in no file.
         number: Number of the row group in its file.
-        rows: Number of rows, bad ones included.
-        schema: Schema of Arrow of the file's columns, or None for data that is in no file.
-        content: What the format needs to read the rows.
+        rows: Number of rows, including bad ones.
+        schema: Arrow schema of the file's columns, or None for data that is in no file.
+        content: Data that the format needs to read the rows, such as a position in the file.
     """
 
     file: str
@@ -57,12 +66,12 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Rows that follow each other in a row group, as Arrow has read them.
+    """Piece of a row group, as Arrow has read it.
 
     Attributes:
-        table: The columns as a pyarrow.Table.
-        bad: Reason for each row, counted from 0 within the table, whose cells cannot be told apart. Its cells
-            are null.
+        table: Columns of the rows, as a pyarrow.Table.
+        bad: Reason for each row that has no cells, such as a broken line, by its number from 0 within the
+            table. The row is in the table, with null in each cell.
         lines: Line of each row in the file, or None for a format without lines.
     """
 
@@ -72,12 +81,13 @@ class Records:
 
 
 class RowGroupSource(ABC):
-    """Rows as samples of a feature set, row group by row group: a source of `fleet.dataset`.
+    """Rows of files or tables as samples of a feature set: a source of `fleet.dataset`.
 
-    Each format derives from it; see `psfleet.data.parquet.ParquetFiles` for the other arguments and errors.
+    Each format is a subclass. The other arguments and the errors are those of
+    `psfleet.data.parquet.ParquetFiles`.
 
     Args:
-        paths: The files, or the data of a format without files; its meaning is up to `_row_groups`.
+        paths: Files, or the data itself for a format without files, as the subclass's `_row_groups` takes it.
 
     Attributes:
         skipped: Number of rows that this process has skipped.
@@ -118,34 +128,40 @@ class RowGroupSource(ABC):
     def _records(
         self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
     ) -> Iterator[Records]:
-        """Yield the rows of a group in order, in pieces of `rows` rows at most.
+        """Yield the rows of a group in order, in pieces of at most `rows` rows.
 
-        OSError and errors of Arrow mean that the rest of the group cannot be read.
+        An OSError or an error of Arrow means that the remaining rows of the group cannot be read.
 
         Args:
-            names: Columns that are read. Those that only the file's folders name may be left out.
-            is_raw: Leave texts as they are in the file, which a format without types would interpret.
+            group: Row group to read.
+            names: Columns to read. Columns that only the names of the file's folders have may be left out.
+            rows: Largest number of rows in a piece.
+            is_raw: If True, leave texts as they are in the file. A format without types would otherwise split
+                them into lists and replace missing values.
         """
 
     def __len__(self) -> int:
-        """The number of rows, bad ones included."""
+        """Return the number of rows of all groups, including bad ones."""
         return self._size
 
     @property
     def groups(self) -> Sequence[RowGroup]:
-        """The row groups of all files, in order."""
+        """Row groups of all files, in order."""
         return self._groups
 
     def names(self, group: RowGroup) -> Sequence[str]:
-        """The columns of a group's file, and those that its folders name."""
-        own = group.schema.names
-        return [*own, *(name for name in partition_of(group.file) if name not in own)]
+        """Return the columns of a group's file, and those in the names of its folders (such as `day=3/`)."""
+        file_names = group.schema.names
+        return [*file_names, *(name for name in partition_of(group.file) if name not in file_names)]
 
     def group(self, number: int) -> Rows:
-        """The rows of a row group that can be used, in the order of the file.
+        """Read the usable rows of one row group, in the order of the file.
+
+        Args:
+            number: Number of the row group among all files.
 
         Raises:
-            UsageError: Errors as for `read`.
+            UsageError: A row or the file is bad, and bad rows are to fail; see `read`.
         """
         group = self._groups[number]
         parts = list(self._decoded(group, _ROWS))
@@ -155,16 +171,23 @@ class RowGroupSource(ABC):
         return usable
 
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Columns of chosen rows of a row group as pyarrow has them, by name.
+        """Read raw columns of some rows of a row group, as pyarrow arrays by name.
+
+        Args:
+            number: Number of the row group among all files.
+            names: Columns to read, which need not belong to a feature.
+            rows: Numbers of the rows within the group, int64 [n].
 
         Raises:
-            UsageError: They cannot be read.
+            UsageError: The file cannot be read.
         """
         group = self._groups[number]
         tables = [group.schema.empty_table()]
         try:
             if len(rows):
-                tables = [each.table for each in self._records(group, names, _ROWS, is_raw=True)]
+                tables = [
+                    records.table for records in self._records(group, names, _ROWS, is_raw=True)
+                ]
         except (OSError, pa.ArrowException) as error:
             raise UsageError(
                 f"{group.file} row group {group.number}: columns {', '.join(names)} cannot be read: "
@@ -174,7 +197,7 @@ class RowGroupSource(ABC):
         return {name: table.column(name) for name in names}
 
     def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
-        """Yield the rows of a group piece by piece, up to where it cannot be read."""
+        """Yield the rows of a group piece by piece, up to the first row that cannot be read."""
         count = 0
         try:
             for records in self._records(group, self._columns, rows):
@@ -183,34 +206,42 @@ class RowGroupSource(ABC):
                 count += len(part)
         except (OSError, pa.ArrowException) as error:
             where = f" from row {count} on" if count else ""
-            what = (
+            failure = (
                 f"{group.file} row group {group.number} cannot be read{where}: {reason_of(error)}"
             )
-            self._skip_unreadable(what, f"its {group.rows - count} rows are skipped")
+            self._skip_unreadable(failure, f"its {group.rows - count} rows are skipped")
 
-    def _skip_unreadable(self, what: str, consequence: str) -> None:
+    def _skip_unreadable(self, failure: str, consequence: str) -> None:
         """Report data that cannot be read, or raise UsageError if bad rows are to fail."""
         if not self._skips:
-            raise UsageError(what) from None
-        self._say(f"{what}; {consequence}")
+            raise UsageError(failure) from None
+        self._say(f"{failure}; {consequence}")
 
     def _rows_of(self, group: RowGroup, records: Records, first: int) -> Rows:
-        """The features and labels of a piece, whose first row has the number `first` in its group."""
+        """Convert a piece of a group to features and labels.
+
+        Args:
+            group: Row group of the piece.
+            records: Piece as Arrow has read it.
+            first: Number of the piece's first row in the group.
+        """
         table = with_partition(records.table, group.file, self._columns)
         rows, bad = rows_of(table, self.features, self.labels, records.bad)
         rows.numbers += first
-        if self._skips:  # otherwise the look-up raises the error
+        # If bad rows are to fail, the look-up raises its own error for a value that it refuses. To skip such
+        # rows, they must be found before.
+        if self._skips:
             good = np.flatnonzero(~np.isin(np.arange(len(rows)), list(bad)))
             features = rows.features if len(good) == len(rows) else rows.chosen(good).features
             refused = refused_samples(self.features, features, len(good))
-            bad |= {int(good[place]): text for place, text in refused.items()}
+            bad |= {int(good[index]): text for index, text in refused.items()}
         for row, text in bad.items():
-            place = (
+            position_text = (
                 f"row group {group.number} row {first + row}"
                 if records.lines is None
                 else f"line {records.lines[row]}"
             )
-            rows.bad[first + row] = f"{place}: {text}"
+            rows.bad[first + row] = f"{position_text}: {text}"
         return rows
 
     def _no_rows(self) -> Rows:
@@ -218,13 +249,14 @@ class RowGroupSource(ABC):
         return Rows(no_samples(self.features), labels, np.empty(0, np.int64))
 
     def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
-        """The samples at these positions; row i of epoch e has the position e * len + i.
+        """Read the samples at these positions. Row i in the order of epoch e has the position e * len + i.
 
         The same positions give the same samples for any number of workers. Bad rows are left out.
 
         Args:
-            ranges: Positions, see psfleet.core.engine.round_plan.
-            batch_size: Batch size of the dataset: so many rows in a row are of one row group.
+            ranges: Ranges of positions (psfleet.core.engine.round_plan).
+            batch_size: Batch size of the dataset, on which the order depends: a block of this many positions
+                is from one row group.
             seed: Seed that shuffles each epoch, or None for the order of the files.
 
         Raises:
@@ -235,7 +267,11 @@ class RowGroupSource(ABC):
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
-        """Do the work of `read`, in one thread at a time; what is returned reports bad rows and ends it."""
+        """Read the samples at these positions, and return a function that reports bad rows and returns them.
+
+        This method may run ahead, in another thread. Calling the function means that the batch is used: only
+        then bad rows are counted, logged, or raised.
+        """
         good, bad, unreadable = [], [], 0
         for low, high in ranges:
             for group, rows in self._parts(low, high, batch_size, seed):
@@ -263,7 +299,7 @@ class RowGroupSource(ABC):
     def _parts(
         self, low: int, high: int, batch_size: int, seed: int | None
     ) -> Iterator[tuple[RowGroup, Rows | int]]:
-        """Yield the rows at these positions; a number stands for so many that cannot be read."""
+        """Yield the rows at these positions in parts. A number n stands for n rows that cannot be read."""
         epoch, first = divmod(low, self._size)
         order = self._order(batch_size, seed, epoch)
         for span in order.ranges(first, first + high - low):
@@ -284,9 +320,10 @@ class RowGroupSource(ABC):
         return self._sequences[key]
 
     def _stream(self, number: int, batch_size: int) -> RowGroupStream:
-        """The rows of a group in the order of the file."""
+        """Return the stream of a group's rows in the order of the file, begun before or now."""
         key, group = (number, batch_size), self._groups[number]
         if key not in self._streams:
+            # Pieces of whole blocks: a block then never needs two pieces.
             blocks = max(_ROWS // batch_size, 1)
             begin = functools.partial(self._decoded, group, blocks * batch_size)
             self._streams[key] = RowGroupStream(group.rows, begin)
@@ -297,42 +334,48 @@ class RowGroupSource(ABC):
     def _shuffled_group(
         self, order: RowSequence, number: int, seed: int, epoch: int
     ) -> "_ShuffledGroup":
-        """The rows of a group in the epoch's order."""
+        """Return the rows of a group in the epoch's order, decoded before or now."""
         key = (number, seed, epoch)
         if key not in self._shuffled:
+            # Make room before decoding, so that the memory of the oldest group is used for the new one.
             for old in _trim(self._shuffled, self._interleave):
                 if old.readable is not None:
                     self._buffers.give_back(old.readable)
-            places = order.rows_of(number)
+            file_positions = order.rows_of(number)
             parts = self._decoded(self._groups[number], _ROWS)
-            self._shuffled[key] = _ShuffledGroup(places, self._buffers.ordered(parts, places))
+            self._shuffled[key] = _ShuffledGroup(
+                file_positions, self._buffers.ordered(parts, file_positions)
+            )
         self._shuffled.move_to_end(key)
         return self._shuffled[key]
 
     def _say(self, text: str) -> None:
-        """Print a line, for the first few."""
+        """Log a line about a bad row, for the first five."""
         self._told += 1
         if self._told <= _SAID:
-            more = "; more such lines are left out" if self._told == _SAID else ""
-            _log.warning(f"psfleet: {text}{more}")
+            suffix = "; more such lines are left out" if self._told == _SAID else ""
+            _log.warning(f"psfleet: {text}{suffix}")
 
 
 class _ShuffledGroup:
-    """The rows of a group in an epoch's order.
+    """Decoded rows of a group in the order of a shuffled epoch, some of which may be unreadable.
+
+    A file that breaks at row r has the rows before r. In a shuffled order they are scattered, and
+    `_before[i]` counts the readable rows among the first i of the order, as a running sum.
 
     Args:
-        places: Place in the file of each row, in the epoch's order.
-        readable: Those of the rows that are before the place where the file cannot be read, or None if no
-            row can be read.
+        file_positions: Row in the file of each row in the epoch's order, int64 [n].
+        readable: Rows that could be read, in the epoch's order, or None if there are none.
     """
 
-    def __init__(self, places: NDArray[np.int64], readable: Rows | None) -> None:
+    def __init__(self, file_positions: NDArray[np.int64], readable: Rows | None) -> None:
         self.readable = readable
-        is_readable = places < (0 if readable is None else len(readable))
+        is_readable = file_positions < (0 if readable is None else len(readable))
         self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_readable)])
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
-        """Yield rows, as `RowGroupStream.rows` does."""
+        """Yield the readable rows at the positions `low` to `high` - 1, then the number of unreadable
+        ones."""
         first, end = int(self._before[low]), int(self._before[high])
         if self.readable is not None:
             yield self.readable.chosen(slice(first, end))
@@ -340,7 +383,7 @@ class _ShuffledGroup:
 
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
-    """The rows that can be used, and a sentence for each of the others."""
+    """Return the usable rows, and a text about each bad row."""
     bad = [row for row in rows.numbers.tolist() if row in rows.bad] if rows.bad else []
     if not bad:
         return rows, []
@@ -348,6 +391,6 @@ def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
     return rows.chosen(~np.isin(rows.numbers, list(rows.bad))), texts
 
 
-def _trim(cache: OrderedDict[Any, T], most: int) -> list[T]:
-    """Drop what was used longest ago; returns what is dropped."""
-    return [cache.popitem(last=False)[1] for _ in range(len(cache) - most)]
+def _trim(cache: OrderedDict[Any, T], limit: int) -> list[T]:
+    """Drop the entries of a cache that were used longest ago, down to `limit`; return the dropped values."""
+    return [cache.popitem(last=False)[1] for _ in range(len(cache) - limit)]

@@ -1,8 +1,15 @@
-"""Order in which an epoch reads the rows of row groups: blocks of a batch, from some groups in turn.
+"""Order in which an epoch reads the rows of files: blocks of one batch, from a few row groups in turn.
 
 Positions of `fleet.dataset` count rows in this order. It is a pure function of the groups' sizes, the batch
-size, the seed and the epoch, so that every worker and a job that resumes read the same rows
-(docs/decisions/0023-order-of-rows.md).
+size, the seed and the epoch, so that every worker, and a job that resumes, reads the same row at each
+position. An epoch of three groups with a window (`interleave`) of 2 and blocks of 4 rows:
+
+    group 0: 10 rows    group 1: 8 rows    group 2: 6 rows
+
+    0[0:4]  1[0:4]  0[4:8]  1[4:8]  2[0:4]  0[8:10]  2[4:6]
+    |-- window of groups 0, 1 ---|  | 2  |  |-remainders--|
+
+docs/decisions/0023-order-of-rows.md has the reasons and what was not done.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +23,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows `low` to `high` - 1 of a row group, counted in the order in which the epoch reads the group."""
+    """Rows `low` to `high` - 1 of a row group, counted in the epoch's order of the group's rows."""
 
     group: int
     low: int
@@ -24,18 +31,21 @@ class RowRange:
 
 
 class RowSequence:
-    """The order of one epoch.
+    """Order of the rows of one epoch.
 
-    Row groups are read in windows of `interleave`, from which blocks of `batch_size` rows come in turn.
-    In sync mode, where workers take such blocks in turn, each of `interleave` workers (or of a number that
-    divides it) therefore reads row groups of its own, and no group is decoded in vain. What is left
-    of each group, less than a block, comes at the end of the epoch, so that a block lies in one group.
+    Row groups are read in windows of `interleave` groups, which give blocks of `batch_size` rows in turn.
+    In sync mode workers take blocks in turn too. If their number divides `interleave`, each worker always
+    meets the same groups of a window, and no two workers decode the same group. Rows left at the end of a
+    group, fewer than a block, come at the end of the epoch: blocks then stay aligned with the rounds, and
+    lie in one group.
 
     Args:
-        sizes: Rows of each row group.
-        batch_size: Rows of a block.
-        interleave: Row groups of a window.
-        seed: Shuffles the groups, and the rows within each; None: as they are.
+        sizes: Number of rows of each row group.
+        batch_size: Number of rows in a block.
+        interleave: Number of row groups in a window.
+        seed: Seed that shuffles the groups, and the rows within each group, or None for the order of the
+            files.
+        epoch: Number of the epoch, which gives each shuffled epoch another order.
     """
 
     def __init__(
@@ -51,24 +61,25 @@ class RowSequence:
         self._ends = self._full + ends
 
     def _blocks(self, groups: Ids, interleave: int) -> tuple[Ids, Ids]:
-        """The group of each whole block, and its first row."""
+        """Return the group of each whole block of the epoch, and its first row: two int64 arrays [blocks]."""
+        # Sorted by window, then by block within the group, then by group: which takes the groups in turn.
         counts = self._sizes[groups] // self._block
         window = np.repeat(np.arange(len(groups)) // interleave, counts)
-        places = np.repeat(np.arange(len(groups)), counts)
+        group_ranks = np.repeat(np.arange(len(groups)), counts)
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        order = np.lexsort((places, within, window))
-        return groups[places[order]], within[order] * self._block
+        order = np.lexsort((group_ranks, within, window))
+        return groups[group_ranks[order]], within[order] * self._block
 
     def _dice(self, group: int) -> np.random.Generator:
         assert self._seed is not None
         return np.random.default_rng((abs(self._seed), self._seed < 0, self._epoch, group + 1))
 
     def rows_of(self, group: int) -> Ids:
-        """The rows of a group, in the order in which a shuffled epoch reads them."""
+        """Return the row in the file of each row of a group, in a shuffled epoch's order: int64 [rows]."""
         return self._dice(group).permutation(self._sizes[group])
 
     def ranges(self, low: int, high: int) -> Iterator[RowRange]:
-        """The rows at the positions `low` to `high` - 1 of the epoch, in order."""
+        """Yield the row ranges at the positions `low` to `high` - 1 of the epoch, in order."""
         while low < high:
             rows, length = self._at(low)
             count = min(length, high - low)
@@ -76,12 +87,12 @@ class RowSequence:
             low += count
 
     def _at(self, position: int) -> tuple[RowRange, int]:
-        """The rows from this position to the end of its block or rest, and their number."""
+        """Return the rows from this position to the end of its block or remainder, and their number."""
         if position < self._full:
             block, skip = divmod(position, self._block)
             group, first = int(self._groups[block]), int(self._starts[block])
             return RowRange(group, first + skip, first + self._block), self._block - skip
-        place = int(np.searchsorted(self._ends, position, side="right"))
-        group = int(self._rests[place])
-        end, rest = int(self._sizes[group]), int(self._ends[place]) - position
-        return RowRange(group, end - rest, end), rest
+        index = int(np.searchsorted(self._ends, position, side="right"))
+        group = int(self._rests[index])
+        end, remaining_rows = int(self._sizes[group]), int(self._ends[index]) - position
+        return RowRange(group, end - remaining_rows, end), remaining_rows

@@ -1,6 +1,7 @@
-"""Samples of a step, and samples that come one by one as mappings, such as messages in JSON.
+"""Batch of samples that every source yields (SampleBatch), and batches of samples that come one by one.
 
-`SampleBatch` is what every source hands out. `sample_of` checks a mapping, `batch_of` joins what it returns.
+Files are read by column (`arrow_rows.py`). Messages, such as JSON from Kafka, come as one mapping for each
+sample: `sample_of` checks a mapping, and `batch_of` joins the checked ones to a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,14 @@ from psfleet.data.feature_sets.value_types import Kind, as_typed, is_missing, is
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Samples of a step.
+    """Samples of one step, by feature and label.
+
+        loss = loss_fn(embed(batch.features), batch.labels["click"])
 
     Attributes:
-        features: By name, what `FeatureLookup`, `psfleet.features.feed` and `FeatureEmbedding` take.
-        labels: By column: float32 [n].
+        features: Values by name of the feature, as `FeatureLookup`, `psfleet.features.feed` and
+            `FeatureEmbedding` accept them: a Jagged, or float32 [n, dim] for a Number.
+        labels: Values by column, float32 [n].
     """
 
     features: dict[str, Any]
@@ -33,12 +37,12 @@ class SampleBatch:
 
 
 def chosen_columns(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
-    """Some of the samples of each column, by their places or a slice."""
+    """Select samples of each column, by a slice, a mask or indices."""
     return {name: values[rows] for name, values in columns.items()}
 
 
 def joined_columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The samples of all parts, of which there is at least one. A single part is not copied."""
+    """Join the columns of one or more parts. A single part is not copied."""
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -49,13 +53,15 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[str, list[Any]]:
-    """The values of each column of a sample.
+    """Check one sample, and return the list of values of each column.
 
     Args:
-        values: By column a value, a list or array of values, or None. A label has one number.
+        features: Features of a sample.
+        labels: Columns of labels, which must have one number each.
+        values: Mapping from each column to a value, a list or array of values, or None if it is missing.
 
     Raises:
-        ValueError: It is no mapping, or a value cannot be used; the text says which.
+        ValueError: `values` is no mapping, or a value cannot be used. The text names the column.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"it is a {type(values).__name__}, not an object with columns")
@@ -77,10 +83,10 @@ def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[
 
 
 def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
-    """The values of a column, which are all missing or of this kind.
+    """Return the value or values of a column as a list.
 
     Raises:
-        ValueError: One is not.
+        ValueError: A value is neither missing nor of this kind.
     """
     if isinstance(value, list | tuple):
         members = list(value)
@@ -88,7 +94,7 @@ def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
         members = [] if is_missing(value) else [value]
     else:  # an array or tensor, which a parser may make
         members = list(np.atleast_1d(as_plain(value)))
-    if not all(is_of(each, kind) for each in members):
+    if not all(is_of(member, kind) for member in members):
         raise ValueError(f"{column} is {value!r:.80}")
     return members
 
@@ -96,9 +102,9 @@ def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
 def batch_of(
     features: FeatureSet, labels: Sequence[str], samples: Sequence[Mapping[str, list[Any]]]
 ) -> SampleBatch:
-    """The samples, which `sample_of` has made, as a batch."""
+    """Join samples that `sample_of` has returned to a batch."""
     columns = (
-        {name: _joined_samples(each, samples) for name, each in features.given.items()}
+        {name: _joined_samples(feature, samples) for name, feature in features.given.items()}
         if samples
         else {}
     )

@@ -1,8 +1,14 @@
-"""Lines of CSV, TSV and libsvm files as samples of a feature set, parsed by Arrow.
+"""Training on text files, CSV, TSV or libsvm, also compressed with gzip: TextFiles, a source of
+`fleet.dataset`.
 
 files = TextFiles("clicks.tsv", features, labels=["click"])
 for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
     loss = loss_fn(embed(batch.features), batch.labels["click"])
+
+Text files have no index, so all files are read once when the source is made: each 65,536 lines become a row
+group, whose first byte and line number are kept. Later a group is read from there. Of a gzip file, the same
+pass notes points at which decompression can begin (`gzip_file.py`). `text_lines.py` parses the lines, and
+`row_groups.py` has the rest.
 """
 
 import codecs
@@ -26,7 +32,7 @@ from psfleet.data.gzip_file import GzipFile, GzipPoint
 from psfleet.data.row_groups import Records, RowGroup, RowGroupSource
 from psfleet.data.text_lines import Dialect, Lines, csv_cells, csv_names, libsvm_cells, read_lines
 
-_GROUP = 65_536  # rows that are read together
+_GROUP = 65_536  # rows of a row group
 _BUFFER = 1 << 17  # bytes of a file that are read at once
 _DELIMITERS = {"csv": ",", "tsv": "\t", "libsvm": ""}
 _LIBSVM = ("label", "index", "value")
@@ -35,12 +41,12 @@ _Quote = Annotated[str, Must(lambda quote: len(quote) == 1 and quote.isascii(), 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the lines of a row group begin.
+    """Start of a row group in its file.
 
     Attributes:
-        position: First byte of the first line.
-        line: Number of the first line in the file.
-        dialect: How the lines are written.
+        position: Position of the first line's first byte, in the decompressed file.
+        line: Number of the first line.
+        dialect: Format of the lines.
     """
 
     position: int
@@ -49,26 +55,30 @@ class _Place:
 
 
 class TextFiles(RowGroupSource):
-    """The lines of CSV, TSV and libsvm files, as samples of a feature set: a source of `fleet.dataset`.
+    """Lines of CSV, TSV and libsvm files as samples of a feature set: a source of `fleet.dataset`.
 
-    The first line of a `.csv` or `.tsv` file has the names of its columns, unless `columns` names them. A
-    cell has one value or several, with `|` between them; a cell that is empty or `\\N` is a feature that is
-    missing. There are no line breaks in cells.
+        TextFiles("logs/", features, ["click"])                                 # all text files of a folder
+        TextFiles("part-*", features, ["click"], format="tsv", columns=names)   # files without a first line
+
+    The first line of a `.csv` or `.tsv` file has the names of the columns, unless `columns` names them. A
+    cell has one value, or several with `|` between them. A cell that is empty or `\\N` is a missing
+    feature. Cells cannot contain line breaks.
 
     A line of a `.libsvm` file, `label index:value index:value ...`, has the columns "label", "index" and
-    "value": `Feature("x", table, weighted=True, column="index", weights_column="value")`. What follows a `#`
-    is left out. Empty lines are no rows.
+    "value": `Feature("x", table, weighted=True, column="index", weights_column="value")`. A `#` begins a
+    comment. Empty lines are no rows.
 
-    Files are read once when it is made, to count their lines. Rows are read in groups of 65,536. A file whose
-    name ends with `.gz` is decompressed. Arguments, attributes and errors are those of
-    `psfleet.data.parquet.ParquetFiles`; values of a hashed feature are texts, also if they are numbers.
+    All files are read once when the source is made, to count their lines. A file whose name ends with `.gz`
+    is decompressed. The other arguments, the attributes and the errors are those of
+    `psfleet.data.parquet.ParquetFiles`. Values of a hashed feature are texts, even if they look like
+    numbers.
 
     Args:
-        format: Format of all files, whatever their names, or None if each file's name says it.
-        columns: Names of the columns of files without a first line that has them.
+        format: Format of all files, or None if it follows from the ending of each file's name.
+        columns: Names of the columns of all files, whose first line is then a row.
         null_values: Further texts that stand for a missing value, such as "NA".
-        quote: Character around cells that contain the delimiter, doubled within them. None means that quotes
-            are part of the texts.
+        quote: Character around cells that contain the delimiter, doubled within them. With None, quotes are
+            part of the texts.
         encoding: Encoding of the files, one that extends ASCII, such as "latin-1". A row that cannot be
             decoded is bad.
     """
@@ -112,8 +122,8 @@ class TextFiles(RowGroupSource):
                     dialect = Dialect(_DELIMITERS[form], self._quote, self._encoding)
                     yield from self._counted(file, content, dialect)
             except OSError as error:
-                what = f"{file} cannot be read: {error.strerror or error}"
-                self._skip_unreadable(what, "it is skipped")
+                failure = f"{file} cannot be read: {error.strerror or error}"
+                self._skip_unreadable(failure, "it is skipped")
 
     def _counted(self, file: str, content: Any, dialect: Dialect) -> Iterator[RowGroup]:
         """Count the rows of an open file, and yield its row groups."""
@@ -128,36 +138,40 @@ class TextFiles(RowGroupSource):
                 ) from None
             position, line = len(text), 2
         schema = pa.schema([(name, pa.string()) for name in columns])
-        place, rows, number = _Place(position, line, dialect), 0, 0
+        group_start, rows, number = _Place(position, line, dialect), 0, 0
         while (lines := read_lines(content, line, max(_GROUP // 8, 1), dialect.delimiter)).size:
             rows += len(lines.texts)
             position, line = position + lines.size, lines.next_number
             if rows == _GROUP:
-                yield RowGroup(file, number, rows, schema, place)
-                place, rows, number = _Place(position, line, dialect), 0, number + 1
+                yield RowGroup(file, number, rows, schema, group_start)
+                group_start, rows, number = _Place(position, line, dialect), 0, number + 1
         if position:  # an empty file, of which Spark makes some, has no rows
-            named = partition_of(file)
-            names = [name for name in self._columns if name in columns or name not in named]
+            folder_columns = partition_of(file)
+            names = [
+                name for name in self._columns if name in columns or name not in folder_columns
+            ]
             check_columns(names, columns, file)
         if rows:
-            yield RowGroup(file, number, rows, schema, place)
+            yield RowGroup(file, number, rows, schema, group_start)
 
     @override
     def _records(
         self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
     ) -> Iterator[Records]:
-        place: _Place = group.content
-        left, line = group.rows, place.line
+        group_start: _Place = group.content
+        remaining_rows, line = group.rows, group_start.line
         with self._opened(group.file) as file:
-            file.seek(place.position)
+            file.seek(group_start.position)
             while (
-                left
+                remaining_rows
                 and (
-                    lines := read_lines(file, line, min(rows, left), place.dialect.delimiter)
+                    lines := read_lines(
+                        file, line, min(rows, remaining_rows), group_start.dialect.delimiter
+                    )
                 ).texts
             ):
                 yield self._parsed(group, lines, names, is_raw)
-                left, line = left - len(lines.texts), lines.next_number
+                remaining_rows, line = remaining_rows - len(lines.texts), lines.next_number
 
     def _opened(self, file: str) -> Any:
         if file.lower().endswith(".gz"):
@@ -166,7 +180,7 @@ class TextFiles(RowGroupSource):
         return opened(file) if "://" in file else Path(file).open("rb", _BUFFER)
 
     def _parsed(self, group: RowGroup, lines: Lines, names: Sequence[str], is_raw: bool) -> Records:
-        """The cells of lines: texts, or lists of texts where a cell has several."""
+        """Parse lines into columns of texts, or of lists of texts if a cell has several values."""
         dialect = group.content.dialect
         if dialect.delimiter:
             nulls = [] if is_raw else self._nulls
@@ -176,21 +190,26 @@ class TextFiles(RowGroupSource):
         if bad:
             is_good = np.ones(len(lines.texts), np.bool_)
             is_good[list(bad)] = False
+            # Give each bad line a row of nulls again, so that rows and lines have the same numbers.
             table = table.take(pa.array(np.cumsum(is_good) - 1, mask=~is_good))
         table = with_partition(table, group.file, names)
-        for place, name in enumerate(table.column_names):
-            column = table.column(place)
+        for index, name in enumerate(table.column_names):
+            column = table.column(index)
             if column.type != pa.string():
                 continue
             if is_raw:
-                table = table.set_column(place, name, _checked(group, names, column))
+                table = table.set_column(index, name, _checked(group, names, column))
             elif name not in self.labels and pc.any(pc.match_substring(column, "|")).as_py():
-                table = table.set_column(place, name, pc.split_pattern(column, "|"))
+                table = table.set_column(index, name, pc.split_pattern(column, "|"))
         return Records(table, bad, lines.numbers)
 
 
 def _codec(encoding: str) -> str:
-    """The name of an encoding in which ASCII is as it is."""
+    """Return Python's name of an encoding.
+
+    Raises:
+        UsageError: The encoding is unknown, or does not extend ASCII: lines could not be split as bytes.
+    """
     ascii_texts = bytes(range(128))
     try:
         if ascii_texts.decode(encoding) == ascii_texts.decode():

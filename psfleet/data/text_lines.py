@@ -1,8 +1,10 @@
-"""Lines of text files, a piece at a time, and their cells as columns of Arrow.
+"""Parsing of CSV, TSV and libsvm lines into Arrow columns, thousands of lines at a time.
 
-`read_lines` finds the lines that are rows. `csv_cells` and `libsvm_cells` parse a whole piece with Arrow's
-CSV reader, which costs libsvm a third of what parsing line by line costs. A piece with an unusual line is
-brought into the usual form line by line first, and only there a line's own mistakes are looked for.
+`read_lines` reads the next lines of a file that are rows. `csv_cells` and `libsvm_cells` parse such a piece
+as a whole with Arrow's CSV reader, which for libsvm takes a third of the time of parsing line by line. Only
+if a piece has an unusual line (another number of cells, a stray quote, a byte order mark, ...) is each line
+brought into the usual form in Python, and only there bad lines are told from good ones. A bad line does
+not stop the piece, and is returned with a reason.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ import numpy as np
 from psfleet.core.base.arrow import pa, pc, pcsv
 
 _first_byte = operator.itemgetter(0)
-_MARK = b"\xef\xbb\xbf"  # of byte order, with which a line may begin
+_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which may stand at the start of a line
 _BLANKS = b" \t\v\f\r"
 _LINE_BREAKS_FOR_BLANKS = bytes.maketrans(_BLANKS, b"\n" * len(_BLANKS))
 _COMMENT = re.compile(rb"#[^\n]*")
@@ -32,7 +34,7 @@ _NO_CELLS = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the lines of a file are written.
+    """Format of the lines of a file.
 
     Attributes:
         delimiter: Delimiter of the columns, or "" for the lines of libsvm.
@@ -47,13 +49,13 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines that are rows.
+    """Lines of a file that are rows, and how far the file was read for them.
 
     Attributes:
-        texts: The lines with their ends.
-        numbers: Number of each line in the file.
-        size: Bytes that were read, lines included that are no rows.
-        next_number: Number of the line after those that were read.
+        texts: Lines including their line ends.
+        numbers: Number of each line in the file, counted from 1.
+        size: Number of bytes that were read, including lines that are no rows.
+        next_number: Number of the first line that was not read.
     """
 
     texts: list[bytes]
@@ -63,27 +65,31 @@ class Lines:
 
 
 def read_lines(content: Any, number: int, rows: int, delimiter: str) -> Lines:
-    """Read the next lines of an open file until `rows` of them are rows, or up to the end of the file.
+    """Read the next lines of an open file, until `rows` of them are rows or the file ends.
 
-    Empty lines are no rows, nor are lines of libsvm with nothing but a comment.
+    Empty lines are no rows, and neither are lines of libsvm that have only a comment.
 
     Args:
+        content: Open file, as an iterator of lines.
         number: Number of the next line.
+        rows: Number of rows to read.
+        delimiter: Delimiter of the columns, or "" for libsvm.
     """
     texts: list[bytes] = []
     numbers: list[int] = []
     size, signs = 0, set(b"\r\n" if delimiter else b"\n#" + _BLANKS)
     while len(texts) < rows and (lines := list(itertools.islice(content, rows - len(texts)))):
         size += sum(map(len, lines))
-        found = range(number, number + len(lines))
+        line_numbers = range(number, number + len(lines))
         number += len(lines)
-        # Only a line that begins with such a byte may be no row. To ask for first bytes takes 40 ns a line.
+        # Only a line that begins with one of these bytes can be no row. Looking at first bytes takes 40 ns a
+        # line; usually no line has such a byte, and the lines need not be looked at one by one.
         if not signs.isdisjoint(map(_first_byte, lines)):
             are_rows = [_is_row(line, delimiter) for line in lines]
             lines = [*itertools.compress(lines, are_rows)]
-            found = [*itertools.compress(found, are_rows)]  # type: ignore[assignment]
+            line_numbers = [*itertools.compress(line_numbers, are_rows)]  # type: ignore[assignment]
         texts += lines
-        numbers += found
+        numbers += line_numbers
     return Lines(texts, numbers, size, number)
 
 
@@ -98,18 +104,23 @@ def csv_cells(
     dialect: Dialect,
     nulls: Sequence[str],
 ) -> tuple[Any, dict[int, str]]:
-    """The cells of lines of CSV as columns of texts, and what is wrong with lines whose cells cannot be told.
+    """Parse lines of CSV or TSV into columns of texts.
 
     Args:
-        columns: Columns of the file. names: Those of them that are read.
-        nulls: Cells that are null.
+        lines: Lines that are rows.
+        columns: All columns of the file, in order.
+        names: Columns to return.
+        dialect: Format of the lines.
+        nulls: Texts that stand for a missing value.
 
     Returns:
-        A table of Arrow with a row for each line that has cells, and a reason for each other line.
+        An Arrow table with a row for each good line, and the reason of each bad line by its index in `lines`.
     """
     data, bad, table = _usual_form(b"".join(lines), dialect), dict[int, str](), None
     if data is not None:
-        with contextlib.suppress(pa.ArrowInvalid):  # a line has another number of cells
+        with contextlib.suppress(
+            pa.ArrowInvalid
+        ):  # a line has another number of cells: find it below
             table = _csv_table(data, columns, names, dialect, nulls)
     if table is None:
         texts, form = _texts(lines, dialect, bad), _csv_form(dialect)
@@ -132,35 +143,35 @@ def _csv_table(
     dialect: Dialect,
     nulls: Sequence[str],
 ) -> Any:
-    places = {name: str(columns.index(name)) for name in names if name in columns}
+    column_numbers = {name: str(columns.index(name)) for name in names if name in columns}
     if not data:
-        return pa.table({name: pa.array([], pa.string()) for name in places})
+        return pa.table({name: pa.array([], pa.string()) for name in column_numbers})
     table = pcsv.read_csv(
         pa.BufferReader(data),
         pcsv.ReadOptions(
             use_threads=False,
             block_size=len(data) + 1,
-            column_names=[str(place) for place in range(len(columns))],
+            column_names=[str(number) for number in range(len(columns))],
         ),
         pcsv.ParseOptions(
             delimiter=dialect.delimiter, quote_char=dialect.quote or False, ignore_empty_lines=False
         ),
         pcsv.ConvertOptions(
             check_utf8=False,
-            column_types={place: pa.string() for place in places.values()},
-            include_columns=list(dict.fromkeys(places.values())),
+            column_types={number: pa.string() for number in column_numbers.values()},
+            include_columns=list(dict.fromkeys(column_numbers.values())),
             strings_can_be_null=bool(nulls),
             null_values=list(nulls),
         ),
     )
-    return pa.table({name: table.column(place) for name, place in places.items()})
+    return pa.table({name: table.column(number) for name, number in column_numbers.items()})
 
 
 def csv_names(line: bytes, dialect: Dialect) -> tuple[str, ...]:
-    """The names of the columns in the first line of a file; other bytes in them are escaped.
+    """Return the names of the columns in the first line of a file. Bytes that cannot be decoded are escaped.
 
     Raises:
-        ValueError: The line has no cells.
+        ValueError: The quotes of the line do not match.
     """
     text = line.rstrip(b"\r\n").removeprefix(_MARK)
     if not _csv_form(dialect).line.fullmatch(text):
@@ -174,12 +185,16 @@ def csv_names(line: bytes, dialect: Dialect) -> tuple[str, ...]:
 def libsvm_cells(
     lines: list[bytes], names: Sequence[str], dialect: Dialect
 ) -> tuple[Any, dict[int, str]]:
-    """Label, indices and values of lines of libsvm as texts, and what is wrong with lines that have no such.
+    """Parse lines of libsvm, `label index:value index:value ... # comment`, into texts.
 
-    Each word behind the label is index:value. A `#` begins a comment.
+    Args:
+        lines: Lines that are rows.
+        names: Columns that are read. A bad label is no mistake if "label" is not among them.
+        dialect: Format of the lines.
 
     Returns:
-        A table of Arrow with a row for each good line, and a reason for each other line.
+        An Arrow table with a row for each good line and the columns "label", "index" and "value" (lists of
+        texts), and the reason of each bad line by its index in `lines`.
     """
     bad: dict[int, str] = {}
     data = _usual_form(b"".join(lines), dialect)
@@ -195,7 +210,7 @@ def libsvm_cells(
 
 
 def _usual_line(text: bytes, row: int, names: Sequence[str], bad: dict[int, str]) -> bytes:
-    """A line with one blank between its words; a line with a wrong word is added to the bad ones."""
+    """Return a line with one blank between its words. A bad line's reason is added to `bad`."""
     if text.decode(errors="replace").encode() != text:
         bad[row] = f"{text!r:.80} is not UTF-8; pass its encoding"
         return text
@@ -207,19 +222,27 @@ def _usual_line(text: bytes, row: int, names: Sequence[str], bad: dict[int, str]
     elif b":" in label:
         if "label" in names:
             bad[row] = f"label is {label.decode()!r:.80}"
-        label = b"0"  # for who does not ask for it
+        label = b"0"  # the label is not read; any number lets the line be parsed
     return b" ".join([label, *words])
 
 
 def _words(data: bytes, rows: int) -> Any:
-    """The words of lines as Arrow's CSV reader finds them; None if a line is of another form.
+    """Split lines of libsvm into words with Arrow's CSV reader; return None if a line is unusual.
 
-    Each word is a line of two cells, index and value, and a label is the word "#:label". A `#` is in no other
-    word, since comments are removed before.
+    Each blank becomes a line break, so that each word is a line of two cells, index and value, with ":" as
+    the delimiter. The label, which has no ":", gets the index "#", which also shows where a line begins:
+
+        1 5:0.5 7:2           #:1
+        0 5:1           ->    5:0.5
+                              7:2
+                              #:0
+                              5:1
+
+    No other word has a `#`, because comments were removed.
     """
     data = _COMMENT.sub(b"", data) if b"#" in data else data
     try:
-        data.isascii() or data.decode()
+        data.isascii() or data.decode()  # raises if it is not UTF-8; ASCII, the usual case, is checked faster
         words = b"#:" + data.rstrip(b"\n").replace(b"\n", b"\n#:")
         table = pcsv.read_csv(
             pa.BufferReader(words.translate(_LINE_BREAKS_FOR_BLANKS)),
@@ -240,13 +263,14 @@ def _words(data: bytes, rows: int) -> Any:
         return None
     labels, is_pair = value.filter(is_label), pc.invert(is_label)
     index, value = index.filter(is_pair), value.filter(is_pair)
+    # Line k begins at word starts[k], of which k are labels: they are not among the pairs.
     offsets = pa.array((np.append(starts, len(is_label)) - np.arange(rows + 1)).astype(np.int32))
     lists = (pa.ListArray.from_arrays(offsets, flat) for flat in (index, value))
     return pa.table(dict(zip(("label", "index", "value"), (labels, *lists), strict=True)))
 
 
 def _usual_form(data: bytes, dialect: Dialect) -> bytes | None:
-    """Lines in UTF-8 that Arrow can parse as they are; None if one of them may be bad or needs a change."""
+    """Return lines in UTF-8 that Arrow can parse at once, or None if a line may be bad or must be changed."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
     if _MARK in data or b"\r" in data:
@@ -263,7 +287,7 @@ def _usual_form(data: bytes, dialect: Dialect) -> bytes | None:
 
 
 def _texts(lines: list[bytes], dialect: Dialect, bad: dict[int, str]) -> list[bytes]:
-    """The lines without their ends, in UTF-8 if they can be decoded."""
+    """Return lines without their ends, in UTF-8. A line that cannot be decoded is added to `bad`."""
     texts = [line.rstrip(b"\r\n").removeprefix(_MARK) for line in lines]
     if dialect.encoding == "utf-8":
         return texts
@@ -277,7 +301,13 @@ def _texts(lines: list[bytes], dialect: Dialect, bad: dict[int, str]) -> list[by
 
 @dataclass(frozen=True, slots=True)
 class _CsvForm:
-    """Patterns of a dialect, in which each cell that begins with a quote ends with one."""
+    """Patterns for lines of a dialect in which each cell that begins with a quote also ends with one.
+
+    Attributes:
+        line: One line without its end.
+        lines: Any number of lines, each with a line feed.
+        cell_end: A cell and the delimiter behind it.
+    """
 
     line: re.Pattern[bytes]
     lines: re.Pattern[bytes]

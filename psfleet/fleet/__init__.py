@@ -1,10 +1,16 @@
-"""The fleet as a trainer script sees it: roles, barriers, the distributed optimizer, saving.
+"""Entry point of a trainer script: role, distributed optimizer, data, barriers, metrics and saving.
 
     from psfleet import fleet
-    fleet.init()
 
-The module's functions are the methods of one Fleet; a process that wants two makes its own.
-Without a cluster in the environment every function works on the embedded runtime of this process.
+    fleet.init()
+    optimizer = fleet.distributed_optimizer(optimizer)
+    for batch in fleet.dataset(files, batch_size=512):
+        ...
+
+The functions of this module are the methods of one Fleet; a process that needs a second fleet creates a
+Fleet. If the environment names no cluster, every function works on tables in this process.
+
+Read `fleet.py` first, then `data_loops.py` for how a script continues after a restart.
 """
 
 from psfleet.core.graph.program import names, program

@@ -8,7 +8,8 @@
         if step % 1000 == 0:
             fleet.report_evaluation({"auc": auc})  # ends the loop after the third one that is no better
 
-`--tensorboard` needs no logger.
+Write your own as a subclass of Callback. All methods are called in the thread that trains, between two steps,
+and an error in one ends the script. `--tensorboard` of the launcher needs no logger.
 """
 
 import atexit
@@ -37,51 +38,65 @@ _REPLY_TIMEOUT = 10.0  # seconds for a tracking server to reply at all
 
 
 class Callback:
-    """Actions at points of the training loop; derive from it, and override what you need.
+    """Base class of actions at certain points of the training loop. Override the methods that you need.
 
-    One with `state_dict()` and `set_state_dict(state)` goes on where it was, in a worker that starts again
-    and in a job that is resumed, as with `fleet.remember`.
+        class PrintLoss(Callback):
+            def on_step(self, step, values):
+                print(step, values.get("loss"))
+
+    If a subclass has `state_dict()` and `set_state_dict(state)`, its state survives a restart of the worker
+    and a resumed job, as with `fleet.remember`.
 
     Attributes:
-        fleet: The fleet, from `add_callbacks` on.
-        is_stopped: True ends the loops over `fleet.dataset` and `fleet.shard` after this step. Set it on all
-            workers at the same step.
+        fleet: Fleet of the process, set by `add_callbacks`.
+        is_stopped: Set it to True to end the loops over `fleet.dataset` and `fleet.shard` after this step, on
+            all workers at the same step.
     """
 
     fleet: Any = None
     is_stopped = False
 
     def on_add(self) -> None:
-        """The callback is the fleet's now; what it needs can be checked before training."""
+        """Prepare for training, once `fleet` is set. An error here ends the script before it trains."""
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        """A step of this worker is over; `values`: what it has logged with `fleet.log` since the last one."""
+        """Act at the end of a step of this worker.
+
+        Args:
+            step: Number of pushes that this worker has made.
+            values: Values by name that `fleet.log` got since the step before.
+        """
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """`fleet.report_evaluation` was called; all workers get the same values."""
+        """Act on an evaluation that was passed to `fleet.report_evaluation`. All workers get the same
+        values."""
 
     def on_snapshot(self, step: int, folder: str) -> None:
-        """A snapshot is complete in a folder, or the tables are saved there. Only on worker 0.
+        """Act on a complete snapshot or saved tables. Called on worker 0 only.
 
-        `step` is the last one in the snapshot. Those of `--snapshot-every` are heard of at the end of a step,
-        with a heartbeat: of several between two only the newest. A worker that is started again hears of it
-        again.
+        Snapshots of `--snapshot-every` are reported with a heartbeat, at the end of a step; if several were
+        taken since the last report, only the newest is. A worker that starts again gets the newest once
+        more.
+
+        Args:
+            step: Last step that the snapshot includes.
+            folder: Folder of the snapshot.
         """
 
     def close(self) -> None:
-        """The worker leaves the fleet."""
+        """Free resources when the worker leaves the fleet."""
 
 
 class BestValue(Callback):
-    """Tracks the best value of a metric over the evaluations.
+    """Callback that tracks the best value of a metric over all evaluations.
 
     Args:
-        metric: Its name among the values.
-        mode: "max" if the largest value is the best, else "min".
+        metric: Name of the metric among the values of an evaluation.
+        mode: "max" if larger values are better, "min" if smaller ones are.
 
     Attributes:
-        best: Best value; None: there is none yet.
-        best_step: Step at which it came.
+        best: Best value, or None before the first evaluation.
+        best_step: Step of the evaluation with the best value.
     """
 
     @checked
@@ -91,7 +106,9 @@ class BestValue(Callback):
         self.best_step = 0
 
     def is_better(self, step: int, values: Mapping[str, float]) -> bool:
-        """Return whether the value is the best one so far, which it then is; NaN is no value.
+        """Return whether an evaluation is better than all before, and if so, store it as the best.
+
+        An evaluation whose metric is NaN is never better.
 
         Raises:
             UsageError: The evaluation lacks the metric.
@@ -111,22 +128,22 @@ class BestValue(Callback):
         return value > best if self.mode == "max" else value < best
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and its step."""
+        """Return the best value and its step."""
         return {"best": self.best, "best_step": self.best_step}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """The opposite."""
+        """Restore what `state_dict` has returned."""
         vars(self).update(state)
 
 
 class EarlyStopping(BestValue):
-    """Ends training after evaluations that are no better than the best one before.
+    """Callback that ends training after several evaluations in a row without improvement.
 
     Args:
-        metric: Its name among the values.
-        patience: So many such evaluations in a row.
-        mode: "max" if the largest value is the best, else "min".
-        least_change: An evaluation counts as better only if it is by more than this.
+        metric: Name of the metric among the values of an evaluation.
+        patience: Number of evaluations in a row without improvement after which training ends.
+        mode: "max" if larger values are better, "min" if smaller ones are.
+        least_change: Smallest difference from the best value that counts as an improvement, exclusive.
     """
 
     @checked
@@ -139,7 +156,7 @@ class EarlyStopping(BestValue):
     ) -> None:
         super().__init__(metric, mode)
         self.patience, self.least_change = patience, least_change
-        self.worse = 0  # evaluations in a row
+        self.worse = 0  # evaluations without improvement, in a row
 
     @override
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
@@ -156,12 +173,13 @@ class EarlyStopping(BestValue):
 
 
 class KeepBest(BestValue):
-    """Saves all tables to a folder whenever an evaluation is the best so far; `fleet.load_model` loads it.
+    """Callback that saves all tables whenever an evaluation is the best so far. Load them with
+    `fleet.load_model`.
 
     Args:
-        metric: Its name among the values.
-        folder: Folder, visible to all servers. The best one before is replaced once this one is complete.
-        mode: "max" if the largest value is the best, else "min".
+        metric: Name of the metric among the values of an evaluation.
+        folder: Folder that all servers can write. Its content is replaced once the new one is complete.
+        mode: "max" if larger values are better, "min" if smaller ones are.
     """
 
     @checked
@@ -176,10 +194,11 @@ class KeepBest(BestValue):
 
 
 class _RunLogger(Callback):
-    """Logs from worker 0 to one run, also after a restart: its id is remembered.
+    """Base of loggers that write values from worker 0 to one run of an experiment tracker.
 
-    The run is opened when the logger is added, so that a missing package or store ends the job before it
-    trains. The other workers need neither.
+    The id of the run is remembered, so that a restarted worker continues the same run. The run is opened
+    when the logger is added: a missing package or store then ends the job before it trains. Other workers
+    need neither.
     """
 
     def __init__(self, every: int) -> None:
@@ -218,29 +237,29 @@ class _RunLogger(Callback):
 
     @abstractmethod
     def _open(self) -> Any:
-        """Begin the run, or go on with the one that is remembered."""
+        """Start a run, or continue the remembered one."""
 
     @abstractmethod
     def _write(self, run: Any, step: int, values: Mapping[str, float]) -> None: ...
 
     @abstractmethod
     def _note(self, run: Any, folder: str) -> None:
-        """Note where the newest snapshot is."""
+        """Store the folder of the newest snapshot in the run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The id of the run."""
+        """Return the id of the run."""
         return {"run": self._run_id}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """The opposite."""
+        """Restore the id of the run, before it is opened again."""
         self._run_id = state["run"]
 
 
 class WandbLogger(_RunLogger):
-    """Logs values, evaluations and the folder of the newest snapshot to Weights & Biases.
+    """Callback that logs values, evaluations and the folder of the newest snapshot to Weights & Biases.
 
     Args:
-        every: Steps between values of `fleet.log`; evaluations are all logged.
+        every: Number of steps between two logged values of `fleet.log`. Every evaluation is logged.
         **options: Arguments of `wandb.init`, such as project="clicks" or mode="offline".
     """
 
@@ -254,7 +273,8 @@ class WandbLogger(_RunLogger):
         same = {"id": self._run_id, "resume": "allow"} if self._run_id else {}
         run = _imported("wandb", "wandb").init(**(self._options | same))
         self._run_id = run.id
-        atexit.register(self.close)  # before wandb's own, which takes the connection away
+        # Exit functions run in reverse order: this one must end the run before wandb's closes the connection.
+        atexit.register(self.close)
         return run
 
     @override
@@ -273,13 +293,13 @@ class WandbLogger(_RunLogger):
 
 
 class MlflowLogger(_RunLogger):
-    """Logs values, evaluations and the folder of the newest snapshot to a run of MLflow.
+    """Callback that logs values, evaluations and the folder of the newest snapshot to a run of MLflow.
 
     Args:
-        experiment: Its name; it is made if there is none.
+        experiment: Name of the experiment, which is created if it does not exist.
         tracking_uri: Folder of a local store (`file:///data/mlruns`), or address of a server
-            (`http://mlflow:5000`). None means as MLflow is configured.
-        every: Steps between values of `fleet.log`; evaluations are all logged.
+            (`http://mlflow:5000`). None uses MLflow's own configuration.
+        every: Number of steps between two logged values of `fleet.log`. Every evaluation is logged.
     """
 
     @checked
@@ -295,7 +315,7 @@ class MlflowLogger(_RunLogger):
         self._mlflow = mlflow = _imported("mlflow", "mlflow-skinny")
         uri = self._uri or mlflow.get_tracking_uri()
         if urlsplit(uri).scheme in ("", "file"):
-            # The user names a folder, which MLflow would otherwise refuse: it prefers databases.
+            # MLflow refuses folders unless this is set, because it prefers databases.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         try:
             _check_reply(uri)
@@ -338,14 +358,18 @@ class MlflowLogger(_RunLogger):
 
 
 def _check_reply(uri: str) -> None:
-    """Raise OSError if this is the address of a server that does not reply; MLflow tries for minutes."""
+    """Raise OSError if a server at this address does not reply. MLflow alone would try for minutes."""
     if uri.startswith(("http://", "https://")):
         with contextlib.suppress(HTTPError):  # it replies
             urlopen(uri, timeout=_REPLY_TIMEOUT).close()
 
 
 def _imported(module: str, package: str) -> Any:
-    """The module, which an extra of psfleet installs."""
+    """Import a module of an optional package.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:

@@ -1,9 +1,18 @@
-"""The loops of a script over its data: who gets which batch, and how far this worker is.
+"""Loops of a script over its data (`fleet.dataset`, `fleet.shard`), and their continuation after a restart.
 
-The place in the loops is remembered with whatever else the script wants remembered: in snapshots, where
-those are taken, and with every push that counts. A script that runs again, because its worker has died
-or because the fleet goes on from a snapshot, passes over what lies before that place; there all that is
-remembered gets back its state.
+A script has no checkpoint of its own: after its worker died, or when a job resumes from a snapshot, it runs
+again from its first line. This module makes that work. After each step it records the position in the loops
+(loop number, item, collectives so far) together with the states of all remembered objects. The record goes
+into snapshots and travels with every push, so that the servers have the record of the last push that
+counts. The second run then
+
+    1. skips batches, loops, pushes and collectives before the recorded position (the *aim*),
+    2. restores all remembered objects when it gets there (`_look`),
+    3. continues as if it had never stopped.
+
+Loops are numbered in the order in which the script begins them, so a script must run the same loops each
+time. A loop inside another one has no position of its own. Everything runs in the thread that trains.
+psfleet/core/engine/worker_state.py holds the records.
 """
 
 import contextlib
@@ -35,16 +44,17 @@ R = TypeVar("R")
 
 
 class DataLoops:
-    """Data loops of one process.
+    """Data loops of one process, and the position of its script in them.
 
     Args:
-        index, workers: Number of this worker, and of all workers.
-        meet: Waits until every worker is here.
-        end_step: Called at the end of each step; True: the loop ends there.
-        is_stopped: Tells whether loops end before they begin.
-        runtime: Gives the runtime of the cluster; None: there is none.
-        snapshots: Snapshots are taken, or one is gone on from: server 0 is to ask for the place.
-        restarts: Workers that die may be started again.
+        index: Number of this worker.
+        workers: Number of all workers.
+        meet: Function that waits for all workers.
+        end_step: Function that is called at the end of each step, and returns True to end the loop there.
+        is_stopped: Function that returns True if loops are to end before their first batch.
+        runtime: Function that returns the runtime of the cluster, or None in a process without one.
+        snapshots: True if snapshots are taken or the job resumes from one, so that positions must be kept.
+        restarts: True if a worker that dies may be started again.
     """
 
     def __init__(
@@ -72,15 +82,16 @@ class DataLoops:
         self._worker_state = WorkerState()
         self._worker_state.add(PLACE, self._place)
         self._restored: dict[str, Any] = {}
-        self._aim = LoopPosition()  # where the script was when it ran before
-        self._there = False  # whether it is there again
+        self._aim = LoopPosition()  # position of the script when it ran before
+        self._there = False  # True once the script has reached that position again
         self._asked = self._keeps = False
         self._said: set[str] = set()
-        self._loops = 0  # begun
-        self._is_open = False  # one of them is under way
-        self._collectives = (0, 0)  # collectives and changes of the mode before the present loop
-
-    # -- what is remembered --------------------------------------------------------------------
+        self._loops = 0  # number of loops that were begun
+        self._is_open = False  # True while a loop is running
+        self._collectives = (
+            0,
+            0,
+        )  # collectives, and mode switches among them, before the present loop
 
     def remember(self, name: str, thing: R) -> R:
         self._ask(keeps=True)
@@ -95,10 +106,10 @@ class DataLoops:
         self._mark(-1 if self._is_open else self._loops)
 
     def _ask(self, keeps: bool = False) -> None:
-        """Learn, once, where the script was when it ran before.
+        """Find out, once, the position of the script when it ran before.
 
         Args:
-            keeps: Snapshots are to hold what is remembered.
+            keeps: True if snapshots must hold the states of remembered objects.
         """
         if (keeps or self._snapshots) and not self._keeps:
             self._keeps = True
@@ -109,7 +120,7 @@ class DataLoops:
             self._restored = {**kept_states, **self._restored}
         if not self._asked:
             self._asked = True
-            # What came with a push is newer than a snapshot.
+            # The state of the last push that counts is newer than the one in a snapshot.
             self._restored |= self._progress.states
             if PLACE in self._restored:
                 self._aim.set_state_dict(self._restored[PLACE])
@@ -118,7 +129,7 @@ class DataLoops:
 
     @property
     def _progress(self) -> ScriptProgress:
-        """Progress of the script: its pushes so far."""
+        """Pushes of the script so far, and the record that travels with them."""
         cluster = self._cluster
         return self._alone if cluster is None else cluster.progress
 
@@ -132,12 +143,12 @@ class DataLoops:
         return (0, 0) if cluster is None else cluster.collectives
 
     def _look(self, dealt: bool = False, extended: int = sys.maxsize) -> None:
-        """Restore the remembered state when the script is back at its place; its pushes count again.
+        """Restore the remembered objects if the script has reached its old position; its pushes count again.
 
         Args:
-            dealt: The fleet deals the data, so that every batch is new.
-            extended: Loop in which the fleet has dealt a batch. If the script had this loop behind it, a
-                resumed job has further epochs, which begin here.
+            dealt: True if the fleet assigns the data, so that no batch comes twice and all pushes are new.
+            extended: Number of a loop for which the fleet has assigned a batch. If the script had finished
+                this loop before, the resumed job has further epochs, which begin here.
         """
         reached = self._place.has_reached(self._aim) or extended < self._aim.loop
         if not self._there and reached:
@@ -148,9 +159,16 @@ class DataLoops:
             self._progress.catch_up()
 
     def _mark(self, loop: int, latest: bool = False) -> None:
-        """The script is between two steps of a loop."""
-        # What is remembered after steps whose gradients wait to be merged is ahead of the tables: a later
-        # incarnation has to make these steps again.
+        """Record the position and states between two steps, for the next push.
+
+        Args:
+            loop: Number of the loop, or -1 to keep the states for snapshots only. A later incarnation then
+                continues elsewhere: within a loop of the fleet only between two of its batches.
+            latest: True to replace the record even if no push was made since it, because the fleet does not
+                assign the same batch again.
+        """
+        # After steps whose gradients wait to be merged, the states are ahead of the tables. A later
+        # incarnation must repeat these steps, so no record is made.
         if not self._there or current().waiting_steps:
             return
         if self._is_open:
@@ -161,17 +179,15 @@ class DataLoops:
             self._progress.mark(state, latest)
 
     def _note_collectives(self, loop: int, now: tuple[int, int]) -> None:
-        """Those that the script has come to within the present loop."""
+        """Store how many collectives and mode switches the present loop has had, if any."""
         if now != self._collectives:
             self._place.collectives[loop] = (
                 now[0] - self._collectives[0],
                 now[1] - self._collectives[1],
             )
 
-    # -- loops ---------------------------------------------------------------------------------
-
     def stepping(self, batches: Peekable[T]) -> Peekable[T]:
-        """The same batches, which the fleet deals; what is remembered is taken after each."""
+        """Yield the batches that the fleet assigns, and record the position after each."""
 
         def taken() -> Iterator[T]:
             with self._loop() as loop:
@@ -182,7 +198,8 @@ class DataLoops:
                         self._break(loop)
                         return
                     self._mark(loop, latest=True)
-                # It was in this loop that the script was: its last push was one of a dealt batch.
+                # The script was in this loop before, and the fleet had no further batch for it. Its last push
+                # belonged to an assigned batch, so all pushes from here on are new.
                 dealt = not self._there and self._aim.is_in(loop)
             self._look(dealt)
             self._mark(loop, latest=True)
@@ -208,13 +225,13 @@ class DataLoops:
             )
 
         def begin() -> Peekable[T]:
-            own = BufferedPeekable(self._own(batches))
+            numbered_batches = BufferedPeekable(self._own(batches))
 
             def peek() -> T | None:
-                entry = own.peek()
+                entry = numbered_batches.peek()
                 return None if entry is None else entry[1]
 
-            return Peekable(self._sharded(own, repeatable), peek)
+            return Peekable(self._sharded(numbered_batches, repeatable), peek)
 
         if isinstance(batches, Iterator):
             return begin()
@@ -223,18 +240,18 @@ class DataLoops:
         return SizedPeekable(begin, lambda: len(range(self._index, len(batches), self._workers)))
 
     def _say(self, about: str, text: str) -> None:
-        """Print a line to standard error, once."""
+        """Log a warning, once for each subject `about`."""
         if about not in self._said:
             self._said.add(about)
             _log.warning(text)
 
     def _timed(self, items: Iterable[R]) -> Iterator[R]:
-        """The same; the time until each is there counts as waiting for data."""
-        cluster, own = self._cluster, iter(items)
+        """Yield the items, and count the time until each is available as waiting for data."""
+        cluster, iterator = self._cluster, iter(items)
         while True:
             began = time.perf_counter_ns()
             try:
-                item = next(own)
+                item = next(iterator)
             except StopIteration:
                 return
             if cluster is not None:
@@ -242,16 +259,21 @@ class DataLoops:
             yield item
 
     def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
-        """This worker's batches with their numbers."""
+        """Return the numbers and batches of this worker's share."""
         return ((n, batch) for n, batch in enumerate(batches) if n % self._workers == self._index)
 
-    def _sharded(self, own: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
-        """The batches; the place in the data is noted after each, and the workers meet at the end."""
+    def _sharded(self, numbered_batches: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
+        """Yield a worker's batches, record the position after each, and wait for all workers at the end."""
         with self._loop() as loop:
             start, stop = (0, None) if self._there else self._aim.behind(loop)
-            if not repeatable:  # nothing that was read comes again
-                own, start = () if start == sys.maxsize or stop is not None else own, 0
-            for number, batch in () if self._is_stopped() else self._timed(own):
+            # A source that cannot be read again has no batches to skip. All of it is skipped if the loop was
+            # finished or left before; else the loop continues with the batches that come now.
+            if not repeatable:
+                numbered_batches, start = (
+                    () if start == sys.maxsize or stop is not None else numbered_batches,
+                    0,
+                )
+            for number, batch in () if self._is_stopped() else self._timed(numbered_batches):
                 if stop is not None and number >= stop:
                     break
                 if number < start:
@@ -273,43 +295,49 @@ class DataLoops:
         check_trained()
 
     def _break(self, loop: int, collectives: tuple[int, int] | None = None) -> None:
-        """Note that a loop is left before its end, and the collectives so far."""
+        """Record that a loop was left before its end, so that a later run leaves it at the same item."""
         if loop >= 0:
             self._place.broken[loop] = self._place.item + 1
             self._note_collectives(loop, collectives or self._collectives_so_far())
 
     @contextlib.contextmanager
     def _loop(self) -> Iterator[int]:
-        """A loop; its number. One within another has none (-1): the place is that of the outer one."""
+        """Run a loop within the block, and yield its number, or -1 for a loop inside another one.
+
+        An inner loop belongs to a step of the outer one, whose position counts.
+        """
         self._ask()
         if self._is_open:
             yield -1
             return
         loop, self._loops, self._is_open = self._loops, self._loops + 1, True
-        place, cluster = self._place, self._cluster
+        position, cluster = self._place, self._cluster
         self._collectives = self._collectives_so_far()
-        place.enter(loop)
+        position.enter(loop)
         if not self._there and PLACE in self._progress.states:
-            # Those in the part that is passed over; who goes on from a snapshot meets anew.
-            place.collectives[loop] = self._aim.collectives.get(loop, (0, 0))
+            # The batches that are skipped had collectives, which the other workers have finished and will not
+            # repeat: count them as done. After a resume from a snapshot all workers run again, and
+            # repeat their collectives together.
+            position.collectives[loop] = self._aim.collectives.get(loop, (0, 0))
             if cluster is not None:
-                cluster.pass_collectives(*place.collectives[loop])
+                cluster.pass_collectives(*position.collectives[loop])
         self._look()
         self._mark(loop)
         try:
             yield loop
-        except GeneratorExit:  # the script has left it before its end
+        except GeneratorExit:  # the script has left the loop with break or an error
             self._break(loop, (0, 0) if cluster is None else cluster.collectives)
             raise
         finally:
             self._is_open = False
-            place.leave(loop)
+            position.leave(loop)
 
 
 def _is_unseeded(batches: Any) -> bool:
-    """Return whether it is a torch DataLoader that shuffles with an unseeded generator.
+    """Return whether the batches are a torch DataLoader that shuffles with an unseeded generator.
 
-    torch seeds those from the system with 64 bits; seeds that people choose fit into 32.
+    torch seeds such a generator from the system, with 64 bits, whereas seeds that people choose fit into 32
+    bits. So a larger seed means that none was set.
     """
     sampler, torch = getattr(batches, "sampler", None), sys.modules.get("torch")
     if torch is None or type(sampler).__name__ != "RandomSampler":

@@ -1,9 +1,16 @@
-"""Training from text files in the reference's multi-slot format, and programs that turn lines into it.
+"""Datasets of the reference: text files in multi-slot format, for `exe.train_from_dataset`, and their
+generators.
 
-A line is one sample: for each variable, in the order of `set_use_var`, the number of its values and
-then the values. With x of shape [-1, 1] and y of shape [-1, 2]:
+They exist so that scripts of the reference run unchanged. The sources of psfleet.data
+(ParquetFiles, TextFiles) are for `fleet.dataset`, which also continues after a restart.
 
-    1 7 2 0.5 0.25
+A line is one sample. For each variable, in the order of `set_use_var`, it has the number of values, then the
+values. With x of shape [-1, 1] and y of shape [-1, 2]:
+
+    1 7 2 0.5 0.25          x = 7, y = 0.5, 0.25
+
+FileDataset reads files while training runs, InMemoryDataset reads them before and can shuffle. A
+DataGenerator is the base of a program that turns any lines into this format, for `set_pipe_command`.
 """
 
 import itertools
@@ -29,20 +36,26 @@ from psfleet.fleet.fleet import process_fleet
 from psfleet.fleet.sums import Util
 
 SlotValues = list[Array]
-"""A sample that was read: the values of each slot."""
+"""Sample that was read: an array for each slot."""
 Sample = list[tuple[str, list[Any]]]
-"""A sample to print: the name and values of each slot."""
+"""Sample to print: name and values of each slot."""
 S = TypeVar("S")
 _EXCHANGED = 65536  # samples of all workers in one collective
 
 _ONLY = {"input_type": 0, "fs_name": "", "fs_ugi": "", "download_cmd": "cat"}
-_QUOTED = re.compile(r"'[^']*'")  # what no shell would change
+_QUOTED = re.compile(r"'[^']*'")  # text in single quotes, which a shell leaves as it is
 _SHELL_SIGNS = frozenset("|&;<>()$`\\*?[]{}~#!\n")
 
 
 @checked
 class FileDataset:
-    """Batches read from files while training runs: FileInstantDataset and QueueDataset."""
+    """Dataset that reads its files while training runs. The reference calls it QueueDataset.
+
+    dataset = fleet.QueueDataset()
+    dataset.init(batch_size=128, use_var=[x, y], pipe_command="python clicks.py")
+    dataset.set_filelist(["part-0", "part-1"])
+    exe.train_from_dataset(program, dataset)
+    """
 
     def __init__(self) -> None:
         self._variables: list[Variable] = []
@@ -52,7 +65,7 @@ class FileDataset:
         self._arguments: str | list[str] = [self._command]
 
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
-        """The data variables, in the order of a line's slots."""
+        """Set the data variables, in the order of the slots of a line."""
         for variable in var_list:
             if size_of(variable.shape[1:]) is None:
                 raise ShapeError(
@@ -62,36 +75,38 @@ class FileDataset:
         self._variables = list(var_list)
 
     def set_batch_size(self, batch_size: PositiveInt) -> None:
-        """Samples per step; the last batch may have fewer."""
+        """Set the number of samples in a step. The last batch may have fewer."""
         self._batch_size = batch_size
 
     def set_filelist(self, filelist: Sequence[FilePath]) -> None:
-        """The files, in the order in which they are read."""
+        """Set the files, in the order in which they are read."""
         self._files = [str(name) for name in filelist]
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """A command that each file is piped through; what it prints is read.
+        """Set a command that gets each file on its standard input, and whose output is read instead of the
+        file.
 
-        It runs with the rights of this process. It is a program and its arguments, unless it has signs of the
-        shell (a pipe, a variable, a pattern, ...): then a shell runs it, as in the reference.
+        The command runs with the rights of this process. If it has signs of the shell (a pipe, a variable,
+        a pattern, ...), a shell runs it, as in the reference. Otherwise the program is started directly.
 
         Raises:
-            ConfigError: It is empty, or has an opening quote only.
+            ConfigError: The command is empty, or a quote is not closed.
         """
         self._command, self._arguments = pipe_command, _arguments(pipe_command)
 
     def set_thread(self, thread_num: PositiveInt) -> None:
-        """Accepted for the reference's sake: one thread reads."""
+        """Ignore the number of threads, which the reference has: one thread reads."""
 
     def init(self, **settings: Any) -> None:
-        """Set several things at once, each as its own method does.
+        """Change several settings at once.
 
         Args:
-            settings: batch_size, thread_num, use_var, pipe_command; input_type 0, and fs_name, fs_ugi and
-                download_cmd as they are without remote files, for the reference's sake.
+            settings: `batch_size`, `thread_num`, `use_var` and `pipe_command`, as in the methods of these
+                names. The reference's `input_type`, `fs_name`, `fs_ugi` and `download_cmd` are accepted
+                with the values that mean local files.
 
         Raises:
-            ConfigError: A name is unknown, or a value cannot be meant.
+            ConfigError: A name is unknown, or a value is not supported.
         """
         setters: dict[str, Callable[[Any], None]] = {
             "batch_size": self.set_batch_size,
@@ -113,14 +128,14 @@ class FileDataset:
             setters[name](settings[name])
 
     def update_settings(self, **settings: Any) -> None:
-        """Change settings; takes the arguments of `init`."""
+        """Change settings, with the arguments of `init`."""
         self.init(**settings)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        """Feeds of batches.
+        """Yield each batch as a feed: arrays by name of the variable.
 
         Raises:
-            UsageError: No variables were set, or a line is not in the format; it is named.
+            UsageError: No variables were set, or a line is not in the format. The error names the line.
         """
         if not self._variables:
             raise UsageError("the dataset has no variables; call set_use_var first")
@@ -138,7 +153,8 @@ class FileDataset:
         if not Path(name).is_file():
             raise UsageError(f"dataset file {name!r} does not exist")
         if self._command == "cat":
-            with open(name, errors="replace") as lines:  # what is no text is no number
+            # A byte that is no text becomes a replacement character, which is reported as no number.
+            with open(name, errors="replace") as lines:
                 yield lines
             return
         with open(name, "rb") as source, self._pipe(source) as pipe:
@@ -190,7 +206,12 @@ class FileDataset:
 
 @checked
 class InMemoryDataset(FileDataset):
-    """Batches from samples that were all read before, in an order that can be shuffled."""
+    """Dataset that reads all samples into memory before training, and can shuffle them.
+
+    dataset.load_into_memory()
+    dataset.global_shuffle()  # on every worker
+    exe.train_from_dataset(program, dataset)
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,26 +219,26 @@ class InMemoryDataset(FileDataset):
         self._loading: Future[None] | None = None
 
     def load_into_memory(self, is_shuffle: bool = False) -> None:
-        """Read the files, and shuffle them as `local_shuffle` does if `is_shuffle`."""
+        """Read the files into memory, and call `local_shuffle` if `is_shuffle` is True."""
         self._loaded = list(super()._samples())
         if is_shuffle:
             self.local_shuffle()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to read the files in a thread; `wait_preload_done` waits for it.
+        """Start to read the files in a thread. Call `wait_preload_done` before using the dataset.
 
         Args:
-            thread_num: Accepted for the reference's sake.
+            thread_num: Ignored. Accepted because the reference has it.
         """
         reader = ThreadPoolExecutor(1, "psfleet-preload")
         self._loading = reader.submit(self.load_into_memory)
-        reader.shutdown(wait=False)  # its thread ends after that
+        reader.shutdown(wait=False)  # the thread ends once it has read the files
 
     def wait_preload_done(self) -> None:
         """Wait until the files are read.
 
         Raises:
-            UsageError: `preload_into_memory` was not called, or as `load_into_memory`.
+            UsageError: `preload_into_memory` was not called, or a file cannot be read.
         """
         if self._loading is None:
             raise UsageError("the dataset is not being read; call preload_into_memory() first")
@@ -225,47 +246,62 @@ class InMemoryDataset(FileDataset):
         loading.result()
 
     def local_shuffle(self, seed: int | None = 0) -> None:
-        """Put the samples in an order that depends on nothing but the seed and the last order."""
+        """Shuffle this worker's samples. The order depends only on the seed and the order before."""
         random.Random(seed).shuffle(self._memory())
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int = 0) -> None:
-        """Shuffle the samples of all workers together and divide them anew; every worker calls it.
+        """Shuffle the samples of all workers together, and distribute them over the workers again.
 
-        Each worker then has as many samples as another, or one more. The order depends on nothing but the
-        seed and the orders before.
+        Every worker calls it. Afterwards the workers' numbers of samples differ by one at most. The order
+        depends only on the seed and the orders before.
 
         Args:
-            fleet: psfleet.fleet, or a Fleet of one's own; None: psfleet.fleet.
-            thread_num: Accepted for the reference's sake.
+            fleet: Fleet of the workers, or None for psfleet.fleet.
+            thread_num: Ignored. Accepted because the reference has it.
+            seed: Seed, the same on all workers.
         """
         util = _util(fleet)
         samples = self._memory()
         index, counts = util.worker_index, [int(n) for n in util.all_gather(np.int64(len(samples)))]
         total, first = sum(counts), sum(counts[:index])
-        place = np.random.default_rng(seed).permutation(total)  # of each sample in the new order
-        own: dict[int, SlotValues] = {}
+        # All workers draw the same permutation, which says the new position of each sample. Worker i keeps
+        # the positions i, i + workers, ... A sample travels as a sum over the workers, to which all but its
+        # owner add zeros.
+        new_positions = np.random.default_rng(seed).permutation(total)
+        samples_by_position: dict[int, SlotValues] = {}
         for start in range(0, total, _EXCHANGED):
             stop = min(start + _EXCHANGED, total)
             columns = self._columns(samples, first, start, stop)
             sums = [util.all_reduce(column) for column in columns]
             for row in range(stop - start):
-                if place[start + row] % len(counts) == index:
-                    own[int(place[start + row])] = [column[row] for column in sums]
-        self._loaded = [own[number] for number in sorted(own)]
+                if new_positions[start + row] % len(counts) == index:
+                    samples_by_position[int(new_positions[start + row])] = [
+                        column[row] for column in sums
+                    ]
+        self._loaded = [samples_by_position[number] for number in sorted(samples_by_position)]
 
     def _columns(self, samples: list[SlotValues], first: int, start: int, stop: int) -> list[Array]:
-        """Return each variable's values of samples `start` to `stop` of all workers; 0: another has them."""
+        """Return each variable's values of the samples `start` to `stop` - 1, counted over all workers.
+
+        Samples of other workers are zeros, so that a sum over all workers has the values of all samples.
+
+        Args:
+            samples: Samples of this worker.
+            first: Number of this worker's first sample among those of all workers.
+            start: Number of the first sample to return.
+            stop: Number behind the last one.
+        """
         columns = []
-        own = range(max(start, first), min(stop, first + len(samples)))
+        own_numbers = range(max(start, first), min(stop, first + len(samples)))
         for i, variable in enumerate(self._variables):
             shape = stop - start, *(int(n or 0) for n in variable.shape[1:])
             columns.append(np.zeros(shape, variable.dtype))
-            for number in own:
+            for number in own_numbers:
                 columns[-1][number - start] = samples[number - first][i]
         return columns
 
     def slots_shuffle(self, slots: Sequence[str], seed: int = 0) -> None:
-        """Exchange the values of these variables between samples, to see what a variable is worth."""
+        """Shuffle the values of some variables between samples, to measure how much a model needs them."""
         names = [variable.name for variable in self._variables]
         unknown = [slot for slot in slots if slot not in names]
         if isinstance(slots, str) or unknown:
@@ -280,13 +316,16 @@ class InMemoryDataset(FileDataset):
                 sample[i] = value
 
     def release_memory(self) -> None:
-        """Forget the samples."""
+        """Drop the samples and free their memory."""
         self._loaded = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """The number of this worker's samples; with a fleet, that of all workers, each of which calls it."""
-        own = len(self._memory())
-        return own if fleet is None else int(_util(fleet).all_reduce(np.int64(own)))
+        """Return the number of this worker's samples, or of all workers' if a fleet is passed.
+
+        With a fleet, every worker must call it.
+        """
+        count = len(self._memory())
+        return count if fleet is None else int(_util(fleet).all_reduce(np.int64(count)))
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
         """Return the number of samples, as `get_memory_data_size` does."""
@@ -306,10 +345,10 @@ QueueDataset = FileDataset
 
 @checked
 class DatasetFactory:
-    """Makes datasets by their names in the reference."""
+    """Factory of datasets by their names in the reference."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> FileDataset:
-        """A FileInstantDataset, QueueDataset or InMemoryDataset."""
+        """Return a new dataset of class "FileInstantDataset", "QueueDataset" or "InMemoryDataset"."""
         match datafeed_class:
             case "FileInstantDataset" | "QueueDataset":
                 return QueueDataset()
@@ -328,7 +367,7 @@ def _batches(samples: Iterator[S], size: int) -> Iterator[list[S]]:
 
 
 def _util(fleet: Any) -> Any:
-    """The helpers of a fleet; None: of psfleet.fleet."""
+    """Return the `util` of a fleet, or of psfleet.fleet if it is None."""
     util = getattr(process_fleet if fleet is None else fleet, "util", None)
     if not isinstance(util, Util):
         raise UsageError(f"fleet is {fleet!r}; it must be psfleet.fleet or a Fleet")
@@ -336,7 +375,7 @@ def _util(fleet: Any) -> Any:
 
 
 def _arguments(command: str) -> str | list[str]:
-    """The program and its arguments; the text as it is where only a shell can read it."""
+    """Return a command as a list of words, or unchanged if it needs a shell."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -360,7 +399,7 @@ def _values(variable: Variable, words: list[str], where: str) -> Array:
 
 
 class DataGenerator:
-    """Base of the data generators. A subclass gives `generate_sample`.
+    """Base of programs that turn lines of any format into multi-slot lines. A subclass has `generate_sample`.
 
         class Clicks(fleet.MultiSlotDataGenerator):
             def generate_sample(self, line):
@@ -372,7 +411,7 @@ class DataGenerator:
 
         Clicks().run_from_stdin()
 
-    A dataset with `set_pipe_command("python clicks.py")` reads what it prints.
+    A dataset with `set_pipe_command("python clicks.py")` runs this program and reads its output.
     """
 
     def __init__(self) -> None:
@@ -380,19 +419,24 @@ class DataGenerator:
 
     @checked
     def set_batch(self, batch_size: PositiveInt) -> None:
-        """Set the number of samples that `generate_batch` gets at once."""
+        """Set the number of samples in each call of `generate_batch`."""
         self._batch_size = batch_size
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
-        """A function that gives the samples of a line, each a list of (name, values); None is passed over.
+        """Return a function that yields the samples of a line. A subclass must define it.
+
+        A sample is a list of (name, values) for each slot. None instead of a sample is skipped.
 
         Args:
-            line: None in `run_from_memory`.
+            line: Line with its end, or None in `run_from_memory`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define generate_sample(self, line)")
 
     def generate_batch(self, samples: list[Sample]) -> Callable[[], Iterable[Sample]]:
-        """A function that gives the samples to print for a batch of them: the batch itself."""
+        """Return a function that yields the samples to print for a batch of samples.
+
+        The default prints the batch unchanged. A subclass may define it, for example to pad samples.
+        """
         return lambda: samples
 
     def run_from_stdin(self) -> None:
@@ -404,13 +448,13 @@ class DataGenerator:
         self._print(self.generate_sample(None)())
 
     def _print(self, samples: Iterable[Sample | None]) -> None:
-        given = (sample for sample in samples if sample is not None)
-        for batch in _batches(given, self._batch_size):
+        valid_samples = (sample for sample in samples if sample is not None)
+        for batch in _batches(valid_samples, self._batch_size):
             for sample in self.generate_batch(batch)():
                 sys.stdout.write(self._line(sample))
 
     def _line(self, sample: Any) -> str:
-        """One sample as a line: of each variable the number of values, then the values."""
+        """Return a sample as a line of the multi-slot format."""
         words = []
         for slot in sample if isinstance(sample, list | tuple) else [sample]:
             if not (isinstance(slot, list | tuple) and len(slot) == 2 and slot[1]):
@@ -426,7 +470,7 @@ class DataGenerator:
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """A data generator whose values are numbers."""
+    """Data generator whose values are numbers."""
 
     def _word(self, name: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -437,7 +481,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """A data generator whose values are words that are numbers already."""
+    """Data generator whose values are numbers as text, which are printed unchanged."""
 
     def _word(self, name: str, value: Any) -> str:
         if not isinstance(value, str) or len(value.split()) != 1:

@@ -1,4 +1,14 @@
-"""One process of a fleet: its role, its runtime, and what a script does with both."""
+"""Fleet: the object behind `psfleet.fleet`, through which a trainer script joins the servers and workers of
+a job.
+
+It knows the role of this process, connects to the servers when a parameter is first needed, and passes each
+call on to the runtime (psfleet.core.runtime) or to the script's loops (`data_loops.py`). It holds little
+state itself: the role, the strategy, and the loops. Roles, saving and callbacks are in its base classes,
+from `roles.py` over `fleet_saving.py` to `fleet_callbacks.py`.
+
+`process_fleet` is the one instance whose methods are the functions of the package. All methods are called
+in the thread that trains.
+"""
 
 import atexit
 import dataclasses
@@ -41,7 +51,17 @@ R = TypeVar("R")
 
 @checked
 class Fleet(FleetCallbacks):
-    """One process's view of the fleet: its role, and the way to everybody's parameters."""
+    """Connection of one process to a fleet of servers and workers.
+
+        from psfleet import fleet
+
+        fleet.init()
+        optimizer = fleet.distributed_optimizer(optimizer)
+        for batch in fleet.dataset(files, batch_size=512):
+            ...
+
+    Without a cluster in the environment, all methods work on tables in this process.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,12 +76,15 @@ class Fleet(FleetCallbacks):
         is_collective: bool = False,
         strategy: DistributedStrategy | Parts | None = None,
     ) -> None:
-        """Learn the role and the fleet; connects when a parameter is first needed.
+        """Read the role of this process. The connection is made when a parameter is first needed.
 
         Args:
-            role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or None: from the environment.
-            is_collective: Accepted for the reference's sake; must be False.
+            role_maker: Source of the role, or None for the environment variables that the launcher sets.
+            is_collective: Must be False. Accepted because the reference has it.
             strategy: Strategy, as for `distributed_optimizer`.
+
+        Raises:
+            ConfigError: The environment is wrong, or the process is connected with another strategy.
         """
         check_no_collective(is_collective)
         self._joined = environment_of(role_maker)
@@ -70,7 +93,9 @@ class Fleet(FleetCallbacks):
         self._loops = None
         cluster = self._joined.role == "worker"
         if current().is_held and bool(active().server_num) == cluster:
-            self._check_connected(strategy)  # psfleet.connect() has come first
+            self._check_connected(
+                strategy
+            )  # psfleet.connect() was called before, and its runtime stays
         elif (before := current().use(None)) is not None:
             before.close()
         current().provide(self._connect if cluster else self._embed)
@@ -112,12 +137,12 @@ class Fleet(FleetCallbacks):
         return runtime
 
     def _hear(self, parts: Parts) -> None:
-        """Apply settings of `psfleet.connect` that the script has not chosen."""
+        """Use the settings of `psfleet.connect` if the script has passed no strategy."""
         if self._strategy is None and parts:
             self._strategy = parts
 
     def settings(self) -> Settings:
-        """Return the strategy in force: each setting is the launcher's, else that of `init`."""
+        """Return the strategy in force. A setting of the launcher wins over one of the script."""
         return self._settings(self._strategy)
 
     def _settings(self, strategy: DistributedStrategy | Parts | None) -> Settings:
@@ -125,11 +150,15 @@ class Fleet(FleetCallbacks):
         return resolve(strategy, self._environment.strategy)
 
     def init_worker(self) -> None:
-        """Connect to the servers now rather than with the first parameter."""
+        """Connect to the servers now, instead of when a parameter is first needed."""
         active()
 
     def init_server(self, dirname: FilePath | None = None) -> None:
-        """Prepare a server; `dirname` is a checkpoint to start from."""
+        """Prepare a server.
+
+        Args:
+            dirname: Folder of a snapshot that the server starts from, or None to start without rows.
+        """
         self._load_path = None if dirname is None else os.fspath(dirname)
 
     def run_server(self) -> None:
@@ -142,7 +171,11 @@ class Fleet(FleetCallbacks):
         raise ConfigError("the server program is not installed; reinstall psfleet")
 
     def stop_worker(self) -> None:
-        """Flush this worker's pushes and leave the servers until `init` is called. Safe to call twice."""
+        """Send this worker's pushes and leave the fleet, until `init` is called. Safe to call twice.
+
+        The worker counts as finished. It is called at the end of the process too, unless the script has
+        failed.
+        """
         try:
             self._close_callbacks()
         finally:
@@ -153,7 +186,7 @@ class Fleet(FleetCallbacks):
                 before.close()
 
     def forget(self) -> None:
-        """Leave the fleet, and know as little of it as before `init`; see psfleet.reset."""
+        """Leave the fleet and return to the state before `init`, as `psfleet.reset` needs it."""
         try:
             self.stop_worker()
         finally:
@@ -165,28 +198,35 @@ class Fleet(FleetCallbacks):
             NEWEST.clear()
 
     def _leave(self) -> None:
-        if not current().has_failed():  # else its seat stays taken
+        # A worker that leaves counts as finished. One that has failed keeps its seat, so that its next
+        # incarnation can take over.
+        if not current().has_failed():
             self.stop_worker()
 
     def barrier_worker(self) -> None:
-        """Flush, then wait until every worker is here."""
+        """Wait until all workers have called this and the servers have applied their pushes."""
         active().barrier()
         invalidate()
 
     def distributed_optimizer(
         self, optimizer: Any, strategy: DistributedStrategy | Parts | None = None
     ) -> DistributedOptimizer:
-        """Wrap a local optimizer so that its parameters live on the fleet's servers."""
+        """Wrap an optimizer so that the servers hold and update its parameters.
+
+        Args:
+            optimizer: Optimizer of psfleet.optimizer.
+            strategy: DistributedStrategy, or a dict as in a strategy file. None keeps the strategy of `init`.
+        """
         return DistributedOptimizer(optimizer, self.adopt(strategy))
 
     def adopt(self, strategy: DistributedStrategy | Parts | None) -> Settings:
-        """Train by this strategy from now on; None: by the one before.
+        """Use another strategy from now on, or keep the present one if `strategy` is None.
 
         Returns:
-            The settings that count: what the launcher says wins.
+            The settings in force, in which those of the launcher win.
 
         Raises:
-            ConfigError: It is no strategy, or the fleet is connected and it needs another connection.
+            ConfigError: `strategy` is no strategy, or needs another connection than the one that is open.
         """
         if strategy is not None:
             self._check_unconnected(strategy)
@@ -194,7 +234,8 @@ class Fleet(FleetCallbacks):
         return self.settings()
 
     def _check_connected(self, strategy: DistributedStrategy | Parts | None) -> None:
-        """Go on with the runtime of `psfleet.connect()`; refuse a strategy that it does not follow."""
+        """Keep the runtime of `psfleet.connect()`, and refuse a strategy that this runtime does not
+        follow."""
         settings = self._settings(strategy)
         if settings.localsgd is not None:
             raise ConfigError(
@@ -217,42 +258,48 @@ class Fleet(FleetCallbacks):
                 f"for mode {settings.consistency.mode!r} before the first parameter is used"
             )
         for name in ("wire", "localsgd"):
-            here, there = getattr(now, name), getattr(settings, name)
-            if here != there:
+            present_value, wanted_value = getattr(now, name), getattr(settings, name)
+            if present_value != wanted_value:
                 raise ConfigError(
-                    f"the fleet is connected with {name} {here}; pass the strategy "
-                    f"with {there} before the first parameter is used"
+                    f"the fleet is connected with {name} {present_value}; pass the strategy "
+                    f"with {wanted_value} before the first parameter is used"
                 )
 
     def set_mode(self, mode: str, **settings: Any) -> None:
-        """Go on in another consistency mode; every worker calls it between the same two steps.
+        """Switch the fleet to another consistency mode. All workers call it between the same two steps.
 
-        Waits for all workers: their pushes are applied, then all go on in the new mode. Embedded,
-        where all modes are one, it does nothing.
+            fleet.set_mode("ssp", staleness=4)
+
+        The call waits for all workers. The servers apply all pushes made before, then the workers continue in
+        the new mode. In an embedded runtime all modes are the same, and the call does nothing.
 
         Args:
-            mode: Its name, such as async; docs/strategies.md describes the modes.
+            mode: Name of the mode, such as "async" (docs/strategies.md describes the modes).
             settings: Settings of that mode, as in a strategy file's [consistency].
 
         Raises:
-            ConfigError: A setting is unknown or contradicts another, or workers ask for different
-                things; nothing was changed.
+            ConfigError: A setting is unknown or contradicts another, or workers ask for different modes or
+                settings. The mode has not changed.
         """
         mode_settings = Settings.from_parts({"consistency": {"mode": mode, **settings}})
-        # Refused here, if it does not go with the other parts of the strategy.
+        # Raises ConfigError if the mode contradicts another part of the strategy.
         dataclasses.replace(self.settings(), consistency=mode_settings.consistency)
         active().set_mode(mode_settings.consistency)
         invalidate()
 
     def scale_servers(self, servers: PositiveInt) -> None:
-        """Ask for another number of servers, in a job of psfleet-launch; one worker calls it.
+        """Request another number of servers for a running job of psfleet-launch. One worker calls it.
 
-        The launcher starts those that are missing. All workers go on with the new number after one of their
-        next collectives, in sync mode with the same bits; `server_num` says it. A request that cannot be
-        met changes nothing, and the launcher says why. Embedded it does nothing.
+        The call returns at once. The launcher starts the missing servers, and the workers use the new
+        number after one of their next collectives, in sync mode with the same bits. `server_num` returns
+        the number in use. If the request cannot be carried out, nothing changes and the launcher prints the
+        reason. In an embedded runtime the call does nothing.
+
+        Args:
+            servers: Number of servers to have.
 
         Raises:
-            ConfigError: No launcher has started the servers.
+            ConfigError: The servers were not started by a launcher.
         """
         active().scale(servers)
 
@@ -264,30 +311,35 @@ class Fleet(FleetCallbacks):
         shuffle_seed: int | None = None,
         prefetch: NonNegativeInt = 0,
     ) -> Iterator[Any]:
-        """Batches for this worker, handed out by the fleet: no sample is lost with a worker that dies.
+        """Iterate over this worker's batches, which the fleet assigns as workers come, die and return.
 
             for batch in fleet.dataset(len(x), batch_size=512, epochs=3, shuffle_seed=7):
                 ...  # x[batch], then one step
 
-        Sync mode: every sample of an epoch is in exactly one closed round, also when workers die, come
-        back or are added. Make one step for each batch. Other modes: a sample is used at most once on
-        every server; half-async: at least once. In one process: all batches in order.
+        Make one step for each batch. How often a sample is used depends on the mode:
 
-        All stages of a worker get the same batches; under localsgd too each batch is one step of the
-        fleet. All workers must use the same datasets in the same order. A worker that is started again runs
-        its script from the beginning; datasets, or parts of them, that are used up are passed over.
+        - sync: every sample of an epoch is in exactly one closed round, even if workers die, return or are
+          added.
+        - half-async: at least once.
+        - other modes: at most once on every server.
+        - In one process: once, in order.
+
+        All workers must use the same datasets in the same order. All stages of a worker get the same
+        batches, and under localsgd each batch is one step of the fleet too. A worker that starts again runs
+        its script from the beginning, and skips datasets, or parts of one, that are used up.
 
         Args:
-            source: Number of samples: batches are int64 indices. An array: batches are its
-                rows. Another sequence, say of file names: lists of its elements. ParquetFiles, TextFiles,
-                RecordBatches or KafkaTopic of psfleet.data: their batches.
-            batch_size: Samples of a worker's step; an epoch's last step has fewer.
-            epochs: Number of passes over all samples; None: until the script leaves the loop.
-            shuffle_seed: Each epoch has another order, which follows from this; None: as they are.
-            prefetch: So many batches of files are read and decoded ahead in a thread; the order stays.
+            source: Samples to iterate over. A number n gives int64 indices from 0 to n - 1. An array gives
+                its rows, and another sequence (of file names, for example) lists of its elements.
+                ParquetFiles, TextFiles, RecordBatches and KafkaTopic of psfleet.data give their batches.
+            batch_size: Number of samples in one worker's step. The last step of an epoch may have fewer.
+            epochs: Number of passes over all samples, or None to repeat until the script leaves the loop.
+            shuffle_seed: Seed that gives each epoch another order, or None for the order of the source.
+            prefetch: Number of batches of files that are read and decoded ahead in a thread. Does not change
+                the order.
 
         Returns:
-            The batches; with one worker their number is known and is the `len` of it.
+            Iterator over the batches. With one worker it also has a length.
         """
         merge = self.settings().gradient_merge
         steps = merge.k_steps if merge is not None else 1
@@ -299,25 +351,26 @@ class Fleet(FleetCallbacks):
         return SizedPeekable(lambda: stepping, lambda: epochs * -(-size // batch_size))
 
     def shard(self, batches: Iterable[T], repeatable: bool = True) -> Iterator[T]:
-        """This worker's part of the batches: every worker_num-th, starting with its index.
+        """Iterate over this worker's share of the script's own batches: batch i goes to worker i mod
+        worker_num.
 
             for batch in fleet.shard(batches()):
                 ...  # one step
 
-        When they are used up it waits for the other workers, so that workers with unequal numbers of
-        batches end the loop together. All workers must read the same batches in the same order: a source
-        that shuffles needs the same seed on all of them.
+        All workers must read the same batches in the same order, so a source that shuffles needs the same
+        seed on every worker. At the end the loop waits for the other workers, so that workers with
+        different numbers of batches leave it together.
 
-        A worker that is started again runs its script from the beginning; the loop then reads the source
-        from its start and goes on after the last batch whose step counts, see docs/membership.md. Loops
-        that are behind it are passed over.
+        A worker that starts again runs its script from the beginning. The loop then reads the source from
+        its start and continues after the last batch whose step counts (docs/membership.md). Loops that were
+        finished before yield nothing.
 
         Args:
-            batches: A list, a DataLoader, a generator, ... One that can be read more than once can be
-                used in more than one loop, and what is returned has a length if it has one.
-            repeatable: The source gives the same batches when the script runs again. False: it reads a
-                socket, a queue, ...; a worker that is started again goes on with what comes then. A file
-                that cannot seek is known for one.
+            batches: A list, a DataLoader, a generator or any other iterable. If it can be read repeatedly, so
+                can the result, and if it has a length, so has the result.
+            repeatable: True if the source gives the same batches when the script runs again. With False (a
+                socket, a queue) a worker that starts again continues with the batches that come then. A file
+                that cannot seek counts as False.
         """
         return self._own_loops().shard(batches, repeatable)
 
@@ -329,18 +382,18 @@ class Fleet(FleetCallbacks):
         window: int = 0,
         decay: float = 0.0,
     ) -> FleetMetrics:
-        """Metrics over the samples of all workers, counted exactly once, while they train.
+        """Create metrics over the samples of all workers, each counted exactly once, during training.
 
             scores = fleet.metrics([metrics.Auc(), metrics.LogLoss()])  # psfleet.metrics
             for batch in fleet.shard(batches()):
                 scores.update(predictions, labels)  # in each step, best before its push
             print(scores.read().run["auc"])
 
-        Call it on every worker, after `distributed_optimizer` and before the first step. What a step has
-        counted and not pushed is remembered, see `remember`.
+        Call it on every worker, after `distributed_optimizer` and before the first step. Counts that were not
+        pushed yet survive a restart of the worker, as with `remember`.
 
         Args:
-            metrics, name, slices, window, decay: See `psfleet.metrics.FleetMetrics`.
+            metrics, name, slices, window, decay: Arguments of `psfleet.metrics.FleetMetrics`.
         """
         fleet_metrics = FleetMetrics(active(), metrics, name, slices, window, decay)
         return self.remember(f"psfleet.metrics.{name}", fleet_metrics)
@@ -354,82 +407,92 @@ class Fleet(FleetCallbacks):
         folder: str | os.PathLike[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> CutEvaluation:
-        """Evaluate the model as it is now, while training goes on, also in this process.
+        """Evaluate the model as it is now, in a thread, while training continues.
 
             if fleet.is_first_worker() and step % 1000 == 0:
                 evaluation = fleet.evaluate(chance, test_batches(), [metrics.Auc(), metrics.LogLoss()])
             ...
             print(evaluation.result()["auc"])
 
-        Takes a snapshot, which is one cut through the pushes of all workers, and lets a thread of this
-        process compute the metrics from it. It changes no table, so in sync mode training ends with the same
-        bits. This process must have room for all weights. One worker calls it.
+        One worker calls it. The call takes a snapshot, which is one cut through the pushes of all workers,
+        and starts a thread of this process that computes the metrics from it. No table changes, so in sync
+        mode training ends with the same bits as without it. This process must have memory for all weights.
 
         Args:
-            model: Model to predict with: a variable of a program, a mapping of them by task, or a
+            model: Model to predict with: a variable of a program, a mapping from tasks to variables, or a
                 torch module.
-            batches: (inputs, labels), or (inputs, labels, more) where `more` goes to the metrics, such as
-                {"weights": ..., "slices": ..., "groups": ...}. Inputs are a feed, or what the module is
-                called with. Labels of several tasks are a mapping. They are read while training goes on.
-            metrics, slices: See `psfleet.metrics.FleetMetrics`.
-            folder: Folder of the snapshot, visible to all servers. None: in the folder for
-                temporary files, which the servers must share with this worker, until it is read.
-            transform: Makes probabilities of a model that gives logits: `torch.sigmoid` of a module, and of a
-                program any function of an array. None: the metrics get what the model gives.
+            batches: Tuples (inputs, labels) or (inputs, labels, more), read while training continues.
+                Inputs are a feed, or the argument of the module. Labels of several tasks are a mapping.
+                `more` are keyword arguments for the metrics, such as {"weights": ..., "slices": ...,
+                "groups": ...}.
+            metrics, slices: Arguments of `psfleet.metrics.FleetMetrics`.
+            folder: Folder for the snapshot, which all servers can write. None uses the folder for temporary
+                files, which the servers must share with this worker, and removes the snapshot when it is
+                read.
+            transform: Function that turns the model's logits into probabilities: `torch.sigmoid` for a
+                module, a function of an array for a program. None passes the model's output to the metrics.
 
         Raises:
             CheckpointError: The snapshot cannot be taken.
-            UsageError: The model, or what is asked of it, cannot be meant.
+            UsageError: The model or another argument cannot be used.
         """
         make = predictor_of(model)
         return evaluate_cut(active(), make, batches, metrics, slices, folder, transform)
 
     def remember(self, name: str, thing: R) -> R:
-        """Let `thing` go on where it was, in a worker that starts again and in a job that is resumed.
+        """Keep the state of an object across a restart of the worker and a resumed job.
 
-        Its state goes with every push and into snapshots. The script runs from its start; where it comes
-        to the place in its loops at which it was, `thing` gets back the state that it had there. Call it
-        before the first step, with the same names in every run.
+            scheduler = fleet.remember("lr", scheduler)
+
+        The state is sent with every push and stored in snapshots. After a restart the script runs from its
+        start, and when it reaches the position in its loops where it was before, `thing` gets back the
+        state that it had there. Call it before the first step, with the same names in every run.
 
         Args:
-            name: Unique in the script.
-            thing: Has state_dict() and set_state_dict(state) (learning rate schedulers do), or is a
-                numpy.random.Generator. The state must be one that JSON can hold.
+            name: Name that is unique in the script.
+            thing: Object with state_dict() and set_state_dict(state), such as a learning rate scheduler, or a
+                numpy.random.Generator. JSON must be able to hold the state.
 
         Returns:
-            `thing`.
+            The same object.
         """
         return self._own_loops().remember(name, thing)
 
     def step_done(self) -> None:
-        """Say that a step is over: what is remembered is taken as it is now.
+        """Mark the end of a step: the states of remembered objects are kept as they are now.
 
-        The loops of `shard` say it by themselves; a loop of another kind calls it after each step.
+        Call it after each step of a loop that iterates over neither `dataset` nor `shard`, which do it
+        themselves.
         """
         self._own_loops().step_done()
 
     def print_table_stat(self, table: str | None = None) -> None:
-        """Print rows, bytes and updates of one table or of all, summed over the servers."""
+        """Print rows, bytes and updates of one table, or of all if `table` is None, summed over the
+        servers."""
         sums.print_table_stat(table)
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
-        """Rows or values, bytes and updates by table, summed over the servers, after a flush."""
+        """Return rows or values, bytes and updates of each table by name, summed over the servers.
+
+        This worker's pushes are applied before.
+        """
         return sums.table_stat()
 
     def staleness(self) -> dict[int, int]:
-        """Return the number of pushes by staleness, for all workers, summed over the servers.
+        """Return how many pushes had which staleness, for all workers, summed over the servers.
 
-        The staleness of a push is the number of pushes of other workers that a server has applied since it
-        last gave this worker values; from 256 on rounded down to a power of two. Empty in sync mode.
+        The staleness of a push is the number of pushes by other workers that a server has applied since
+        this worker's last pull. From 256 on it is rounded down to a power of two. The result is empty in
+        sync mode.
         """
         return sums.staleness()
 
 
-def _link(place: stages.StagePosition, queue_size: int) -> stages.Links:
-    """Links to the other stages, over the runtime that reaches the servers."""
+def _link(position: stages.StagePosition, queue_size: int) -> stages.Links:
+    """Return links to the other stages of a pipeline, over the runtime that is connected to the servers."""
     cluster = active().cluster
     assert cluster is not None, "only workers of a cluster have stages"
-    return cluster.stage_links(place, queue_size)
+    return cluster.stage_links(position, queue_size)
 
 
 def _has_left(parts: Parts) -> ScriptRuntime:
@@ -439,4 +502,4 @@ def _has_left(parts: Parts) -> ScriptRuntime:
 
 
 process_fleet = Fleet()
-"""The fleet of this process, whose methods are the functions of psfleet.fleet."""
+"""Fleet of this process. Its methods are the functions of psfleet.fleet."""

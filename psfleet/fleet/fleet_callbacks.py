@@ -1,4 +1,8 @@
-"""Part of the fleet that calls callbacks: at steps, evaluations and snapshots of a process."""
+"""Methods of Fleet for logged values, evaluations and callbacks (`callbacks.py`).
+
+The loops of `data_loops.py` call `_end_step` after each step, which passes everything that has happened
+since the step before to the callbacks, in the thread that trains.
+"""
 
 from collections.abc import Mapping
 from typing import SupportsFloat
@@ -17,22 +21,24 @@ from psfleet.fleet.fleet_saving import FleetSaving
 
 @checked
 class FleetCallbacks(FleetSaving):
-    """Callbacks of a process, and what they are told: values of the script, evaluations and snapshots."""
+    """Methods of a Fleet that log values, report evaluations and call callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
         self._callbacks: list[Callback] = []
         self._step_values: dict[str, float] = {}
-        self._told: set[str] = set()  # folders of which the callbacks know
+        self._told: set[str] = set()  # folders of snapshots that were passed to the callbacks
         self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
 
     def add_callbacks(self, *callbacks: Callback) -> None:
-        """Call these at the steps, evaluations and snapshots of this process, in this order.
+        """Add callbacks, which are called at steps, evaluations and snapshots of this process, in this order.
+
+            fleet.add_callbacks(EarlyStopping("auc", patience=3), WandbLogger(project="clicks"))
 
         Call it after `init`, on all workers, with the same callbacks in every run of the script.
 
         Args:
-            *callbacks: Such as `EarlyStopping` and `WandbLogger` of psfleet.fleet.callbacks.
+            *callbacks: Objects of subclasses of `psfleet.fleet.callbacks.Callback`.
         """
         for callback in callbacks:
             callback.fleet = self
@@ -43,7 +49,7 @@ class FleetCallbacks(FleetSaving):
             callback.on_add()
 
     def log(self, name: str, value: SupportsFloat, step: int | None = None) -> None:
-        """Show a value of this worker in the job's displays.
+        """Log a value of this worker, such as its loss, for the displays and callbacks.
 
             fleet.log("accuracy", accuracy)
 
@@ -52,12 +58,12 @@ class FleetCallbacks(FleetSaving):
         Callbacks get it at the end of the step.
 
         Args:
-            name: One line, the same on all workers that log the value; at most 100 names.
-            value: A number, or an array or tensor of one.
-            step: Its place on TensorBoard's axis of steps; None: how many pushes this worker has made.
+            name: Name in one line, the same on all workers that log the value. A script can use 100 names.
+            value: A number, or an array or tensor with one element.
+            step: Position on TensorBoard's axis of steps, or None for this worker's number of pushes.
 
         Raises:
-            UsageError: It is no such name or value. Nothing is logged.
+            UsageError: The name or the value cannot be used. Nothing is logged.
             ConfigError: The event file cannot be written, or tensorboardX is not installed.
         """
         current().check_process("what is logged here")
@@ -66,16 +72,18 @@ class FleetCallbacks(FleetSaving):
             self._step_values[name] = number
 
     def report_evaluation(self, values: Mapping[str, SupportsFloat]) -> None:
-        """Hand the metrics of an evaluation to the callbacks, and log them.
+        """Log the metrics of an evaluation, and pass them to the callbacks.
 
-        Every worker calls it, at the same step and with the same names. Values of worker 0 count for all, so
-        that all workers decide alike; the others may pass NaN.
+            fleet.report_evaluation({"auc": auc})
+
+        All workers call it, at the same step and with the same names. The values of worker 0 are used on all
+        workers, so that their callbacks decide alike. Other workers may pass NaN.
 
         Args:
-            values: By name.
+            values: Metrics by name.
 
         Raises:
-            UsageError: A value is no number, or a callback needs another one.
+            UsageError: A value is no number, or a callback needs a metric that is missing.
         """
         current().check_process("this evaluation")
         names = sorted(values)
@@ -91,11 +99,11 @@ class FleetCallbacks(FleetSaving):
             callback.on_evaluation(step, evaluation)
 
     def _own_loops(self) -> DataLoops:
-        """The loops of this process."""
+        """Return the data loops of this process."""
         raise NotImplementedError
 
     def _end_step(self) -> bool:
-        """Call the callbacks at the end of a step; whether the loop ends here."""
+        """Call the callbacks at the end of a step, and return True if the loop is to end here."""
         values, self._step_values = self._step_values, {}
         self._hear_of_snapshots()
         for callback in self._callbacks:
@@ -106,14 +114,14 @@ class FleetCallbacks(FleetSaving):
         return any(callback.is_stopped for callback in self._callbacks)
 
     def _close_callbacks(self) -> None:
-        """Close them, once: the next loop has none."""
+        """Close all callbacks and remove them, so that a later loop has none."""
         self._logged.close()
         self._hear_of_snapshots()
         while self._callbacks:
             self._callbacks.pop(0).close()
 
     def _hear_of_snapshots(self) -> None:
-        """Tell the callbacks of the newest snapshot that the servers took by themselves."""
+        """Pass the newest snapshot that the servers took by themselves to the callbacks, once."""
         newest = current().newest_snapshot
         if newest is not None and newest[0] not in self._told and self.is_first_worker():
             self._has_saved(*newest)

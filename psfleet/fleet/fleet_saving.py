@@ -1,4 +1,8 @@
-"""Snapshots, saved models and loaded ones, and what is no longer worth saving."""
+"""Methods of Fleet that save and load: snapshots, models for training and for inference, and removal of rows.
+
+Worker 0 does the work for all workers, while the others return at once (saving) or wait (`load_model`,
+`shrink`). So a script calls these methods on every worker, without asking which one it is.
+"""
 
 import os
 from collections.abc import Sequence
@@ -18,13 +22,12 @@ from psfleet.fleet.roles import FleetRole
 
 @checked
 class FleetSaving(FleetRole):
-    """Saving and reading of the fleet's tables by a script; worker 0 does it for all."""
+    """Methods of a Fleet that save, load and shrink tables."""
 
     def snapshot(self) -> str:
-        """Take a snapshot of the whole fleet in the job's folder; where it lies.
+        """Take a snapshot of the whole fleet in the job's folder, and return its path.
 
-        Training of the other workers goes on. Worker 0 asks for it; for the others the call does
-        nothing and gives "".
+        The other workers continue to train. On workers other than 0 the call does nothing and returns "".
         """
         if not self.is_first_worker():
             return ""
@@ -34,18 +37,22 @@ class FleetSaving(FleetRole):
         return folder
 
     def _has_saved(self, folder: str) -> None:
-        """Be told that the tables are in a folder."""
+        """Report to a subclass that the tables were saved in a folder."""
 
     def save_persistables(self, *arguments: Any, main_program: Any = None, mode: int = 0) -> None:
-        """Write every table, optimizer state included, to a folder: weights and all to go on from.
+        """Write every table with its optimizer state to a folder, from which training can continue.
 
-        Worker 0 saves, for the others the call does nothing. Called as `save_persistables(dirname)` or
-        with the reference's `(executor, dirname)`.
+            fleet.save_persistables("model")
+
+        Worker 0 saves; on other workers the call does nothing. The reference's form `(executor, dirname)` is
+        accepted too.
 
         Args:
-            mode: 0: everything. 1: a delta, what has changed since the last delta or base. 2: a base,
-                everything, and the next delta says the changes since. 3: everything; the reference
-                also ages its rows then, which here only `shrink` does.
+            arguments: The folder, or an executor and the folder.
+            main_program: Ignored. Accepted because the reference has it.
+            mode: Content to write. 0 is everything. 1 is a delta: the changes since the last delta or base.
+                2 is a base: everything, and the next delta holds the changes since then. 3 is the same as
+                0; the reference also ages its rows then, which here only `shrink` does.
 
         Raises:
             CheckpointError: The fleet has no table, or the folder cannot be written.
@@ -58,15 +65,17 @@ class FleetSaving(FleetRole):
             self._has_saved(path)
 
     def load_model(self, *arguments: Any, mode: int = 0, tables: TableNames | None = None) -> None:
-        """Set tables from a folder written by `save_persistables`, by any number of servers.
+        """Load tables from a folder that `save_persistables` has written with any number of servers.
 
-        Worker 0 loads; the others wait for it. All workers must call it, once the model is made.
+        All workers call it after the model was created. Worker 0 loads, and the others wait for it.
 
         Args:
-            tables: None: every one. Else those that get the folder's weights, see `Client.load`.
+            arguments: The folder, or an executor and the folder.
+            mode: Must be 0.
+            tables: Tables that get the folder's weights, as for `Client.load`, or None for all tables.
 
         Raises:
-            CheckpointError: No table or parameter of the script would get a value; nothing was changed.
+            CheckpointError: No table or parameter of the script would get a value. Nothing has changed.
         """
         path = _dirname("load_model", arguments)
         if mode != 0:
@@ -76,12 +85,19 @@ class FleetSaving(FleetRole):
     def save_inference_model(
         self, *arguments: Any, main_program: Any = None, features: FeatureSet | None = None
     ) -> None:
-        """Write what predicting needs, and no optimizer state: the program up to the targets, weights.
+        """Write a model for prediction: the program up to the targets and the weights, without optimizer
+        state.
 
-        Called as `(dirname, feeded_var_names, target_vars, main_program)`, of which the last may be left out,
-        or with the reference's executor first.
-        Worker 0 saves, for the others the call does nothing. `features`, with the statistics of their
-        transforms, come with the model, for `psfleet serve`, `psfleet predict` and `psfleet.serving.load`.
+            fleet.save_inference_model("served", ["ids"], [chance], features=features)
+
+        Worker 0 saves; on other workers the call does nothing.
+
+        Args:
+            arguments: Folder, names of the variables to feed, target variables and, optionally, the
+                program. The reference's executor may come first.
+            main_program: Program, if `arguments` has none. None is the default program.
+            features: Feature set to store with the model, including the statistics of its transforms, for
+                `psfleet serve`, `psfleet predict` and `psfleet.serving.load`.
         """
         if arguments and not isinstance(arguments[0], str | os.PathLike):
             arguments = arguments[1:]
@@ -103,20 +119,20 @@ class FleetSaving(FleetRole):
         unseen: Annotated[int, Range(1, 2**31 - 1)] | None = None,
         table: str | None = None,
     ) -> int:
-        """Remove rows of sparse tables that are worth little or not in use.
+        """Remove rows of sparse tables that have a low score or were not used for some time.
 
-        All workers must call it: they meet before and after. Worker 0 shrinks.
+        All workers call it, and it waits for all of them before and after. Worker 0 does the work.
 
         Args:
-            threshold: In tables with a ShowClickEntry the least score of a row that stays; None: the
-                entry's delete_threshold. In tables whose eviction policy has scores, such as LFU, the least
-                of those; None: all stay. In other tables the same as `unseen`.
-            unseen: Rows go that no push has named since the unseen-th shrink before this one. None: the
-                entry's delete_after_unseen; in other tables none go.
-            table: Name of the one table that is meant; None: every sparse table.
+            threshold: Lowest score of a row that stays. In tables with a ShowClickEntry, None uses the
+                entry's delete_threshold. In tables whose eviction policy has scores, such as LFU, None
+                keeps all rows. In other tables it only has the effect of `unseen`.
+            unseen: Number of shrinks: rows are removed that no push has named since that many shrinks ago.
+                None uses the entry's delete_after_unseen, and removes no row in tables without it.
+            table: Name of the table, or None for all sparse tables.
 
         Returns:
-            How many rows went; 0 on workers other than the first.
+            Number of removed rows; 0 on workers other than 0.
         """
         active().barrier()
         count = 0
@@ -128,18 +144,18 @@ class FleetSaving(FleetRole):
         return count
 
     def evictions(self, table: str, position: Sequence[int] = ()) -> EvictionReader:
-        """A reader of the ids whose rows go from a sparse table, on any worker; see `EvictionReader`.
+        """Return a reader of the ids whose rows are evicted from a sparse table. Any worker may call it.
 
         Args:
-            table: Its name; its entry has an EvictionStreamEntry.
-            position: Position of an earlier reader, which it goes on from; (): from the oldest
-                evictions that the servers remember.
+            table: Name of the table, whose entry must contain an EvictionStreamEntry.
+            position: Position of an earlier reader to continue from, or () for the oldest evictions that the
+                servers remember.
         """
         return EvictionReader(active(), table, position)
 
 
 def _dirname(function: str, arguments: Sequence[Any]) -> str:
-    """The folder among (dirname) or (executor, dirname[, program])."""
+    """Return the folder from the arguments (dirname) or (executor, dirname[, program])."""
     for argument in arguments[:2]:
         if isinstance(argument, str | os.PathLike) and os.fspath(argument):
             return os.fspath(argument)

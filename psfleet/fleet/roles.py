@@ -1,4 +1,8 @@
-"""Role makers, the role of this process in its fleet, and the other members."""
+"""Role of this process in its fleet (server or worker, its index), and where the role comes from.
+
+A RoleMaker is the source: environment variables, which the launcher sets, or arguments. FleetRole is the
+part of Fleet that answers questions about the role and the other members.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -19,17 +23,17 @@ class Role:
 
 
 class RoleMaker:
-    """Source from which a process learns its role."""
+    """Source of a process's role, passed to `fleet.init`."""
 
     environment: Environment
 
 
 class PaddleCloudRoleMaker(RoleMaker):
-    """Takes the role from the environment: what `init()` does without a role maker.
+    """Role from environment variables, which `init()` uses without a role maker too.
 
     Args:
-        is_collective: Accepted for the reference's sake; must be False.
-        init_gloo: Accepted for the reference's sake.
+        is_collective: Must be False. Accepted because the reference has it.
+        init_gloo: Ignored. Accepted because the reference has it.
     """
 
     @checked
@@ -39,15 +43,17 @@ class PaddleCloudRoleMaker(RoleMaker):
 
 
 class UserDefinedRoleMaker(RoleMaker):
-    """Takes the role from its arguments.
+    """Role from arguments, for processes that are not started by the launcher.
+
+        fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, server_endpoints=["10.0.0.1:6000"]))
 
     Args:
-        current_id: This worker's or server's index, from 0.
+        current_id: Index of this worker or server, from 0.
         role: Role.WORKER or Role.SERVER.
-        worker_num: Number of workers; None: as many as `worker_endpoints`, or else 1.
+        worker_num: Number of workers. None counts `worker_endpoints`, or is 1 if there are none.
         server_endpoints: Endpoints of all servers, in the order of their indices.
-        worker_endpoints: Endpoints of all workers, for information.
-        is_collective, init_gloo: As in PaddleCloudRoleMaker.
+        worker_endpoints: Endpoints of all workers, which are only reported by `fleet.worker_endpoints`.
+        is_collective, init_gloo: Arguments of the reference, as in PaddleCloudRoleMaker.
     """
 
     @checked
@@ -80,16 +86,16 @@ class UserDefinedRoleMaker(RoleMaker):
 
 
 def check_no_collective(is_collective: bool) -> None:
-    """Refuse to train without servers."""
+    """Raise ConfigError if the script asks for training without servers."""
     if is_collective:
         raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
 
 
 def environment_of(role_maker: RoleMaker | None) -> Environment:
-    """Return the environment that a role maker has found; None: the one of environment variables.
+    """Return the environment of a role maker, or the one of environment variables if it is None.
 
     Raises:
-        ConfigError: The environment is wrong.
+        ConfigError: A variable is missing or has a wrong value.
     """
     if role_maker is None:
         return read_environment()
@@ -98,7 +104,7 @@ def environment_of(role_maker: RoleMaker | None) -> Environment:
 
 @checked
 class FleetRole:
-    """The role of this process, as `fleet.init` has found it."""
+    """Methods of a Fleet about the role of this process and the other members."""
 
     def __init__(self) -> None:
         self._joined: Environment | None = None
@@ -106,7 +112,10 @@ class FleetRole:
 
     @property
     def _environment(self) -> Environment:
-        """Environment found by `init`. A script that trains alone, or has a client, need not call it."""
+        """Environment of the role maker, or that of a process that has not called `init`.
+
+        A script that trains alone or uses `psfleet.connect()` need not call `init`.
+        """
         if self._joined is not None:
             return self._joined
         if current().is_held:  # psfleet.connect() has the worker's seat
@@ -131,11 +140,11 @@ class FleetRole:
         return self._place.process > 0
 
     def worker_index(self) -> int:
-        """This worker's index, from 0; all its stages have the same."""
+        """Return the index of this worker, from 0. All stages of a worker have the same."""
         return self._environment.rank
 
     def server_index(self) -> int:
-        """This server's index, from 0."""
+        """Return the index of this server, from 0."""
         return self._environment.rank
 
     def worker_num(self) -> int:
@@ -143,16 +152,24 @@ class FleetRole:
         return self._environment.workers
 
     def server_num(self) -> int:
-        """Return the number of servers as this process knows them now; 0 embedded."""
+        """Return the present number of servers, or 0 in an embedded runtime."""
         now = current().server_num
         return len(self._environment.servers) if now is None else now
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """The endpoints of the servers that there were when this process started, or joined by commas."""
+        """Return the endpoints of the servers at the start of this process.
+
+        Args:
+            to_string: If True, return one text with commas between the endpoints.
+        """
         return _listed(self._environment.servers, to_string)
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """The workers' addresses as far as the environment names them."""
+        """Return the endpoints of the workers, if the role maker has them.
+
+        Args:
+            to_string: If True, return one text with commas between the endpoints.
+        """
         return _listed(self._environment.worker_endpoints, to_string)
 
 

@@ -1,4 +1,9 @@
-"""Sums over all workers and servers: helpers across workers, `fleet.metrics`, statistics of the tables."""
+"""Values combined over all workers (`fleet.util`, `fleet.metrics.sum` and others) and over all servers
+(statistics).
+
+Functions over workers are collectives: every worker must call them, in the same order, and each waits for
+all. Statistics of servers can be read by one worker alone.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +22,7 @@ R = TypeVar("R")
 
 
 class _FleetView(Protocol):
-    """Part of the fleet that a helper uses."""
+    """Methods of a Fleet that Util uses."""
 
     def worker_index(self) -> int:
         """This worker's index, from 0."""
@@ -34,41 +39,51 @@ class _FleetView(Protocol):
 
 @checked
 class Util:
-    """Small helpers across workers, as `fleet.util`."""
+    """Collectives and small helpers for a script, available as `fleet.util`.
+
+    total = fleet.util.all_reduce(np.array([loss_sum, count]))
+    """
 
     def __init__(self, fleet: _FleetView) -> None:
         self._fleet = fleet
 
     @property
     def worker_index(self) -> int:
-        """This worker's index."""
+        """Index of this worker, from 0."""
         return self._fleet.worker_index()
 
     def all_reduce(
         self, input: ArrayLike, mode: str = "sum", comm_world: str = "worker"
     ) -> NDArray[Any]:
-        """Equal-shaped arrays of all workers combined, in worker order: sum, max or min."""
+        """Combine arrays of all workers, which have the same shape, and return the result on each worker.
+
+        Args:
+            input: Array of this worker.
+            mode: "sum", "max" or "min", element by element. Sums are added in the order of workers.
+            comm_world: Must be "worker". Accepted because the reference has it.
+        """
         if comm_world != "worker":
             raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
         values = np.asarray(input)
-        if mode == "sum" and self._fleet.is_later_stage():  # all stages of a worker bring the same
+        # All stages of a pipeline's worker call this with the same values, which must count once in a sum.
+        if mode == "sum" and self._fleet.is_later_stage():
             values = np.zeros_like(values)
         return active().all_reduce(values, mode)
 
     def all_gather(self, input: ArrayLike, comm_world: str = "worker") -> list[NDArray[Any]]:
-        """Equal-shaped arrays of all workers, in worker order."""
-        own = np.asarray(input)
+        """Return the arrays of all workers, which have the same shape, in the order of workers."""
+        value = np.asarray(input)
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()
-        values = np.zeros((workers, *own.shape), own.dtype)
-        values[index] = own
+        values = np.zeros((workers, *value.shape), value.dtype)
+        values[index] = value
         return list(self.all_reduce(values, "sum", comm_world))
 
     def barrier(self, comm_world: str = "worker") -> None:
-        """Wait until every worker is here."""
+        """Wait until all workers have called this."""
         self._fleet.barrier_worker()
 
     def get_file_shard(self, files: Sequence[str]) -> list[str]:
-        """This worker's part of a list of files: contiguous, and of equal length but for one."""
+        """Return this worker's contiguous part of a list of files. Parts differ by one file at most."""
         if isinstance(files, str):
             raise UsageError(f"files is the string {files!r}; it must be a list of file names")
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()
@@ -77,16 +92,19 @@ class Util:
         return list(files[start : start + length + (index < longer)])
 
     def print_on_rank(self, message: str, rank_id: int) -> None:
-        """Print on one worker only."""
+        """Print a message on the worker with index `rank_id` only."""
         if self._fleet.worker_index() == rank_id and not self._fleet.is_later_stage():
             print(message, flush=True)
 
 
 class MetricSums(Generic[P, R]):
-    """Type of `psfleet.fleet.metrics`: called, it makes `FleetMetrics`; its methods are the reference's.
+    """Type of `psfleet.fleet.metrics`, which is both a function and a namespace.
 
-    Every worker calls a method with what it has counted itself, and gets the value over all of them. The
-    arguments `scope` and `util` are those of the reference; variables must have values.
+        scores = fleet.metrics([Auc()])                  # FleetMetrics, counted during training
+        auc = fleet.metrics.auc(positives, negatives)    # as in the reference: sums over all workers, now
+
+    Every worker calls a method with its own counts, and all get the value over all workers. An input may be
+    a program variable that has a value. The arguments `scope` and `util` are those of the reference.
     """
 
     def __init__(self, make: Callable[P, R], util: Util) -> None:
@@ -97,24 +115,25 @@ class MetricSums(Generic[P, R]):
         return self._make(*args, **kwargs)
 
     def sum(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
-        """The sum over all workers, in the shape of the input."""
+        """Return the sum over all workers, element by element."""
         return self._reduced("sum", input, "sum", util)
 
     def max(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
-        """The largest of all workers, element by element."""
+        """Return the largest value of all workers, element by element."""
         return self._reduced("max", input, "max", util)
 
     def min(self, input: ArrayLike, scope: None = None, util: Any = None) -> NDArray[Any]:
-        """The smallest of all workers, element by element."""
+        """Return the smallest value of all workers, element by element."""
         return self._reduced("min", input, "min", util)
 
     def auc(
         self, stat_pos: ArrayLike, stat_neg: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """The area under the ROC curve; 0.5 while only one class has been seen.
+        """Return the area under the ROC curve, or 0.5 if all samples are of one class.
 
         Args:
-            stat_pos, stat_neg: Positive and negative samples by bin of the score, lowest first.
+            stat_pos, stat_neg: Numbers of positive and negative samples in each bin of the score, lowest
+                score first.
         """
         positives = self._reduced("auc", stat_pos, "sum", util).reshape(-1)
         negatives = self._reduced("auc", stat_neg, "sum", util).reshape(-1)
@@ -127,30 +146,30 @@ class MetricSums(Generic[P, R]):
     def mae(
         self, abserr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """The mean absolute error, of the sum of errors and the number of samples."""
+        """Return the mean absolute error from this worker's sum of errors and number of samples."""
         return self._ratio("mae", abserr, total_ins_num, util)
 
     def mse(
         self, sqrerr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """The mean squared error, of the sum of squares and the number of samples."""
+        """Return the mean squared error from this worker's sum of squares and number of samples."""
         return self._ratio("mse", sqrerr, total_ins_num, util)
 
     def rmse(
         self, sqrerr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """The root of the mean squared error."""
+        """Return the root of the mean squared error."""
         return math.sqrt(self._ratio("rmse", sqrerr, total_ins_num, util))
 
     def acc(
         self, correct: ArrayLike, total: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """The accuracy, of the numbers of right samples and of all."""
+        """Return the accuracy from this worker's numbers of correct samples and of all samples."""
         return self._ratio("acc", correct, total, util)
 
     def _ratio(self, name: str, part: ArrayLike, whole: ArrayLike, util: Any) -> float:
-        """The first value of one sum by that of another; nan: no worker has seen a sample."""
-        sums = [float(self._reduced(name, each, "sum", util).flat[0]) for each in (part, whole)]
+        """Return the ratio of two sums over all workers, or NaN if the second is 0."""
+        sums = [float(self._reduced(name, counts, "sum", util).flat[0]) for counts in (part, whole)]
         return sums[0] / sums[1] if sums[1] else math.nan
 
     def _reduced(self, name: str, input: Any, mode: str, util: Any) -> NDArray[Any]:
@@ -193,7 +212,7 @@ def table_stat() -> dict[str, dict[str, Any]]:
 
 
 def staleness() -> dict[int, int]:
-    """Return how many pushes had each age, in updates that came between their pull and them."""
+    """Return the number of pushes by staleness, summed over the servers, sorted by staleness."""
     total: dict[int, int] = {}
     for server in active().stats():
         for age, count in server.get("staleness", {}).items():

@@ -62,9 +62,9 @@ class ClientTable:
             self._refuse("pushed to")
         return self.optimizer.get_lr()
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, action: str) -> NoReturn:
         raise UsageError(
-            f"table {self.spec.name!r} was opened without an optimizer, so it can be read and not {what}; "
+            f"table {self.spec.name!r} was opened without an optimizer, so it can be read and not {action}; "
             f"give {self.spec.kind}_table() its optimizer"
         )
 
@@ -291,14 +291,14 @@ class SparseTable(ClientTable):
         ]
         return np.concatenate([grads, *columns], axis=1)
 
-    def _column(self, numbers: ArrayLike, what: str, shape: tuple[int, ...]) -> Floats:
+    def _column(self, numbers: ArrayLike, quantity: str, shape: tuple[int, ...]) -> Floats:
         """Broadcast numbers to the ids; return them as one column, float32 [n, 1]."""
-        array = as_numbers(numbers, f"the {what} for table {self.spec.name!r}")
+        array = as_numbers(numbers, f"the {quantity} for table {self.spec.name!r}")
         try:
             return np.broadcast_to(array.astype(np.float32), shape).reshape(-1, 1)
         except ValueError:
             raise ShapeError(
-                f"the {what} for table {self.spec.name!r} are {array.shape}, the ids {shape}; "
+                f"the {quantity} for table {self.spec.name!r} are {array.shape}, the ids {shape}; "
                 "give one number for each id"
             ) from None
 
@@ -381,7 +381,7 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
 
 def _described(value: Any) -> str:
     """Describe a value in a few words for a message."""
-    what = type(value).__name__
+    type_name = type(value).__name__
     if isinstance(value, tuple | list):
-        return f"a {what} of {len(value)}"
-    return f"{value!r:.60} ({what})"
+        return f"a {type_name} of {len(value)}"
+    return f"{value!r:.60} ({type_name})"

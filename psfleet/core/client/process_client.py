@@ -117,8 +117,10 @@ def connect(
     return client
 
 
-def _of_job(job: Any, access: Mapping[str, Any], wire: str | None, *others: object) -> Client:
-    if any(other is not None for other in others):
+def _of_job(
+    job: Any, access: Mapping[str, Any], wire: str | None, *conflicting_arguments: object
+) -> Client:
+    if any(argument is not None for argument in conflicting_arguments):
         raise ConfigError(
             f"connect() got job={job!r} and an environment, a mode or a checkpoint; the tables of a running "
             "job are read as they are, so leave the others out"
@@ -129,8 +131,10 @@ def _of_job(job: Any, access: Mapping[str, Any], wire: str | None, *others: obje
     return Client(load_runtime("reader", here, wire=form))
 
 
-def _of_follower(job: Any, access: Mapping[str, Any], snapshot: Any, *others: object) -> Client:
-    if any(other is not None for other in others):
+def _of_follower(
+    job: Any, access: Mapping[str, Any], snapshot: Any, *conflicting_arguments: object
+) -> Client:
+    if any(argument is not None for argument in conflicting_arguments):
         raise ConfigError(
             f"connect() got follow={job!r} and other settings than tls, insecure and snapshot; the weights "
             "are read as they are, so leave the others out"
@@ -140,8 +144,8 @@ def _of_follower(job: Any, access: Mapping[str, Any], snapshot: Any, *others: ob
     return Client(FollowerRuntime(Follower(job, snapshot=os.fspath(snapshot or ""), **access)))
 
 
-def _of_checkpoint(folder: Any, *others: object) -> Client:
-    if any(other is not None for other in others):
+def _of_checkpoint(folder: Any, *conflicting_arguments: object) -> Client:
+    if any(argument is not None for argument in conflicting_arguments):
         raise ConfigError(
             f"connect() got checkpoint={folder!r} and settings of a fleet; a checkpoint is read in this "
             "process, so leave the others out"

@@ -84,11 +84,11 @@ Columns = Mapping[str, NDArray[Any]]
 class EmbeddedRuntime(ScriptRuntime):
     """Runtime whose tables are in this process; bit-equal to one server with one worker.
 
-    Every push is applied before `push` returns, which for a
-    single worker is what both sync and async mode do.
+    Every push is applied before `push` returns, which for a single worker is what both sync and async mode
+    do.
 
     Args:
-        clock: Function that returns seconds, by which rows expire.
+        clock: Function that returns the time in seconds, for the expiry of rows.
         wire: Compression that values would have on the wire. It is applied here too, so that a script gives
             the same results as on a cluster.
         watch: Check of gradients and losses for values that are not finite, or None for a new one.
@@ -189,8 +189,8 @@ class EmbeddedRuntime(ScriptRuntime):
             self._watch.check_push(self._pushes + 1, loss, values)
         except SkippedGradients:
             # A value is not finite. The step still counts, as a push that changes no weights.
-            rest = with_counts(list(map(without_values, gradients)), self.counters)
-            samples, loss, sums = 0, None, self._merged(rest)
+            counted_gradients = with_counts(list(map(without_values, gradients)), self.counters)
+            samples, loss, sums = 0, None, self._merged(counted_gradients)
         parts = tuple(self._compressor.sent(self._pushes + 1, sums))
         self._tick()  # time passes before the push, as on a server
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)

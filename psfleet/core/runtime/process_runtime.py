@@ -27,7 +27,7 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 
 class ProcessRuntime:
-    """Active runtime of a process and the number of its users, by which the seat is left exactly once.
+    """Active runtime of a process, and the number of its users, so that the seat is left exactly once.
 
     A process has one ProcessRuntime; a thread inside `using` has one of its own.
 

@@ -53,13 +53,14 @@ def refused(method: F, what: str) -> F:
 
 
 def pull_parts(reads: Sequence[Read], local: Runtime, fleet: Runtime) -> list[Floats]:
-    """Pull tables that `local` has from there and the others from `fleet`, in the order of the reads."""
-    own = local.specs()
-    far = [read for read in reads if read.table not in own]
+    """Pull tables that `local` has from it, and further tables from `fleet`; return values in the order of
+    the reads."""
+    local_specs = local.specs()
+    far = [read for read in reads if read.table not in local_specs]
     if not far:
         return local.pull(reads)
     values = iter(fleet.pull(far))
-    return [local.pull([read])[0] if read.table in own else next(values) for read in reads]
+    return [local.pull([read])[0] if read.table in local_specs else next(values) for read in reads]
 
 
 class ForwardingRuntime(ScriptRuntime):

@@ -59,7 +59,7 @@ class Cluster(Protocol):
                 psfleet.core.engine.worker_state.WorkerState.state_at does. It is called by another thread.
 
         Returns:
-            State (JSON) in the snapshot from which the fleet has started, or b"" without one.
+            State (JSON) in the snapshot that the fleet has started from, or b"" without one.
         """
 
     @property

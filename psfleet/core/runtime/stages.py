@@ -172,7 +172,7 @@ def exchange(
     if place.process in tellers:
         for process in place.others:
             links.send(process, tag, mine)
-    return [mine if one == place.process else links.receive(one, tag) for one in tellers]
+    return [mine if sender == place.process else links.receive(sender, tag) for sender in tellers]
 
 
 def next_step() -> int:
@@ -220,12 +220,12 @@ def _forwards_ahead(kind: Schedule, stage: int, stages: int, micro_batches: int)
 def even_sizes(samples: int, micro_batches: int) -> list[int]:
     """Return the sizes of the micro-batches: none is empty, they differ by at most 1, larger ones first."""
     count = max(min(micro_batches, samples), 1)
-    least, longer = divmod(samples, count)
-    return [least + (i < longer) for i in range(count)]
+    smallest, longer = divmod(samples, count)
+    return [smallest + (i < longer) for i in range(count)]
 
 
 class PipelineEngine(ABC, Generic[Value]):
-    """One pipelined step of this process. A subclass runs the sections, and has two functions for messages:
+    """Base of the pipelined step of one process. A subclass runs the sections, and converts messages:
 
     - `_pack` turns a value into arrays.
     - `_unpack` turns these arrays into the value.
@@ -259,10 +259,10 @@ class PipelineEngine(ABC, Generic[Value]):
 
     def _take_actions(self) -> None:
         """Run the actions of this process. Copies of a stage take micro-batches in turn."""
-        place = self._place
-        copies = place.copies[place.stage]
-        for action in make_schedule(self._kind, place.stage, place.stages, len(self._sizes)):
-            if action.micro % copies == place.copy:
+        position = self._place
+        copies = position.copies[position.stage]
+        for action in make_schedule(self._kind, position.stage, position.stages, len(self._sizes)):
+            if action.micro % copies == position.copy:
                 run = self._forward if action.forward else self._backward
                 run(action.micro)
 
@@ -294,10 +294,10 @@ class PipelineEngine(ABC, Generic[Value]):
         return value
 
     def _exchange(
-        self, what: str, tellers: Sequence[int], mine: Sequence[Array]
+        self, purpose: str, tellers: Sequence[int], own_arrays: Sequence[Array]
     ) -> list[Sequence[Array]]:
         """Exchange arrays within the worker as `exchange` does, with the step's number in the tag."""
-        return exchange(self._place, self._links, f"{self._number}/{what}", tellers, mine)
+        return exchange(self._place, self._links, f"{self._number}/{purpose}", tellers, own_arrays)
 
     def _tag(self, way: str, micro: int, name: str) -> str:
         return f"{self._number}/{way}/{micro}/{name}"

@@ -107,13 +107,15 @@ def _unknown(features: FeatureSet, name: str) -> UsageError:
         return UsageError(
             f"the batch has the feature {name!r}, which is made of {inputs}; leave it out"
         )
-    for other, feature in features.given.items():
+    for given_name, feature in features.given.items():
         if name == feature.columns[0]:
             return UsageError(
-                f"the batch has {other!r} under its name and under its column {name!r}; leave one out"
+                f"the batch has {given_name!r} under its name and under its column {name!r}; leave one out"
             )
         if name in feature.columns:
-            return UsageError(f"the batch has the weights {name!r} and no {other!r}; give both")
+            return UsageError(
+                f"the batch has the weights {name!r} and no {given_name!r}; give both"
+            )
     names = ", ".join(features.given) or "none"
     return UsageError(f"the batch has the feature {name!r}; the set has {names}")
 
@@ -132,9 +134,9 @@ def _values(feature: Feature | Number | Input, value: Any, weights: Any = None) 
     if weights is not None:
         bags = _weighted(owner, bags, as_jagged(feature.columns[1], weights))
     if bags.weights is not None and not (finite := np.isfinite(bags.weights)).all():
-        place = int(np.argmin(finite))
+        bad = int(np.argmin(finite))
         raise UsageError(
-            f"{owner} has the weight {bags.weights[place]} in sample {bags.rows[place]}; it must be a finite "
+            f"{owner} has the weight {bags.weights[bad]} in sample {bags.rows[bad]}; it must be a finite "
             "number"
         )
     return as_typed(owner, bags, kind_of(feature))
@@ -170,7 +172,7 @@ def _numbers(feature: Any, owner: str, value: Any) -> Any:
 
 def no_samples(features: FeatureSet) -> dict[str, Any]:
     """Return a batch without samples, which has all features of the set."""
-    return {name: _nothing(each, 0) for name, each in features.given.items()}
+    return {name: _nothing(feature, 0) for name, feature in features.given.items()}
 
 
 def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
@@ -228,12 +230,12 @@ def _through(
     feature: Feature | Number | Input, bags: list[Jagged], fits: bool, observes: bool
 ) -> Jagged | None:
     """Return a feature's values behind its transforms, or None if a transform has to be fitted first."""
-    for each in feature.transform:
-        if fits and isinstance(each, FittedTransform) and not each.fitted:
+    for transform in feature.transform:
+        if fits and isinstance(transform, FittedTransform) and not transform.fitted:
             if observes:
-                each.observe(*bags)
+                transform.observe(*bags)
             return None
-        bags = [each(*bags)]
+        bags = [transform(*bags)]
     return bags[0]
 
 
@@ -242,24 +244,24 @@ def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
     passes = 0
     while pending := _pending(features):
         has_batch = False
-        for _, each in pending:
-            each.begin()
+        for _, transform in pending:
+            transform.begin()
         for batch in batches:
             values, samples = by_feature(features, getattr(batch, "features", batch))
             transformed(features, values, samples, fits=True)
             has_batch = True
         if not has_batch:
-            what = (
+            fault = (
                 f"ended after pass {passes}, and one more is needed" if passes else "have no batch"
             )
             raise UsageError(
-                f"the batches {what} to fit {pending[0][1]!r} of feature {pending[0][0]!r}; give a list, or "
+                f"the batches {fault} to fit {pending[0][1]!r} of feature {pending[0][0]!r}; give a list, or "
                 "files, which begin anew"
             )
         passes += 1
-        for name, each in pending:
+        for name, transform in pending:
             try:
-                each.finish()
+                transform.finish()
             except UsageError as error:
                 raise type(error)(f"feature {name!r}: {error}") from None
 
@@ -274,4 +276,4 @@ def _pending(features: FeatureSet) -> list[tuple[str, FittedTransform]]:
             first_of[name] = to_fit[0]
         if to_fit or not waiting.isdisjoint(feature.inputs):
             waiting.add(name)
-    return list({id(each): (name, each) for name, each in first_of.items()}.values())
+    return list({id(transform): (name, transform) for name, transform in first_of.items()}.values())

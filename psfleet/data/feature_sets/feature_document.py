@@ -82,8 +82,10 @@ def _changed(item: Any) -> Iterator[tuple[str, Any]]:
 def _transform(name: str, transform: Transform) -> dict[str, Any]:
     kind = type(transform).__name__
     if TRANSFORMS.get(kind) is not type(transform):  # a user's, which `transform_of` refuses
-        own = transform.name if isinstance(transform, Function) else type(transform).__qualname__
-        return {"kind": "Function", "name": own}
+        type_name = (
+            transform.name if isinstance(transform, Function) else type(transform).__qualname__
+        )
+        return {"kind": "Function", "name": type_name}
     if isinstance(transform, FittedTransform):
         try:
             transform.check_fitted()
@@ -143,24 +145,26 @@ def read_statistics(features: "FeatureSet", where: Path) -> None:
     members = {**document["inputs"], **document["features"]}
     for name, feature in features.transformed.items():
         parts = members.get(name, {}).get("transform", [])
-        for place, own in enumerate(feature.transform):
-            if isinstance(own, FittedTransform):
+        for index, transform in enumerate(feature.transform):
+            if isinstance(transform, FittedTransform):
                 owner = f"{str(where)!r}: feature {name!r}"
-                part = parts[place] if place < len(parts) else None
-                _take(owner, own, transform_of(owner, part))
+                part = parts[index] if index < len(parts) else None
+                _take(owner, transform, transform_of(owner, part))
 
 
-def _take(owner: str, own: FittedTransform, source: Transform) -> None:
+def _take(owner: str, target: FittedTransform, source: Transform) -> None:
     """Copy the fields that a transform lacks. Fields that both transforms have must be equal."""
-    if type(source) is not type(own):
-        raise ConfigError(f"{owner} has {source!r:.80}, and the set has {own!r:.80}; fit it anew")
-    for field in dataclasses.fields(own):
-        value = getattr(own, field.name)
-        other = getattr(source, field.name)
-        if field.init and value is not None and value != other:
+    if type(source) is not type(target):
+        raise ConfigError(
+            f"{owner} has {source!r:.80}, and the set has {target!r:.80}; fit it anew"
+        )
+    for field in dataclasses.fields(target):
+        value = getattr(target, field.name)
+        source_value = getattr(source, field.name)
+        if field.init and value is not None and value != source_value:
             raise ConfigError(
-                f"{owner} has {field.name} {other!r:.80}, and the set has {value!r:.80}; fit it anew"
+                f"{owner} has {field.name} {source_value!r:.80}, and the set has {value!r:.80}; fit it anew"
             )
-    for field in dataclasses.fields(own):
+    for field in dataclasses.fields(target):
         if field.init:
-            setattr(own, field.name, getattr(source, field.name))
+            setattr(target, field.name, getattr(source, field.name))

@@ -127,17 +127,17 @@ class FeatureLookup(Generic[K]):
 
     def _lay_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
         """Return the slice of each feature's ids among those of its table, and the tables' ids."""
-        places = {}
+        slices = {}
         for names in self._names.values():
             start = 0
             for name in names:
-                places[name] = slice(start, start + len(self._bags[name].ids))
-                start = places[name].stop
+                slices[name] = slice(start, start + len(self._bags[name].ids))
+                start = slices[name].stop
         ids = {
             key: _joined([self._bags[name].ids for name in names])
             for key, names in self._names.items()
         }
-        return places, ids
+        return slices, ids
 
     def pool(self, rows: Mapping[K, Floats]) -> dict[str, Floats]:
         """The features' values, by name in the order of the set.
@@ -153,8 +153,8 @@ class FeatureLookup(Generic[K]):
     def _value(self, name: str, rows: Mapping[K, Floats]) -> Floats:
         if name in self._numbers:
             return self._numbers[name]  # type: ignore[no-any-return]
-        own = rows[self._keys[name]][self._places[name]]
-        return self._shaped(name, self._parts[name].pool(own))
+        feature_rows = rows[self._keys[name]][self._places[name]]
+        return self._shaped(name, self._parts[name].pool(feature_rows))
 
     def _shaped(self, name: str, rows: Floats) -> Floats:
         return rows.reshape(*self._bags[name].shape, rows.shape[1])
@@ -319,5 +319,5 @@ def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int
             refused_samples(features, {n: v[rows] for n, v in batch.items()}, count)
             for rows, count in ((slice(half), half), (slice(half, None), samples - half))
         )
-        return first | {half + place: text for place, text in second.items()}
+        return first | {half + index: text for index, text in second.items()}
     return {}

@@ -280,13 +280,13 @@ def _check_inputs(feature: Any) -> None:
         )
     count = len(feature.inputs) or 1
     takers: Sequence[Transform] = feature.transform
-    for place, each in enumerate(takers):
-        inputs = 1 if place else count
-        least, most = each.arity
-        if not least <= inputs <= most:
+    for index, transform in enumerate(takers):
+        inputs = 1 if index else count
+        low, high = transform.arity
+        if not low <= inputs <= high:
             raise ConfigError(
-                f"{owner}: {type(each).__name__} takes {least}{f' to {most}' if most > least else ''} "
-                f"inputs, and has {inputs}; name {least} features as inputs and let it be the first transform"
+                f"{owner}: {type(transform).__name__} takes {low}{f' to {high}' if high > low else ''} "
+                f"inputs, and has {inputs}; name {low} features as inputs and let it be the first transform"
             )
     if count > 1 and not takers:
         raise ConfigError(
@@ -297,7 +297,9 @@ def _check_inputs(feature: Any) -> None:
 def _value_type(feature: Any, usual: Dtype) -> Dtype | None:
     if feature.dtype is not None or not feature.transform:
         return feature.dtype  # type: ignore[no-any-return]
-    return next((each.takes for each in feature.transform if each.takes is not None), usual)
+    return next(
+        (transform.takes for transform in feature.transform if transform.takes is not None), usual
+    )
 
 
 @checked
@@ -321,10 +323,10 @@ class FeatureSet:
     def __init__(self, features: Iterable[Feature | Number | Input]) -> None:
         members = dict(_named(list(features)))
         self.features: Mapping[str, Feature | Number] = {
-            name: each for name, each in members.items() if not isinstance(each, Input)
+            name: member for name, member in members.items() if not isinstance(member, Input)
         }
         self.given: Mapping[str, Feature | Number | Input] = {
-            name: each for name, each in members.items() if not each.inputs
+            name: member for name, member in members.items() if not member.inputs
         }
         self.transformed: Mapping[str, Feature | Number | Input] = _transformed(members, self.given)
         self.tables: dict[str, Table] = {}
@@ -383,8 +385,8 @@ class FeatureSet:
         """True unless a transform waits for `fit` or `load_statistics`."""
         return all(
             not isinstance(transform, FittedTransform) or transform.fitted
-            for each in self.transformed.values()
-            for transform in each.transform
+            for feature in self.transformed.values()
+            for transform in feature.transform
         )
 
     def __iter__(self) -> Iterator[Feature | Number]:
@@ -407,24 +409,24 @@ class FeatureSet:
     def columns(self) -> list[str]:
         """The columns of all features in files, each once."""
         return list(
-            dict.fromkeys(column for each in self.given.values() for column in each.columns)
+            dict.fromkeys(column for feature in self.given.values() for column in feature.columns)
         )
 
 
 def _transformed(members: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
     """The features to transform, each behind its inputs."""
-    features = {name: each for name, each in plain.items() if each.transform}
+    features = {name: feature for name, feature in plain.items() if feature.transform}
     before = list(plain)
-    for name, each in members.items():
-        for other in each.inputs:
-            if other not in before:
-                what = "comes after it" if other in members else "is not in the set"
+    for name, feature in members.items():
+        for input_name in feature.inputs:
+            if input_name not in before:
+                problem = "comes after it" if input_name in members else "is not in the set"
                 raise ConfigError(
-                    f"feature {name!r} has the input {other!r}, which {what}; the set has "
+                    f"feature {name!r} has the input {input_name!r}, which {problem}; the set has "
                     f"{', '.join(before) or 'none'} before it"
                 )
-        if each.inputs:
-            features[name] = each
+        if feature.inputs:
+            features[name] = feature
             before.append(name)
     return features
 

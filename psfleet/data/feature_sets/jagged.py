@@ -76,9 +76,9 @@ class Jagged:
         lengths, starts = self.lengths[rows], self.offsets[:-1][rows]
         if isinstance(rows, slice) and rows.step in (None, 1):
             first = int(starts[0]) if len(starts) else 0
-            places = slice(first, first + int(lengths.sum()))
-            weights = None if self.weights is None else self.weights[places]
-            return Jagged(self.values[places], lengths, weights=weights)
+            part = slice(first, first + int(lengths.sum()))
+            weights = None if self.weights is None else self.weights[part]
+            return Jagged(self.values[part], lengths, weights=weights)
         weights = None if self.weights is None else chosen_bags(self.weights, starts, lengths)
         return Jagged(chosen_bags(self.values, starts, lengths), lengths, weights=weights)
 
@@ -153,7 +153,9 @@ def _jagged(bags: Any) -> Jagged:
     if isinstance(bags, Jagged):
         return bags
     is_nested = getattr(bags, "is_nested", False)  # a tensor that has `values` and `lengths` too
-    if not is_nested and all(callable(getattr(bags, each, None)) for each in ("values", "lengths")):
+    if not is_nested and all(
+        callable(getattr(bags, method, None)) for method in ("values", "lengths")
+    ):
         weighted = getattr(bags, "weights_or_none", lambda: None)()
         return Jagged(bags.values(), bags.lengths(), weights=weighted)
     if isinstance(bags, Mapping):
@@ -164,8 +166,8 @@ def _jagged(bags: Any) -> Jagged:
         if any(map(_is_list, set(map(type, items)))):
             return _of_lists(items)
     if array.ndim not in (1, 2):
-        what = f"has the shape {array.shape}" if array.ndim else f"is {bags!r:.60}"
-        raise ShapeError(f"the array {what}; it must be [n] or [n, k], values for each sample")
+        problem = f"has the shape {array.shape}" if array.ndim else f"is {bags!r:.60}"
+        raise ShapeError(f"the array {problem}; it must be [n] or [n, k], values for each sample")
     width = 1 if array.ndim == 1 else array.shape[1]
     return Jagged(array, np.full(len(array), width, np.int64))
 
@@ -229,20 +231,20 @@ def _lengths(values: ArrayLike | None) -> Lengths:
 
 
 def _between(offsets: ArrayLike) -> Lengths:
-    places = _whole("offsets", offsets)
-    if len(places) == 0 or places[0] != 0:
-        raise ShapeError(f"offsets begin with {places[:1].tolist()}; they must begin with 0")
-    lengths = np.diff(places)
+    ends = _whole("offsets", offsets)
+    if len(ends) == 0 or ends[0] != 0:
+        raise ShapeError(f"offsets begin with {ends[:1].tolist()}; they must begin with 0")
+    lengths = np.diff(ends)
     if len(lengths) and int(lengths.min()) < 0:
         at = int(lengths.argmin())
-        raise ShapeError(f"offset {places[at + 1]} comes after {places[at]}; they must ascend")
+        raise ShapeError(f"offset {ends[at + 1]} comes after {ends[at]}; they must ascend")
     return lengths
 
 
-def _whole(what: str, values: ArrayLike | None) -> Lengths:
+def _whole(name: str, values: ArrayLike | None) -> Lengths:
     array = as_plain(values).reshape(-1)
     if array.size and array.dtype.kind not in "iu":
-        raise ShapeError(f"{what} have the dtype {array.dtype}; they must be whole numbers")
+        raise ShapeError(f"{name} have the dtype {array.dtype}; they must be whole numbers")
     return array.astype(np.int64, copy=False)
 
 
@@ -283,7 +285,7 @@ def _of_tensor(tensor: Any) -> Any:
     """Return a tensor as an array, or a nested tensor as a list of arrays."""
     try:
         if tensor.is_nested:
-            return [each.detach().cpu().numpy() for each in tensor.unbind()]
+            return [row.detach().cpu().numpy() for row in tensor.unbind()]
         return tensor.detach().cpu().numpy()
     except (TypeError, RuntimeError) as error:  # of a type that NumPy lacks, or sparse
         raise ShapeError(

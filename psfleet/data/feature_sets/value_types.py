@@ -95,10 +95,10 @@ def _mixed_numbers(values: list[Any]) -> NDArray[np.uint64]:
         IdError: A value is neither a text nor a whole number.
     """
     try:
-        distinct, places = distinct_values(values)
+        distinct, indices = distinct_values(values)
     except TypeError:
         raise IdError(f"{values!r} cannot be hashed to ids; give texts, [n]") from None
-    return utf8_numbers([_utf8(value) for value in distinct])[places]
+    return utf8_numbers([_utf8(value) for value in distinct])[indices]
 
 
 def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
@@ -110,7 +110,7 @@ def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
     # Equal numbers of different types are one key of a dict, so there the type is part of the key.
     has_types = len(set(map(type, values)) - {str, bytes}) > 1
     keys = list(zip(map(type, values), values, strict=True)) if has_types else values
-    place_of = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    place_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     distinct = [value for _, value in place_of] if has_types else list(place_of)
     return distinct, np.fromiter(map(place_of.__getitem__, keys), np.intp, len(keys))
 
@@ -185,8 +185,10 @@ def as_typed(owner: str, bags: Jagged, kind: Kind) -> Jagged:
         return bags
     values, missing, bad = typed(bags.values, kind)
     if bad.any():
-        place = int(np.argmax(bad))
-        raise refusal(owner, bags.values[place : place + 1].tolist()[0], kind, bags.rows[place])
+        bad_value = int(np.argmax(bad))
+        raise refusal(
+            owner, bags.values[bad_value : bad_value + 1].tolist()[0], kind, bags.rows[bad_value]
+        )
     out = bags if values is bags.values else bags.with_values(values)
     return out.kept(~missing) if missing.any() else out
 
@@ -288,9 +290,9 @@ def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, M
     """Convert values in Python, each distinct value once."""
     items = values.tolist()
     try:
-        distinct, places = distinct_values(items)
+        distinct, indices = distinct_values(items)
     except TypeError:  # lists in lists
-        distinct, places = items, np.arange(len(items))
+        distinct, indices = items, np.arange(len(items))
     outputs, missing, bad = [], np.zeros(len(distinct), np.bool_), np.zeros(len(distinct), np.bool_)
     convert, empty = _CONVERTERS[kind]
     for at, value in enumerate(distinct):
@@ -302,7 +304,7 @@ def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, M
         except (ValueError, OverflowError):
             bad[at] = True
         outputs.append(empty if output is None else output)
-    return np.array(outputs, _DTYPES[kind])[places], missing[places], bad[places]
+    return np.array(outputs, _DTYPES[kind])[indices], missing[indices], bad[indices]
 
 
 def is_of(value: Any, kind: Kind) -> bool:

@@ -1,4 +1,9 @@
-"""A real fleet on this machine, for tests and notebooks: servers, and runtimes for workers."""
+"""Fleet of real servers on this machine, for tests and notebooks, without a launcher: LocalFleet.
+
+The servers are processes (or threads, with `in_process`), with real sockets, logs and snapshots. Workers are
+runtimes in the calling process. The class also plays the part of the launcher where a test needs one: it
+starts killed servers again (`reviving`) and changes the number of servers (`scale`, `settle`).
+"""
 
 import contextlib
 import logging
@@ -36,48 +41,49 @@ from psfleet.fleet.testing.server_thread import EndCheck, ServerThread
 
 __all__ = ["LocalFleet"]
 
-_LOOK = 0.01  # seconds between looks for a ready file
-_DECIDES = 0.005  # and for what servers promise
-_DECISION = 10.0  # seconds for that to be read
+_LOOK = 0.01  # seconds between two looks for a ready file or a dead server
+_DECIDES = 0.005  # seconds between two looks for the servers' promise to carry out a move
+_DECISION = 10.0  # seconds for the thread that decides a move to end
 _SERVERS = "psfleet.server"  # logger of all servers of this process
 
 
 class LocalFleet:
-    """Servers as processes of their own, or as threads; leaving the `with` block ends them all.
+    """Servers on this machine, which end with the `with` block.
 
         with LocalFleet(servers=2, workers=1) as fleet:
             runtime = fleet.connect(0, "sync")
 
     With `in_process` the servers are threads of this process, ready in milliseconds. They have sockets,
-    logs and snapshots as ever, but cannot be killed or stopped. The `with` block then raises if a thread,
-    a socket, a pipe or named memory that came inside is left, such as those of a worker that is not closed.
+    logs and snapshots like processes, but cannot be killed or stopped. At the end of the `with` block a
+    thread, socket, pipe or named memory that was created inside and is left raises an error, for example of
+    a worker that was not closed.
 
-    Where a block does not fit, as in the cells of a notebook, `start` and `close` do the same; a
-    fleet without references, or that is there when the process ends, closes itself.
+    Where a block does not fit, as in a notebook, use `start` and `close`. A fleet that is
+    garbage-collected, or open when the process ends, is closed without being asked.
 
     Args:
         servers: Number of servers.
         workers: Number of workers.
-        transport: "unix" sockets in a private folder, "tcp" on free ports with credentials of its
-            own, or "plain tcp" without.
-        start_within: Seconds until every server must be ready.
-        dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
-        durability: Durability of servers; with a log `reviving` starts those that die again.
-        crashes: For some servers the crash point of each process, one after the other
-            (PSFLEET_CRASH; psfleet.core.base.faults lists the points).
-        credentials: Folders of the credentials of servers and workers, in place of its own.
+        transport: "unix" for sockets in a private folder, "tcp" for free ports with new credentials, "plain
+            tcp" for ports without credentials.
+        start_within: Seconds within which every server must be ready.
+        durability: Durability of the servers, such as "log", which `reviving` needs.
+        dead_after: Seconds of silence after which a worker's seat is removed. 0 never removes one.
+        crashes: Crash points by server: its first process dies at the first point, and so on (PSFLEET_CRASH;
+            psfleet.core.base.faults lists the points).
+        credentials: Folders with the credentials of "server" and "worker", instead of new ones.
         limits: Limits of a server, as in PSFLEET_LIMITS.
-        snapshot_every: Interval of server 0's snapshots, as in PSFLEET_SNAPSHOT_EVERY.
-        resume: A snapshot that the servers start from.
-        replicas: Servers are made for standbys, which a test starts with `spawn`.
-        rules: Modules of rules that the servers import.
-        in_process: Servers are threads of this process.
+        snapshot_every: Interval of snapshots, as in PSFLEET_SNAPSHOT_EVERY.
+        resume: Path of a snapshot to start from, or "".
+        replicas: Number of standbys of each server. A test starts them with `spawn`.
+        rules: Modules with rules, which the servers import.
+        in_process: If True, run the servers as threads of this process.
 
     Attributes:
-        endpoints: Endpoints of the servers, once entered.
-        processes: Processes of the servers, in order; with `in_process` their threads.
+        endpoints: Endpoints of the servers, after the start.
+        processes: Process of each server, or its thread with `in_process`.
         restarts: Number of times that a server was started again.
-        deaths: Points at which servers have died and were started again, as `crashes` says them.
+        deaths: Crash point of each server that has died and was started again, or "killed".
     """
 
     def __init__(
@@ -113,13 +119,13 @@ class LocalFleet:
         self.rules = rules
         self.in_process = in_process
         self._crashes = {server: list(points) for server, points in (crashes or {}).items()}
-        self._deadly: dict[int, str] = {}  # where the present process of a server is to die
+        self._deadly: dict[int, str] = {}  # crash point of each server's present process
         self.endpoints: tuple[str, ...] = ()
         self.processes: list[Any] = []
         self._move = 0
         self._launcher: ServiceThread | None = None
         self._spawning = threading.Lock()
-        self._known: tuple[str, ...] = ()  # endpoints of new servers too
+        self._known: tuple[str, ...] = ()  # endpoints including servers that a move adds
         self._folder = Path()
         self._end_check: EndCheck | None = None
         self._end: weakref.finalize[..., LocalFleet] | None = None
@@ -135,10 +141,10 @@ class LocalFleet:
             raise
 
     def start(self) -> "LocalFleet":
-        """Start the servers and return this fleet, once all of them are ready.
+        """Start the servers, and return this fleet once every server is ready.
 
         Raises:
-            UsageError: It has been started.
+            UsageError: The fleet was started before.
             ServerUnavailable: A server has ended or is not ready in time.
         """
         if self.processes:
@@ -173,10 +179,7 @@ class LocalFleet:
                 self._end_check.drop()
 
     def close(self) -> None:
-        """End every server, by force where asking does not help, and remove the folder.
-
-        Safe to call twice.
-        """
+        """End every server, by force after 10 seconds, and remove the folder. Safe to call twice."""
         if self._end is None or not self._end.alive:
             return
         for process in self.processes:
@@ -188,7 +191,7 @@ class LocalFleet:
         self._end()
 
     def environment(self, worker: int) -> Environment:
-        """Return the environment of that worker's process."""
+        """Return the environment of the worker with this index."""
         return Environment(
             "worker",
             worker,
@@ -202,33 +205,37 @@ class LocalFleet:
         )
 
     def connect(self, worker: int, mode: str, **settings: int) -> ModeSwitchRuntime:
-        """The runtime of one worker; several may live in this process, each with its own thread.
+        """Connect as a worker, and return its runtime.
+
+        Several workers may be in this process, each used by a thread of its own.
 
         Args:
-            worker: Its seat.
-            mode: Consistency mode.
-            settings: Settings of that mode, as in a strategy file's [consistency].
+            worker: Seat of the worker, from 0.
+            mode: Name of the consistency mode.
+            settings: Settings of the mode, as in a strategy file's [consistency].
         """
         strategy = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         return connect(self.environment(worker), strategy.consistency)
 
     def kill(self, server: int) -> None:
-        """Kill one server as a crash would, which must be a process."""
+        """Kill the process of one server, as a crash would. Not available with `in_process`."""
         process = self.processes[server]
         process.send_signal(signal.SIGKILL)
-        process.wait()  # not for the one that `reviving` may have put in its place
+        process.wait()  # the killed process, not the one by which `reviving` may have replaced it by now
 
     def scale(self, servers: int) -> None:
-        """Start the servers that are missing, and ask for this number; workers go on with it after their next
-        collective. Call `settle` then.
+        """Start the missing servers, and request this number of servers.
+
+        Returns once server 0 has taken up the move or given it up. Workers use the new number after their
+        next collective; call `settle` after that.
         """
         self._move += 1
-        more = range(self.servers, servers)
-        for index in more:  # another one may have had the place
+        new_indices = range(self.servers, servers)
+        for index in new_indices:  # an earlier server of this index may have left its ready file
             self.ready_file(index).unlink(missing_ok=True)
-        self._known = (*self.endpoints, *map(self._asked, more))
-        self.processes += [self.spawn(index) for index in more]
-        more_endpoints = tuple(self._endpoint(index) for index in more)
+        self._known = (*self.endpoints, *map(self._asked, new_indices))
+        self.processes += [self.spawn(index) for index in new_indices]
+        more_endpoints = tuple(self._endpoint(index) for index in new_indices)
         self._known = (*self.endpoints, *more_endpoints)
         write_scale_ready(self._folder, self._move, self._known[:servers])
         self._launcher = ServiceThread(self._decide_move, "decision", (self._known[:servers],))
@@ -240,12 +247,15 @@ class LocalFleet:
             time.sleep(_LOOK)
 
     def _awaits_rows(self) -> bool:
-        """Return whether the last request is neither taken by server 0 nor given up."""
+        """Return whether server 0 has neither taken up nor given up the last request."""
         is_open = read_scaled(self._folder).number < self._move
         return is_open and (self._folder / SCALE_READY).exists()
 
     def _decide_move(self, endpoints: tuple[str, ...]) -> None:
-        """Decide the last request as a launcher would, once servers promise to carry it out, or do not."""
+        """Decide on the last request as a launcher would, in a thread.
+
+        Waits until the servers promise to carry the move out, or give a reason why they cannot.
+        """
         while self._end is not None and self._end.alive:
             with self._spawning:
                 if read_scaled(self._folder).number == self._move:
@@ -262,9 +272,16 @@ class LocalFleet:
             write_unscaled(self._folder, self._move, self.endpoints, why)
 
     def settle(self) -> str:
-        """End the servers that are not in the fleet after a move; why there was none, or nothing."""
+        """Finish a move after the workers' collective: end the servers that no longer belong to the fleet.
+
+        Returns:
+            The reason why there was no move, or "" if there was one.
+
+        Raises:
+            UsageError: The move is not decided yet.
+        """
         if self._launcher is not None:
-            self._launcher.join(_DECISION)  # it may be about to write that there is none
+            self._launcher.join(_DECISION)  # it may be about to write that the move was given up
         decision = read_scaled(self._folder)
         if decision.number != self._move:
             raise UsageError("no move is over; let all workers come to a collective")
@@ -279,7 +296,7 @@ class LocalFleet:
 
     @contextlib.contextmanager
     def reviving(self) -> Iterator[None]:
-        """Within, a server that is killed is started again, as a launcher would."""
+        """Restart servers that are killed within the block, as a launcher would."""
         over = threading.Event()
 
         def revive() -> None:
@@ -288,8 +305,8 @@ class LocalFleet:
                     revive_all()
 
         def revive_all() -> None:
-            there = max(self.servers, len(read_scaled(self._folder).endpoints))
-            for index, process in enumerate(self.processes[:there]):
+            server_count = max(self.servers, len(read_scaled(self._folder).endpoints))
+            for index, process in enumerate(self.processes[:server_count]):
                 if process.poll() == -signal.SIGKILL:
                     self._keep_servers(f"server {index} has a new process")
                     self.deaths.append(self._deadly.pop(index, "killed"))
@@ -305,7 +322,7 @@ class LocalFleet:
             thread.join()
 
     def wait(self, timeout: float = 60.0) -> list[int]:
-        """The servers' exit codes, once they have ended by themselves."""
+        """Wait until the servers have ended by themselves, and return their exit codes."""
         return [process.wait(timeout) for process in self.processes]
 
     @property
@@ -314,17 +331,17 @@ class LocalFleet:
         return self._folder / "snapshots"
 
     def log(self, server: int) -> str:
-        """Return the output of one server, or what all servers in this process log."""
+        """Return the output of one server, or the log of all servers with `in_process`."""
         path = self._folder / ("serverlog" if self.in_process else f"serverlog.{server}")
         return path.read_text() if path.exists() else ""
 
     def spawn(self, index: int, standby: int = 0, follows: bool = True) -> Any:
-        """Start a process of a server, or its thread.
+        """Start a process of a server, or a thread with `in_process`.
 
         Args:
-            index: The server.
-            standby: Ordinal of this standby among the server's standbys, starting at 1; 0: not a standby.
-            follows: False: that standby has taken over, and starts again from its log.
+            index: Number of the server.
+            standby: Ordinal of the standby among the server's standbys, from 1, or 0 for the server itself.
+            follows: False for a standby that has taken over, and starts again from its own log.
         """
         variables = self._variables(index, standby, follows)
         if self.in_process:
@@ -346,10 +363,10 @@ class LocalFleet:
         """Return the environment variables of a server."""
         known = self.endpoints if index < self.servers else self._known
         endpoints = known or [*map(self._asked, range(self.servers))]
-        # What this process has settled for its own gRPC is not for the servers.
-        others = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+        # This process sets GRPC_VERBOSITY for itself; the servers must not inherit it.
+        inherited = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
         return {
-            **others,
+            **inherited,
             "PSFLEET_ROLE": "server",
             "PSFLEET_RANK": str(index),
             "PSFLEET_SERVERS": ",".join(endpoints),
@@ -373,7 +390,11 @@ class LocalFleet:
         return f"unix:{self._folder}/{index}.sock" if self.transport == "unix" else "127.0.0.1:0"
 
     def _endpoint(self, index: int) -> str:
-        """Return the endpoint of the server, once it is printed."""
+        """Wait until a server is ready, and return its endpoint.
+
+        Raises:
+            ServerUnavailable: The server has ended or is not ready in time.
+        """
         deadline = time.monotonic() + self.start_within
         while not self.ready_file(index).exists():
             if self.processes[index].poll() is not None:
@@ -401,7 +422,10 @@ class LocalFleet:
 
 
 def _end(processes: Sequence[Any], folder: Path, lines: logging.Handler) -> None:
-    """End the processes by force, and remove the folder: quick enough for a process that is to end."""
+    """Kill the processes and remove the folder, without waiting for a regular end.
+
+    It is the finalizer of a LocalFleet, so it may run while this process ends.
+    """
     for process in processes:
         process.kill()
     for process in processes:

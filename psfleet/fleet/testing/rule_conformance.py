@@ -1,4 +1,10 @@
-"""The conformance test of update rules: psfleet's own pass it, and a user's rule has to."""
+"""Conformance test of update rules (`check_rule`), to call from the tests of a new rule.
+
+A rule is one scalar function, but it runs in many forms: compiled for dense arrays and for rows, on parts of
+an array, on several servers, on a GPU, and again from a snapshot. All forms must give the same bits. The test
+compares each form with `twin_push`, which applies the same function in NumPy, one weight after the other.
+psfleet's own rules pass it.
+"""
 
 import math
 from importlib.util import find_spec
@@ -26,20 +32,26 @@ _RATE = 0.1
 
 
 def check_rule(rule: Rule) -> None:
-    """Check that a rule keeps all that tables, kernels, messages and snapshots rely on.
+    """Check that a rule has all properties that tables, kernels, messages and snapshots rely on.
 
-    - It travels as a name and numbers, and its numbers for a batch are the same each time.
+        def test_my_rule() -> None:
+            check_rule(MyRule(momentum=0.9))
+
+    - It can be sent as a name and numbers, and its numbers for a step are the same each time.
     - Its kernels for dense arrays and for rows give the bits of the same functions in NumPy, with and
-      without weight decay, also for gradients that are not finite.
-    - An array that is cut into parts, and rows of several servers, end with the same bits as one.
-    - Repeated ids count as their sum; a state that was saved and restored goes on as if it had not been.
-    - Its CUDA kernels can be written, and, where numba-cuda finds a device, compiled in float32.
+      without weight decay, and for gradients that are not finite too.
+    - An array that is cut into parts, as on several servers, ends with the same bits as a whole one.
+    - Repeated ids count as their sum, and a state that was saved and restored continues with the same bits.
+    - Its CUDA kernels can be generated and, if numba-cuda finds a device, compile to float32 arithmetic.
 
-    It compiles four kernels, in some seconds.
+    The check compiles four kernels, which takes some seconds.
+
+    Args:
+        rule: Rule to check.
 
     Raises:
-        RuleError: A function of the rule cannot become a kernel.
-        AssertionError: The rule does something else; the text says which check found it.
+        RuleError: A function of the rule cannot be compiled to a kernel.
+        AssertionError: The rule lacks a property. The text names the check.
     """
     check_functions(rule)
     _check_numbers(rule)
@@ -56,7 +68,7 @@ def check_rule(rule: Rule) -> None:
 def check_dense(
     rule: Rule, decay: DecaySpec, size: int, seed: int = 0, learning_rate: float = _RATE
 ) -> None:
-    """Check that a dense table of `size` weights has the bits of the NumPy twin for three steps."""
+    """Check that a dense table of `size` weights has the same bits as the NumPy twin after three steps."""
     start = gradients(seed, size)
     table = DenseTable(TableSpec("t", "dense", (size,), rule, decay), start)
     twin = [start.copy(), *(np.full(size, slot.initial, np.float32) for slot in rule.slots)]
@@ -71,10 +83,13 @@ def check_dense(
 
 
 def check_rows(rule: Rule, dim: int, every_row: bool, count: int = 12) -> None:
-    """Check that rows of `dim` weights, some named by each push, have the bits of the NumPy twin.
+    """Check that rows have the same bits as the NumPy twin after five pushes, each of which names some rows.
 
     Args:
-        every_row: Rows without a gradient are updated too.
+        rule: Rule to check.
+        dim: Number of weights of a row.
+        every_row: True if rows without a gradient are updated too.
+        count: Number of rows.
     """
     table = SparseTable(TableSpec("t", "sparse", (dim,), rule, every_row=every_row))
     random = np.random.default_rng(3)
@@ -99,9 +114,10 @@ def check_rows(rule: Rule, dim: int, every_row: bool, count: int = 12) -> None:
 
 
 def check_split(rule: Rule, cuts: list[int], seed: int = 0, size: int = 300) -> None:
-    """Check that a dense array cut over several servers ends with the bits that it has on one.
+    """Check that a dense array that is cut into parts for several servers ends with the same bits as a
+    whole one.
 
-    Rules over a whole parameter need all of it; for them there is nothing to check.
+    A rule over a whole parameter is never cut, so nothing is checked for it.
     """
     if rule.unit == "parameter":
         return
@@ -119,7 +135,7 @@ def check_split(rule: Rule, cuts: list[int], seed: int = 0, size: int = 300) -> 
 
 
 def gradients(seed: int, size: int) -> Floats:
-    """float32 [size] with both signs and some zeros, for tests."""
+    """Return random gradients for tests, with both signs and about 10 % zeros: float32 [size]."""
     random = np.random.default_rng(seed)
     values = random.standard_normal(size).astype(np.float32)
     values[random.random(size) < 0.1] = 0
@@ -141,23 +157,23 @@ def _check_numbers(rule: Rule) -> None:
 
 
 def _check_states(rule: Rule) -> None:
-    """Repeated ids, and a state that is read and written into tables of another runtime."""
-    one, other, third = (_Pair(rule) for _ in range(3))
+    """Check repeated ids, and a state that is read from one runtime and written to another."""
+    repeated_pair, summed_pair, restored_pair = (_Pair(rule) for _ in range(3))
     ids, distinct = np.array([5, -3, 5, 9, 5]), np.array([-3, 5, 9])
     for step in range(3):
         rows, sums = gradients(step, 25).reshape(5, 5), np.zeros((3, 5), np.float32)
         np.add.at(sums, np.searchsorted(distinct, ids), rows)
-        one.push(ids, rows)
-        other.push(distinct, sums)
-    one.compare("repeated ids", other)
-    third.restore(one)
-    for pair in (one, third):
+        repeated_pair.push(ids, rows)
+        summed_pair.push(distinct, sums)
+    repeated_pair.compare("repeated ids", summed_pair)
+    restored_pair.restore(repeated_pair)
+    for pair in (repeated_pair, restored_pair):
         pair.push(distinct, sums)
-    one.compare("state saved and restored", third)
+    repeated_pair.compare("state saved and restored", restored_pair)
 
 
 class _Pair:
-    """A dense and a sparse table under a rule, in a runtime of their own."""
+    """Runtime with one dense and one sparse table under a rule."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -167,22 +183,27 @@ class _Pair:
         self.sparse = self.runtime.create(TableSpec("s", "sparse", (5,), rule))
 
     def push(self, ids: NDArray[np.int64], rows: Floats) -> None:
-        """Push these rows, and a gradient for the dense table."""
+        """Push gradients of rows, and a fixed gradient for the dense table."""
         dense = Gradient(self.dense, gradients(7, 30), learning_rate=_RATE)
         self.runtime.push([dense, Gradient(self.sparse, rows, ids, learning_rate=_RATE)])
 
-    def restore(self, other: "_Pair") -> None:
-        """Take the state of another pair."""
+    def restore(self, source: "_Pair") -> None:
+        """Set both tables to the state of another pair."""
         for key in (self.dense, self.sparse):
-            self.runtime.write_table(key, other.runtime.read_table(key))
+            self.runtime.write_table(key, source.runtime.read_table(key))
 
-    def compare(self, what: str, other: "_Pair") -> None:
-        """Both must have the same bits, all of them finite."""
+    def compare(self, check_name: str, expected_pair: "_Pair") -> None:
+        """Check that both pairs have the same bits, and finite values."""
         for key in (self.dense, self.sparse):
-            own, others = self.runtime.read_table(key), other.runtime.read_table(key)
-            assert own.step == others.step, f"{self.rule}: {what}: the steps differ"
-            _same(self.rule, what, own.values, others.values)
-            finite = all(np.isfinite(values).all() for values in own.values)
+            actual_state, expected_state = (
+                self.runtime.read_table(key),
+                expected_pair.runtime.read_table(key),
+            )
+            assert actual_state.step == expected_state.step, (
+                f"{self.rule}: {check_name}: the steps differ"
+            )
+            _same(self.rule, check_name, actual_state.values, expected_state.values)
+            finite = all(np.isfinite(values).all() for values in actual_state.values)
             assert finite, f"{self.rule}: finite gradients lead to values that are not"
 
 
@@ -203,20 +224,21 @@ def _check_cuda(rule: Rule) -> None:
                 assert narrow, f"{rule}: CUDA kernel {name} computes in float64"
 
 
-def _same(rule: Rule, what: str, values: list[Floats], others: list[Floats]) -> None:
-    """Compare bits; any NaN equals any other."""
+def _same(rule: Rule, check_name: str, values: list[Floats], expected_values: list[Floats]) -> None:
+    """Compare arrays bit by bit, where any NaN equals any other NaN."""
     names = ["weights", *(slot.name for slot in rule.slots)]
-    for name, one, other in zip(names, values, others, strict=False):
-        message = f"{rule}: {what}: {name} differ"
-        np.testing.assert_array_equal(one, other, message)
-        clean = ~np.isnan(one)
-        assert np.array_equal(np.signbit(one[clean]), np.signbit(other[clean])), message
-    assert len(values) == len(others), (
-        f"{rule}: {what}: {len(values)} arrays, expected {len(others)}"
+    for name, actual, expected in zip(names, values, expected_values, strict=False):
+        message = f"{rule}: {check_name}: {name} differ"
+        np.testing.assert_array_equal(actual, expected, message)
+        # assert_array_equal takes 0.0 and -0.0 for equal; their signs differ.
+        clean = ~np.isnan(actual)
+        assert np.array_equal(np.signbit(actual[clean]), np.signbit(expected[clean])), message
+    assert len(values) == len(expected_values), (
+        f"{rule}: {check_name}: {len(values)} arrays, expected {len(expected_values)}"
     )
 
 
 def _unaligned(values: NDArray[Any]) -> NDArray[Any]:
-    """The same values as they lie inside a message: read-only, at an odd address."""
+    """Return the values as an array inside a message would be: read-only, at an odd address."""
     raw = b"x" + values.tobytes()
     return np.frombuffer(raw, values.dtype, offset=1).reshape(values.shape)

@@ -1,4 +1,8 @@
-"""A server as a thread of this process, and what it may leave behind."""
+"""Servers as threads of the test process (LocalFleet with `in_process`), and a check for leaks at its end.
+
+A server thread is ready in milliseconds, sooner than a process. It shares the process with the test, so
+EndCheck makes sure that no thread, socket, pipe or named memory outlives the fleet.
+"""
 
 import importlib
 import os
@@ -13,16 +17,21 @@ from typing_extensions import override
 from psfleet.core.base.errors import PsfleetError, UsageError
 from psfleet.core.base.settings.environment import Environment
 
-_LOOK = 0.01  # seconds between looks
-_CLOSE_TIMEOUT = 60.0  # seconds for what ends by itself, such as connections that were closed
+_LOOK = 0.01  # seconds between two checks
+_CLOSE_TIMEOUT = (
+    60.0  # seconds for leftovers to go by themselves, such as connections that were closed
+)
 
 
 class ServerThread(threading.Thread):
-    """A running server with those methods of `subprocess.Popen` that apply to a thread.
+    """Running server with those methods of `subprocess.Popen` that apply to a thread.
+
+    Args:
+        environment: Environment of the server, as from its environment variables.
 
     Attributes:
-        error: Error with which it has ended.
-        returncode: 0: it has ended in order; 2: with an error; None: it runs.
+        error: Error that has ended the server, or None.
+        returncode: 0 after a regular end, 2 after an error, and None as long as the server runs.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -41,14 +50,14 @@ class ServerThread(threading.Thread):
             self.error, self.returncode = error, 2
 
     def poll(self) -> int | None:
-        """Return the exit code; None: it runs."""
+        """Return the exit code, or None if the server is running."""
         return None if self.is_alive() else self.returncode
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit code once it has ended.
+        """Wait for the end of the server, and return its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: It has not ended in time.
+            subprocess.TimeoutExpired: The server is running after `timeout` seconds.
         """
         self.join(timeout)
         if self.is_alive():
@@ -56,13 +65,15 @@ class ServerThread(threading.Thread):
         return self.returncode
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Request the server to end, and return at once."""
         self._server.stop()
 
-    kill = terminate  # of LocalFleet's end
+    kill = (
+        terminate  # a thread cannot be killed; LocalFleet kills at its end whatever has not ended
+    )
 
     def send_signal(self, number: int) -> None:
-        """Refuse it: a thread takes no signals."""
+        """Raise UsageError, because a thread takes no signals."""
         raise UsageError(
             f"{self.name} is a thread of this process and takes no signal {number}; make the LocalFleet "
             "without in_process"
@@ -70,11 +81,11 @@ class ServerThread(threading.Thread):
 
 
 class EndCheck:
-    """Threads, sockets, pipes and named memory of this process that came after this object.
+    """Check for threads, sockets, pipes and named memory that were created after this object and are left.
 
-    Fleets that are open at once begin threads and connections beside each other, so the last of them to
-    end answers for all. Memory without a name may be left: arrays that were pulled may lie in it, and it
-    goes with the last one.
+    Fleets that are open at the same time cannot tell their threads and connections apart. The check
+    therefore happens when the last fleet ends, against the state before the first. Unnamed shared memory is
+    not checked: arrays that a test has pulled may lie in it, and it is freed with the last of them.
     """
 
     _open: ClassVar[list["EndCheck"]] = []
@@ -86,7 +97,7 @@ class EndCheck:
         self._open.append(self)
 
     def drop(self) -> bool:
-        """End the check; returns whether no other fleet is open."""
+        """End the check without looking, and return True if no other fleet is open."""
         if self in self._open:
             self._open.remove(self)
         return not self._open
@@ -95,7 +106,7 @@ class EndCheck:
         """Wait until nothing is left, unless another fleet is open.
 
         Raises:
-            UsageError: Something is left after a minute; the sentence lists it.
+            UsageError: Something is left after a minute. The message lists it.
         """
         if not self.drop():
             return
@@ -110,12 +121,12 @@ class EndCheck:
 
     def _left(self) -> list[str]:
         threads = {*threading.enumerate()} - self._before
-        files = {place: name for place, name in _files().items() if place not in self._before}
-        return [*(f"thread {each.name!r}" for each in threads), *files.values()]
+        files = {inode: name for inode, name in _files().items() if inode not in self._before}
+        return [*(f"thread {thread.name!r}" for thread in threads), *files.values()]
 
 
 def _files() -> dict[tuple[int, int], str]:
-    """Open sockets, pipes and named memory by device and inode."""
+    """Return the names of open sockets, pipes and files of named memory, by device and inode."""
     files = {}
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -112,10 +112,10 @@ class LocalDenseTable:
         pass
 
     def delta(self, share: float) -> Delta:
-        mine = values_of(self._table)
-        values = (mine - self._base) * np.float32(share)
+        weights = values_of(self._table)
+        values = (weights - self._base) * np.float32(share)
         # base + (copy - base) may be rounded to another number than copy; `owes` would then stay true.
-        base = mine if share == 1.0 else self._base + values
+        base = weights if share == 1.0 else self._base + values
         return Delta(values.reshape(self._table.spec.shape), None, base, share == 1.0)
 
     def commit(self, delta: Delta) -> None:
@@ -188,10 +188,12 @@ class LocalSparseTable:
         """Move copies to the servers' rows [n, dim] of distinct ids [n], plus progress not sent yet."""
         # A row that equals its base needs no write. This also makes no rows for ids that only have first
         # values.
-        base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
+        base, local_rows = weights_of(self._base, ids), weights_of(self._table, ids)
         differs = (rows != base).any(axis=1)
         if differs.any():
-            set_rows(self._table, ids[differs], rows[differs] + (mine[differs] - base[differs]))
+            set_rows(
+                self._table, ids[differs], rows[differs] + (local_rows[differs] - base[differs])
+            )
             set_rows(self._base, ids[differs], rows[differs])
         # Two ascending runs, which a stable sort merges.
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
@@ -203,11 +205,16 @@ class LocalSparseTable:
         if self._spec.every_row and batches:
             batches = [self._table.ids()]
         ids = _distinct(np.concatenate(batches)) if batches else _NONE
-        base, mine = weights_of(self._base, ids), weights_of(self._table, ids)
-        values = (mine - base) * np.float32(share)
+        base, local_rows = weights_of(self._base, ids), weights_of(self._table, ids)
+        values = (local_rows - base) * np.float32(share)
         differs = (values != 0).any(axis=1)
-        ids, values, base, mine = ids[differs], values[differs], base[differs], mine[differs]
-        return Delta(values, ids, mine if share == 1.0 else base + values, share == 1.0)
+        ids, values, base, local_rows = (
+            ids[differs],
+            values[differs],
+            base[differs],
+            local_rows[differs],
+        )
+        return Delta(values, ids, local_rows if share == 1.0 else base + values, share == 1.0)
 
     def commit(self, delta: Delta) -> None:
         assert delta.ids is not None
@@ -286,17 +293,17 @@ class GeoRuntime(ForwardingRuntime):
         if spec.key in self._copies or spec.rule.counts:
             return  # counts go straight to the servers
         # Admission, devices and storage precision are the servers' concern; copies are plain float32 rows.
-        mine = dataclasses.replace(spec, entry=None, device=None, precision="float32")
+        local_spec = dataclasses.replace(spec, entry=None, device=None, precision="float32")
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)
-            self._local.create(mine, state.values[0])
+            self._local.create(local_spec, state.values[0])
             self._local.write_table(spec.key, state)
             table = self._local.table(spec.key)
             assert isinstance(table, DenseTable)
             self._copies[spec.key] = LocalDenseTable(table)
         else:
-            self._local.create(mine)
-            self._copies[spec.key] = LocalSparseTable(self._local, mine)
+            self._local.create(local_spec)
+            self._copies[spec.key] = LocalSparseTable(self._local, local_spec)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return values of the copies, after pulling the rows not read since the last exchange.

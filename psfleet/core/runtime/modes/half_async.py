@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(eq=False)
 class _QueuedPush:
-    """One push of the script, from the queue until the servers have acknowledged it."""
+    """Push of the script, from the queue until the servers have acknowledged it."""
 
     gradients: list[Gradient]
     samples: int

@@ -158,8 +158,10 @@ class LocalSGDRuntime(ForwardingRuntime):
         keys = sorted(self._local.specs())
         states = [self._local.read_table(key) for key in keys]
         # All tables in one vector, in the order of their keys: one all-reduce in place of one per table.
-        mine = np.concatenate([state.values[0].reshape(-1) for state in states])
-        total = self._fleet.all_reduce(mine if self._trained else np.zeros_like(mine))
+        local_weights = np.concatenate([state.values[0].reshape(-1) for state in states])
+        total = self._fleet.all_reduce(
+            local_weights if self._trained else np.zeros_like(local_weights)
+        )
         mean, at = (total / np.float32(trainers)).astype(np.float32, copy=False), 0
         for key, state in zip(keys, states, strict=True):
             weights = state.values[0]

@@ -140,7 +140,7 @@ def build(part: str, values: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
     """
-    settings = {one.name: one for one in settings_of(PARTS[part])}
+    settings = {declared.name: declared for declared in settings_of(PARTS[part])}
     for name in values:
         if name not in settings:
             raise ConfigError(
@@ -169,8 +169,10 @@ def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
         return {"mode": "sync"}
     if mode is None:
         return {"mode": "async"}
-    own = {mode.a_sync[name]: value for name, value in configs.items() if name in mode.a_sync}
-    return {"mode": mode.name, **own}
+    mode_values = {
+        mode.a_sync[name]: value for name, value in configs.items() if name in mode.a_sync
+    }
+    return {"mode": mode.name, **mode_values}
 
 
 def check_configs(configs: Mapping[str, Any]) -> None:
@@ -201,12 +203,12 @@ def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
     """
     modes: dict[str, ConsistencyMode] = {}
     for mode in MODES.values():
-        first, *others = mode.a_sync or [""]
+        first, *other_keys = mode.a_sync or [""]
         if first in configs and configs[first] not in mode.a_sync_off:
             modes[first] = mode
             continue
         usual = next(iter(mode.a_sync_off), "not given")
-        for name in filter(configs.__contains__, others):
+        for name in filter(configs.__contains__, other_keys):
             raise ConfigError(
                 f"a_sync_configs {name} is {configs[name]} and {first} is {usual}: it is a "
                 f"setting of {mode.name}, which {first} asks for; leave it out or set {first} too"
@@ -285,7 +287,7 @@ class DistributedStrategy:
             return {"k_steps": 0 if self.a_sync else -1}
         if switch == "wire" and self.wire:
             return {"push": self.wire, "pull": self.wire}
-        return {one.name: one.default for one in settings_of(PARTS[switch])}
+        return {declared.name: declared.default for declared in settings_of(PARTS[switch])}
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return the script's strategy as `Settings.from_parts` takes it."""

@@ -58,20 +58,20 @@ class ConsistencySettings:
     declared: ConsistencyMode
 
     def __init__(self, mode: Mode = "sync", *values: float, **settings: float) -> None:
-        settings_by_name = {one.name: one for one in self.settings()}
+        settings_by_name = {declared.name: declared for declared in self.settings()}
         settings_by_name.pop("mode").check(mode, "consistency mode")
-        own = settings_of_mode(mode)
+        mode_settings = settings_of_mode(mode)
         for name, value in settings.items():
             if name not in settings_by_name:
                 raise ConfigError(
                     f"consistency has no setting {name!r}; it has {', '.join(settings_by_name)}"
                 )
-            if name not in own and value != settings_by_name[name].default:
+            if name not in mode_settings and value != settings_by_name[name].default:
                 raise _contradiction(name, value, mode)
-        own_values = {name: value for name, value in settings.items() if name in own}
+        own_values = {name: value for name, value in settings.items() if name in mode_settings}
         declaration = type(find_mode(mode))(*values, **own_values)
-        for name, one in settings_by_name.items():
-            object.__setattr__(self, name, getattr(declaration, name, one.default))
+        for name, declared in settings_by_name.items():
+            object.__setattr__(self, name, getattr(declaration, name, declared.default))
         object.__setattr__(self, "declared", declaration)
 
     if TYPE_CHECKING:
@@ -89,21 +89,24 @@ class ConsistencySettings:
         by_name: dict[str, Setting] = {}
         modes: dict[str, list[str]] = {}
         for name, declaration in MODES.items():
-            for one in settings_of(type(declaration)):
-                by_name.setdefault(one.name, one)
-                modes.setdefault(one.name, []).append(name)
-        in_order = sorted(by_name.values(), key=lambda one: len(modes[one.name]) > 1)
+            for declared in settings_of(type(declaration)):
+                by_name.setdefault(declared.name, declared)
+                modes.setdefault(declared.name, []).append(name)
+        in_order = sorted(by_name.values(), key=lambda declared: len(modes[declared.name]) > 1)
         mode = Setting("mode", one_of(*MODES), "sync", "When pushes take effect", flag="--mode")
         return (
             mode,
-            *(replace(one, help=f"{_and(modes[one.name])}: {one.help}") for one in in_order),
+            *(
+                replace(declared, help=f"{_and(modes[declared.name])}: {declared.help}")
+                for declared in in_order
+            ),
         )
 
 
 def settings_of_mode(mode: str | None) -> tuple[str, ...]:
     """Return the names of a mode's settings, or none if the mode is unknown or None."""
     declaration = MODES.get(mode or "")
-    return () if declaration is None else tuple(one.name for one in fields(declaration))
+    return () if declaration is None else tuple(field.name for field in fields(declaration))
 
 
 def modes_with(setting: str) -> list[str]:
@@ -146,7 +149,7 @@ class PipelineSettings:
     )
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"pipeline {one.name}")
+        check(self, lambda declared: f"pipeline {declared.name}")
         if self.copies and (len(self.copies) != self.stages or min(self.copies) < 1):
             raise ConfigError(
                 f"pipeline copies is {self.copies}; it must name at least 1 for each of "
@@ -198,7 +201,7 @@ class GradientMergeSettings:
     avg: bool = setting(True, "Push their mean; false: their sum")
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"gradient_merge {one.name}")
+        check(self, lambda declared: f"gradient_merge {declared.name}")
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ class DGCSettings:
     )
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"dgc {one.name}")
+        check(self, lambda declared: f"dgc {declared.name}")
         if not self.sparsity or not all(0 <= part < 1 for part in self.sparsity):
             raise ConfigError(
                 f"dgc sparsity is {list(self.sparsity)}; it must be a list of numbers in [0, 1)"
@@ -232,7 +235,7 @@ class LocalSGDSettings:
     )
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"localsgd {one.name}")
+        check(self, lambda declared: f"localsgd {declared.name}")
 
 
 @dataclass(frozen=True)
@@ -247,7 +250,7 @@ class LarsSettings:
     )
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"lars {one.name}")
+        check(self, lambda declared: f"lars {declared.name}")
 
 
 @dataclass(frozen=True)
@@ -260,7 +263,7 @@ class LambSettings:
     )
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"lamb {one.name}")
+        check(self, lambda declared: f"lamb {declared.name}")
 
 
 @dataclass(frozen=True)
@@ -294,16 +297,16 @@ class AMPSettings:
     use_dynamic_loss_scaling: bool = setting(True, "False: the scale stays as it is")
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"amp {one.name}")
+        check(self, lambda declared: f"amp {declared.name}")
         if self.dtype == "bfloat16":
             self._refuse_scaling()
 
     def _refuse_scaling(self) -> None:
-        for one in settings_of(type(self)):
-            is_scaling = one.name not in ("dtype", "compute")
-            if is_scaling and getattr(self, one.name) != one.default:
+        for declared in settings_of(type(self)):
+            is_scaling = declared.name not in ("dtype", "compute")
+            if is_scaling and getattr(self, declared.name) != declared.default:
                 raise ConfigError(
-                    f"amp {one.name} is {getattr(self, one.name)} and dtype is bfloat16, "
+                    f"amp {declared.name} is {getattr(self, declared.name)} and dtype is bfloat16, "
                     "which needs no loss scaling; leave it out or use float16"
                 )
 
@@ -321,7 +324,7 @@ class WireSettings:
     pull: str = setting("fp32", "Form of weights on the wire, likewise", _FORM, names="--wire")
 
     def __post_init__(self) -> None:
-        check(self, lambda one: f"wire {one.name}")
+        check(self, lambda declared: f"wire {declared.name}")
 
     @classmethod
     def both(cls, form: str) -> "WireSettings":

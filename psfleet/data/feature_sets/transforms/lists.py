@@ -22,7 +22,7 @@ from psfleet.data.feature_sets.value_types import Dtype, as_typed, hashed
 def _common(left: Jagged, right: Jagged) -> NDArray[np.bool_]:
     """A mask of the values of the left lists that are in the right list of the same sample."""
     keys = [
-        hash_ids(hashed(each.values) ^ hash_ids(each.rows).view(np.int64)) for each in (left, right)
+        hash_ids(hashed(bags.values) ^ hash_ids(bags.rows).view(np.int64)) for bags in (left, right)
     ]
     return np.isin(keys[0], keys[1])
 
@@ -112,14 +112,14 @@ class Pad(Transform):
         shift = (
             self.length - bags.lengths if self.side == "before" else np.zeros(len(bags), np.int64)
         )
-        places = bags.rows * self.length + shift[bags.rows] + bags.ranks
+        positions = bags.rows * self.length + shift[bags.rows] + bags.ranks
         size = len(bags) * self.length
         values = np.repeat(_like(self, bags.values), size)
-        values[places] = bags.values
+        values[positions] = bags.values
         weights = None
         if bags.weights is not None:
             weights = np.zeros(size, np.float32)
-            weights[places] = bags.weights
+            weights[positions] = bags.weights
         return Jagged(values, np.full(len(bags), self.length), weights=weights)
 
 
@@ -157,16 +157,18 @@ class FillMissing(Transform):
 
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
-        [each] = inputs
-        empty = each.lengths == 0
+        [bags] = inputs
+        empty = bags.lengths == 0
         if not empty.any():
-            return each
-        fill = np.repeat(_like(self, each.values), int(empty.sum()))
-        ones = None if each.weights is None else np.ones(len(fill), np.float32)
-        both = joined([each, Jagged(fill, np.ones(len(fill), np.int64), weights=ones)])
-        rows = np.arange(len(each))
-        rows[empty] = len(each) + np.arange(len(fill))
-        return both[rows]
+            return bags
+        fill = np.repeat(_like(self, bags.values), int(empty.sum()))
+        fill_weights = None if bags.weights is None else np.ones(len(fill), np.float32)
+        bags_and_fill = joined(
+            [bags, Jagged(fill, np.ones(len(fill), np.int64), weights=fill_weights)]
+        )
+        rows = np.arange(len(bags))
+        rows[empty] = len(bags) + np.arange(len(fill))
+        return bags_and_fill[rows]
 
 
 @dataclass
@@ -199,12 +201,12 @@ class WeightedValues(Transform):
         return Jagged(values, texts.lengths, weights=numbers)
 
 
-def _weighted(bags: Jagged, other: Jagged, weights: NDArray[Any]) -> Jagged:
-    differ = np.flatnonzero(bags.lengths != other.lengths)
+def _weighted(bags: Jagged, second: Jagged, weights: NDArray[Any]) -> Jagged:
+    differ = np.flatnonzero(bags.lengths != second.lengths)
     if len(differ):
         row = differ[0]
         raise ShapeError(
-            f"WeightedValues: sample {row} has {bags.lengths[row]} values and {other.lengths[row]} weights; "
+            f"WeightedValues: sample {row} has {bags.lengths[row]} values and {second.lengths[row]} weights; "
             "give each value a weight"
         )
     return Jagged(bags.values, bags.lengths, weights=weights)

@@ -123,10 +123,10 @@ class NGrams(Transform):
             if size >= self.least:
                 runs.append(grams)
                 starts.append(firsts)
-        values, places = np.concatenate(runs), np.concatenate(starts)
-        rows = texts.rows[places]
+        values, first_words = np.concatenate(runs), np.concatenate(starts)
+        rows = texts.rows[first_words]
         order = np.argsort(rows, kind="stable")
-        weights = None if texts.weights is None else texts.weights[places[order]]
+        weights = None if texts.weights is None else texts.weights[first_words[order]]
         return Jagged(values[order], np.bincount(rows, minlength=len(texts)), weights=weights)
 
 
@@ -158,7 +158,7 @@ class Lookup(Transform):
             raise ConfigError(f"Lookup: the map is {self.map!r}; give it at least one key")
         keys = map(str, texts_or_ints("Lookup: the map", self.map))
         self.map = dict(zip(keys, plain_values(self.map.values()), strict=True))
-        self._places = {key: place for place, key in enumerate(self.map)}
+        self._places = {key: index for index, key in enumerate(self.map)}
         # The last place is that of the default.
         values = [*self.map.values(), next(iter(self.map.values()))]
         if self.default is not None:
@@ -169,14 +169,14 @@ class Lookup(Transform):
     def __call__(self, *inputs: Jagged) -> Jagged:
         keys = as_typed("Lookup", inputs[0], "text")
         texts = keys.values.tolist()
-        places = places_in(self._places, texts)
-        if self.default is None and len(places) and places.min() < 0:
-            key = texts[int(np.argmin(places))]
+        indices = places_in(self._places, texts)
+        if self.default is None and len(indices) and indices.min() < 0:
+            key = texts[int(np.argmin(indices))]
             raise UsageError(
                 f"Lookup: the map of {len(self._places)} keys lacks {key!r:.80}; add it, or give a default"
             )
         return keys.with_values(
-            self._found[places]
+            self._found[indices]
         )  # place -1 is the last one, that of the default
 
 
@@ -230,18 +230,18 @@ class MapLookup(Transform):
 
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
-        entries, keys = (as_typed("MapLookup", each, "text") for each in inputs)
+        entries, keys = (as_typed("MapLookup", bags, "text") for bags in inputs)
         names, values = parted("MapLookup", entries, self.separator)
         typed_values = as_typed("MapLookup", Jagged(values, [len(values)]), self.dtype).values
         place_of = dict(zip(zip(entries.rows.tolist(), names, strict=True), itertools.count()))
-        places = places_in(place_of, zip(keys.rows.tolist(), keys.values.tolist(), strict=True))
-        if self.default is None and len(places) and places.min() < 0:
-            key = keys.values[int(np.argmin(places))]
+        indices = places_in(place_of, zip(keys.rows.tolist(), keys.values.tolist(), strict=True))
+        if self.default is None and len(indices) and indices.min() < 0:
+            key = keys.values[int(np.argmin(indices))]
             raise UsageError(
                 f"MapLookup: the map of a sample lacks the key {key!r:.80}; add it, or give a default"
             )
         default = np.array([0 if self.default is None else self.default], typed_values.dtype)
-        return keys.with_values(np.concatenate([typed_values, default])[places])
+        return keys.with_values(np.concatenate([typed_values, default])[indices])
 
 
 def parted(owner: str, texts: Jagged, separator: str) -> tuple[list[str], NDArray[Any]]:

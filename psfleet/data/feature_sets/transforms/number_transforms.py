@@ -95,10 +95,10 @@ class Normalize(FittedTransform):
         count, mean, squares = self._seen
         if not len(values):
             return
-        total, own = count + len(values), float(values.mean())
-        squares += float(np.square(values - own).sum())
-        squares += (own - mean) ** 2 * count * len(values) / total
-        self._seen = total, mean + (own - mean) * len(values) / total, squares
+        total, batch_mean = count + len(values), float(values.mean())
+        squares += float(np.square(values - batch_mean).sum())
+        squares += (batch_mean - mean) ** 2 * count * len(values) / total
+        self._seen = total, mean + (batch_mean - mean) * len(values) / total, squares
 
     @override
     def finish(self) -> None:
@@ -278,12 +278,12 @@ class QuantileSketch:
             self._pending = len(self._fresh[0])
 
     def _carry(self, buffer: Doubles) -> None:
-        for level, other in enumerate(self._levels):
-            if other is None:
+        for level, buffer_of_level in enumerate(self._levels):
+            if buffer_of_level is None:
                 self._levels[level] = buffer
                 return
             self._levels[level] = None
-            buffer = np.sort(np.concatenate([buffer, other]))[int(self._odd) :: 2]
+            buffer = np.sort(np.concatenate([buffer, buffer_of_level]))[int(self._odd) :: 2]
             self._odd = not self._odd
         self._levels.append(buffer)
 

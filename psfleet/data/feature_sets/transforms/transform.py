@@ -131,10 +131,10 @@ def texts_or_ints(owner: str, values: Iterable[Any]) -> list[str | int]:
         ConfigError: One is something else, such as NaN.
     """
     plain = plain_values(values)
-    for place, value in enumerate(plain):
+    for index, value in enumerate(plain):
         with contextlib.suppress(UnicodeDecodeError):
-            plain[place] = value.decode() if isinstance(value, bytes) else value
-        if isinstance(value, bool) or not isinstance(plain[place], str | int):
+            plain[index] = value.decode() if isinstance(value, bytes) else value
+        if isinstance(value, bool) or not isinstance(plain[index], str | int):
             raise ConfigError(
                 f"{owner} has {value!r:.80}, which is neither a text nor a whole number; leave it out"
             )
@@ -148,13 +148,13 @@ def transforms_of(transforms: Any) -> tuple[Transform, ...]:
         ConfigError: One is neither a transform nor a function.
     """
     members = transforms if isinstance(transforms, list | tuple) else [transforms]
-    for each in members:
-        if not callable(each) or isinstance(each, type):
+    for item in members:
+        if not callable(item) or isinstance(item, type):
             raise ConfigError(
-                f"transform has {each!r:.80}; it must be an object of psfleet.features, such as Log1p(), or "
+                f"transform has {item!r:.80}; it must be an object of psfleet.features, such as Log1p(), or "
                 "a function"
             )
-    return tuple(each if isinstance(each, Transform) else Function(each) for each in members)
+    return tuple(item if isinstance(item, Transform) else Function(item) for item in members)
 
 
 def numbers_of(bags: Jagged, owner: Transform) -> Doubles:

@@ -105,9 +105,9 @@ class Vocabulary(FittedTransform):
     def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
         values = _texts_or_ints(inputs[0])
-        places = self._places(values)
-        unknown = places < 0
-        ids = places + self.oov
+        indices = self._places(values)
+        unknown = indices < 0
+        ids = indices + self.oov
         if not unknown.any():
             return inputs[0].with_values(ids)
         if not self.oov:
@@ -143,7 +143,7 @@ class _Index:
     """The places of a vocabulary's values, by text and by number."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.texts = {str(value): place for place, value in enumerate(values)}
+        self.texts = {str(value): index for index, value in enumerate(values)}
         numbers, missing, bad = typed(objects(list(values)), "int")
         usable = np.flatnonzero(~(missing | bad))
         order = usable[np.argsort(numbers[usable], kind="stable")]
@@ -156,8 +156,8 @@ def _lines(file: str | os.PathLike[str]) -> list[str]:
         lines = Path(file).read_bytes().decode("utf-8-sig").split("\n")
         return [value for line in lines if (value := line.removesuffix("\r"))]
     except (OSError, UnicodeDecodeError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise ConfigError(f"the vocabulary {os.fspath(file)!r} cannot be read: {what}") from None
+        cause = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the vocabulary {os.fspath(file)!r} cannot be read: {cause}") from None
 
 
 @dataclass
@@ -175,9 +175,9 @@ class Cross(Transform):
 
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
-        first, *others = inputs
+        first, *other_inputs = inputs
         product = first.with_values(hashed(first.values))
-        for other in others:
+        for other in other_inputs:
             product = _combined(product, other.with_values(hashed(other.values)))
         return product
 
