@@ -41,5 +41,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'psfleet.serving' has no attribute {name!r}")
-    module, own = _HOMES[name]
-    return getattr(importlib.import_module(module), own)
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

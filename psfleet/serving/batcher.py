@@ -262,20 +262,20 @@ def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any]
 def _plain(name: str, value: Any) -> Any:
     """An input of a program: an array of numbers, int64 or float32 unless it has come as an array."""
     try:
-        given = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+        array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
     except ValueError:
-        given = np.empty(0, object)
-    flat = array_of(given.reshape(-1).tolist()) if given.dtype == object else given.reshape(-1)
-    if given.ndim < 1 or flat.dtype.kind not in "iufbO":
+        array = np.empty(0, object)
+    flat = array_of(array.reshape(-1).tolist()) if array.dtype == object else array.reshape(-1)
+    if array.ndim < 1 or flat.dtype.kind not in "iufbO":
         raise ShapeError(f"the input {name!r} is {value!r:.80}; it must be an array of numbers")
     if flat.dtype.kind in "iub" or flat.dtype == np.float32:
-        return flat.reshape(given.shape)
+        return flat.reshape(array.shape)
     numbers, missing, bad = typed(flat, "float")
     bad |= missing if flat.dtype == object else False
     if bad.any():
-        place = int(np.argmax(bad))
+        index = int(np.argmax(bad))
         raise ShapeError(
-            f"the input {name!r} has {flat[place]!r:.80} in sample {place * len(given) // len(flat)}; it "
+            f"the input {name!r} has {flat[index]!r:.80} in sample {index * len(array) // len(flat)}; it "
             "must be an array of numbers"
         )
-    return numbers.reshape(given.shape)
+    return numbers.reshape(array.shape)

@@ -288,8 +288,8 @@ class Follower:
 
     def _newest(self) -> FoundSnapshot | None:
         job = self._job if isinstance(self._job, str | os.PathLike) else ""
-        own = Path(job, "snapshots") if job and Path(job).is_dir() else ""
-        path = _newest(self._snapshot or str(own))
+        job_snapshots = Path(job, "snapshots") if job and Path(job).is_dir() else ""
+        path = _newest(self._snapshot or str(job_snapshots))
         if not path:
             return None
         return FoundSnapshot(
@@ -313,11 +313,11 @@ class Follower:
         self.close()
 
 
-def _newest(place: str) -> str:
+def _newest(location: str) -> str:
     """The newest snapshot of a folder or URL, or the place itself if it is one; "": there is none."""
-    if not place or is_whole(place):
-        return place
-    return latest_snapshot(place)
+    if not location or is_whole(location):
+        return location
+    return latest_snapshot(location)
 
 
 class FollowerRuntime(SourceRuntime):

@@ -98,7 +98,7 @@ class WeightCopy:
         """
         self.apply(replies)
         for reply in replies:
-            for spec in [self._specs[each.table] for each in reply.tables]:
+            for spec in [self._specs[change.table] for change in reply.tables]:
                 if spec.kind == "sparse":
                     yield from self._fill_table(reply.server, spec, len(replies))
 
@@ -150,7 +150,9 @@ class WeightCopy:
         slices = self._slices.setdefault(name, {})
         slices[dense_range(change.spec, reply.server, reply.servers)] = change.weights
         if sum(map(len, slices.values())) == change.spec.size:
-            self.rows.add(change.spec, np.concatenate([slices[each] for each in sorted(slices)]))
+            self.rows.add(
+                change.spec, np.concatenate([slices[bounds] for bounds in sorted(slices)])
+            )
             del self._slices[name]
 
     def _apply_rows(self, change: ChangedTable, server: int, *, gap: bool) -> None:
@@ -272,11 +274,11 @@ class Following:
 
         Of two replies the cheaper one counts: one may have loaded a kernel.
         """
-        now, cpu, own = self._clock(), reply.process_microseconds, reply.microseconds
+        now, cpu, reply_cpu = self._clock(), reply.process_microseconds, reply.microseconds
         before, at, cost = self._cpu.get(reply.boot, (cpu, 0.0, 0))
-        self._cpu[reply.boot] = cpu, now, own
+        self._cpu[reply.boot] = cpu, now, reply_cpu
         busy = (cpu - before) / max(now - at, 1e-3) * 1e-6
-        return min(own, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
+        return min(reply_cpu, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
 
     def take(self, replies: Sequence[ChangesReply], at: float) -> int:
         """Apply the changes of a cut, and be there; returns how many rows they were."""
@@ -365,4 +367,4 @@ def _are_one_cut(replies: Sequence[ChangesReply]) -> bool:
 
 
 def _total(pushes: Sequence[Mapping[int, tuple[int, int]]]) -> int:
-    return sum(last for each in pushes for _, last in each.values())
+    return sum(last for by_worker in pushes for _, last in by_worker.values())

@@ -48,10 +48,10 @@ class GrpcPrediction:
     def __init__(self, service: PredictionService) -> None:
         self._service = service
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "prediction")
-        health, own = serving_module("grpc_health.v1.health"), ("", _SERVICE)
+        health, health_names = serving_module("grpc_health.v1.health"), ("", _SERVICE)
         self._health_messages = serving_module("grpc_health.v1.health_pb2")
         self._health = health.HealthServicer()
-        for name in own:
+        for name in health_names:
             self._health.set(name, self._health_messages.HealthCheckResponse.SERVING)
         reflection = serving_module("grpc_reflection.v1alpha.reflection")
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -105,7 +105,7 @@ class GrpcPrediction:
         try:
             request = _parsed(messages.PredictRequest, content)
             name = request.model
-            inputs = {each.name: _values(each) for each in request.inputs}
+            inputs = {message.name: _values(message) for message in request.inputs}
             prediction = self._service.prepare(name, request.version, inputs)
             pending = PendingPrediction(prediction.batch, prediction.samples)
             batcher = prediction.version.batcher

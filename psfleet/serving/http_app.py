@@ -115,10 +115,10 @@ class HttpConnection:
 
     def _send_reply(self, request: HttpRequest) -> None:
         self.is_busy = True
-        status, body, kind, more = request.refusal or self._reply_to(request)
+        status, body, kind, headers = request.refusal or self._reply_to(request)
         keeps_open = request.keeps_open and not self._is_ending
         head = _head(status, kind, int(time.time()))
-        for name, value in [*more, *([] if keeps_open else [(b"connection", b"close")])]:
+        for name, value in [*headers, *([] if keeps_open else [(b"connection", b"close")])]:
             head += b"%b: %b\r\n" % (name, value)
         head += b"content-length: %d\r\n\r\n" % len(body)
         self.transport.send([head + body] if request.method != "HEAD" else [head])
@@ -172,9 +172,9 @@ class HttpConnection:
         self._request.keeps_open = self._parser.should_keep_alive()
         self._whole.append(self._request)
 
-    def _grow(self, size: int, most: int) -> None:
+    def _grow(self, size: int, limit: int) -> None:
         self._size += size
-        if self._size > most:
+        if self._size > limit:
             self._request.refusal = self._too_large
             raise OverflowError
 
@@ -351,7 +351,7 @@ def _inputs(content: bytes) -> Any:
     if "inputs" in document:
         return document["inputs"]
     samples = document["instances"]
-    if not isinstance(samples, list) or not all(isinstance(each, dict) for each in samples):
+    if not isinstance(samples, list) or not all(isinstance(item, dict) for item in samples):
         raise UsageError('"instances" must be a list of objects, each with values by name')
     if not samples:
         raise UsageError('"instances" is empty; send at least one sample')

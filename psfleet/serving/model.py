@@ -267,13 +267,15 @@ class VersionedModel:
         root = self.checkpoint or self.model
         if self._is_whole(root):
             return {}
-        places = {int(n): f"{root.rstrip('/')}/{n}" for n in folders_in(root) if n.isdecimal()}
-        return {number: place for number, place in places.items() if self._is_whole(place)}
+        locations = {int(n): f"{root.rstrip('/')}/{n}" for n in folders_in(root) if n.isdecimal()}
+        return {
+            number: location for number, location in locations.items() if self._is_whole(location)
+        }
 
-    def _is_whole(self, place: str) -> bool:
-        if place not in self._whole and is_whole(place):
-            self._whole.add(place)
-        return place in self._whole
+    def _is_whole(self, location: str) -> bool:
+        if location not in self._whole and is_whole(location):
+            self._whole.add(location)
+        return location in self._whole
 
     def numbers(self) -> list[int]:
         """The versions that are there, ascending; [1]: the folder is one itself."""
@@ -285,10 +287,10 @@ class VersionedModel:
         Raises:
             PsfleetError: It cannot be loaded.
         """
-        place = self._places().get(number, self.checkpoint or self.model)
+        location = self._places().get(number, self.checkpoint or self.model)
         if self.checkpoint:
-            return load(self.model, self.features, place, self.rows)
-        return load(place, self.features, rows=self.rows)
+            return load(self.model, self.features, location, self.rows)
+        return load(location, self.features, rows=self.rows)
 
 
 class ServedModel:
@@ -347,12 +349,12 @@ class ServedModel:
                         f"{', '.join(map(str, sorted(self._loaded)))}"
                     )
                 return version
-            other, percentage = self._split
+            split_number, percentage = self._split
             self._turn += percentage
             if self._turn < 100:
                 return self._loaded[self._active]
             self._turn -= 100
-            return self._loaded[other]
+            return self._loaded[split_number]
 
     def route(self, number: int, percentage: float = 100.0) -> None:
         """Give a version this part of the requests, from the next one on; 100: it becomes the active one.
@@ -383,7 +385,11 @@ class ServedModel:
             self._before = self._active if number != self._active else self._before
             self._active, self._split = number, (number, 0.0)
         numbers = {self._active, self._before, self._split[0]}  # one command leads back
-        self._loaded = {each: versions[each] for each in versions if each in numbers}
+        self._loaded = {
+            loaded_number: versions[loaded_number]
+            for loaded_number in versions
+            if loaded_number in numbers
+        }
 
     def refresh(self) -> None:
         """Load a version that is newer than the active one, and make it active, unless one is pinned.
@@ -420,8 +426,12 @@ class ServedModel:
     def versions(self) -> list[tuple[int, ModelVersion | None, float]]:
         """Each version by its number: what is loaded, and the percentage of requests that it gets."""
         with self._lock:
-            versions, active, (other, percentage) = dict(self._loaded), self._active, self._split
+            versions, active, (split_number, percentage) = (
+                dict(self._loaded),
+                self._active,
+                self._split,
+            )
         parts = {active: 100.0 - percentage}
-        parts[other] = parts.get(other, 0.0) + percentage
+        parts[split_number] = parts.get(split_number, 0.0) + percentage
         every = sorted({*versions, *self.numbers()})
         return [(number, versions.get(number), parts.get(number, 0.0)) for number in every]

@@ -149,7 +149,7 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
     only = inputs[0] if len(inputs) == 1 else None
     if not isinstance(only, Feature) or only.hashed or only.transform:
         raise ConfigError(
-            f"the tower {tower.name!r} has the inputs {[each.name for each in inputs]}; an index needs a "
+            f"the tower {tower.name!r} has the inputs {[entry.name for entry in inputs]}; an index needs a "
             "model with one feature of ids that are neither hashed nor transformed, and its --features"
         )
     ids = rows.sparse[only.table.name].content()[0]

@@ -112,7 +112,7 @@ class OnnxGraph:
 
     def _leaf(self, variable: Variable) -> str:
         """The name of an input, which is made a constant or an input of the graph if it is a leaf."""
-        is_constant = any(each.name == variable.name for each in self._constants)
+        is_constant = any(constant.name == variable.name for constant in self._constants)
         if variable.record is not None or variable.name in self._inputs or is_constant:
             return variable.name
         if variable.is_data:
@@ -125,14 +125,16 @@ class OnnxGraph:
         name, *settings = record.op.saved or (type(record.op).__name__,)
         output = record.output
         if name in _ROWS:
-            table = next(each.parameter for each in record.inputs if each.parameter is not None)
+            table = next(
+                variable.parameter for variable in record.inputs if variable.parameter is not None
+            )
             self._inputs[output.name] = self._value(output)
             self.rows[output.name] = table.name
             return
         add: Callable[..., None] | None = getattr(self, f"_add_{name}", None)
         if name not in _PLAIN and name not in _REDUCTIONS and add is None:
             raise _refused(output, name)
-        inputs = [self._leaf(each) for each in record.needed(training=False)]
+        inputs = [self._leaf(variable) for variable in record.needed(training=False)]
         values = dict(zip(settings, record.op.settings(), strict=True))
         if name in _PLAIN:
             self._node(_PLAIN[name], inputs, output.name)
@@ -173,9 +175,9 @@ class OnnxGraph:
         size = self._constant(np.array(extents, np.int64))
         x, *weights = inputs
         if not has_scale:
-            ones = np.ones(int(np.prod(np.array(extents, np.int64))), record.output.dtype)
-            weights.insert(0, self._constant(ones))
-        factors = [self._node("Reshape", [each, size]) for each in weights]
+            unit_scale = np.ones(int(np.prod(np.array(extents, np.int64))), record.output.dtype)
+            weights.insert(0, self._constant(unit_scale))
+        factors = [self._node("Reshape", [weight, size]) for weight in weights]
         attributes = {"axis": axis, "epsilon": epsilon}
         self._node("LayerNormalization", [x, *factors], record.output.name, **attributes)
 
@@ -193,7 +195,8 @@ class OnnxGraph:
         extents = [-1 if i == axis % rank else 1 for i in range(rank)]
         size = self._constant(np.array(extents, np.int64))
         x, mean, variance, *weights = (
-            each if i == 0 else self._node("Reshape", [each, size]) for i, each in enumerate(inputs)
+            operand if i == 0 else self._node("Reshape", [operand, size])
+            for i, operand in enumerate(inputs)
         )
         safe = self._node("Add", [variance, self._constant(record.output.dtype.type(epsilon))])
         difference = self._node("Sub", [x, mean])
@@ -220,8 +223,8 @@ class OnnxGraph:
         kind = "ReduceMax" if pool == "max" else "ReduceSum"
         y = self._node(kind, [steps, time], keepdims=0)
         to = self._onnx.helper.np_dtype_to_tensor_dtype(record.output.dtype)
-        ones = self._node("Cast", [mask], to=to)
-        count = self._node("ReduceSum", [ones, time], keepdims=0)
+        mask_numbers = self._node("Cast", [mask], to=to)
+        count = self._node("ReduceSum", [mask_numbers, time], keepdims=0)
         if pool in ("average", "sqrt"):
             some = self._node("Max", [count, self._constant(number(1))])
             y = self._node("Div", [y, self._node("Sqrt", [some]) if pool == "sqrt" else some])
@@ -234,9 +237,9 @@ class OnnxGraph:
         x, *lengths = inputs
         if masked:
             return self._node("Cast", lengths, to=self._onnx.TensorProto.BOOL)
-        zero, one = self._constant(np.array(0, np.int64)), self._constant(np.array(1, np.int64))
-        extent = self._node("Gather", [self._node("Shape", [x]), one])
-        steps = self._node("Range", [zero, extent, one])
+        zero, unit = self._constant(np.array(0, np.int64)), self._constant(np.array(1, np.int64))
+        extent = self._node("Gather", [self._node("Shape", [x]), unit])
+        steps = self._node("Range", [zero, extent, unit])
         column = self._constant(np.array([-1, 1], np.int64))
         if lengths:
             return self._node("Less", [steps, self._node("Reshape", [lengths[0], column])])
@@ -282,7 +285,7 @@ class OnnxGraph:
 
     def _add_stack(self, inputs: list[str], record: Record, axis: int) -> None:
         at = self._constant(np.array([axis], np.int64))
-        wide = [self._node("Unsqueeze", [each, at]) for each in inputs]
+        wide = [self._node("Unsqueeze", [operand, at]) for operand in inputs]
         self._node("Concat", wide, record.output.name, axis=axis)
 
     def _add_slice(
@@ -293,7 +296,7 @@ class OnnxGraph:
         starts: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        bounds = [self._constant(np.array(each, np.int64)) for each in (starts, ends, axes)]
+        bounds = [self._constant(np.array(numbers, np.int64)) for numbers in (starts, ends, axes)]
         self._node("Slice", [*inputs, *bounds], record.output.name)
 
     def _add_gather(self, inputs: list[str], record: Record) -> None:
@@ -307,7 +310,7 @@ class OnnxGraph:
     ) -> None:
         flips = (transpose_x, transpose_y)
         operands = zip(inputs, record.needed(training=False), flips, strict=True)
-        self._node("MatMul", [self._flipped(*each) for each in operands], record.output.name)
+        self._node("MatMul", [self._flipped(*operand) for operand in operands], record.output.name)
 
     def _flipped(self, name: str, variable: Variable, flip: bool) -> str:
         rank = len(variable.shape)

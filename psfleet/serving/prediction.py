@@ -104,11 +104,11 @@ def check_model(model: str, *, has_weights: bool) -> None:
     """
     path = Path(model)
     if not is_folder(model) and (path.exists() or ":" not in model):
-        what = "is a file" if path.exists() else "does not exist"
+        problem = "is a file" if path.exists() else "does not exist"
         if path.is_dir():
-            what = f"is a folder without {PROGRAM}, so it is no inference model"
+            problem = f"is a folder without {PROGRAM}, so it is no inference model"
         raise ConfigError(
-            f"the model {model!r} {what}; name the folder of an inference model, or MODULE:NAME of a "
+            f"the model {model!r} {problem}; name the folder of an inference model, or MODULE:NAME of a "
             "function that makes the model"
         )
     if not (has_weights or is_folder(model)):
@@ -179,8 +179,10 @@ def _of_program(
         return predict
     # An input of the feature's name takes all ids of a sample, whatever else becomes of them.
     plainly = FeatureSet(
-        replace(each, pooling="sum") if isinstance(each, Feature) and each.name in feeds else each
-        for each in features.members
+        replace(feature, pooling="sum")
+        if isinstance(feature, Feature) and feature.name in feeds
+        else feature
+        for feature in features.members
     )
 
     def on_features(batch: dict[str, Any]) -> Any:
@@ -314,15 +316,15 @@ def _count(
             f"a batch of the evaluation is {batch!r:.80}; it must be a tuple (inputs, labels) or "
             "(inputs, labels, {'weights': ...})"
         )
-    inputs, labels, *more = batch
-    extra = more[0] if more else {}
+    inputs, labels, *arguments = batch
+    extra = arguments[0] if arguments else {}
     predictions = predict(inputs)
     if not isinstance(labels, Mapping):
         scores.update(transform(predictions), labels, **extra)
         return
-    for task, own in labels.items():
+    for task, task_labels in labels.items():
         if not isinstance(predictions, Mapping) or task not in predictions:
             raise UsageError(
                 f"there are labels of the task {task!r}, and no predictions of that name"
             )
-        scores.update(transform(predictions[task]), own, task=task, **extra)
+        scores.update(transform(predictions[task]), task_labels, task=task, **extra)

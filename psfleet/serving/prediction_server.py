@@ -142,7 +142,7 @@ class PredictionServer:
         """End: requests under way are answered, then the ports are closed. Safe to call twice."""
         self._closing.set()
         self._calls.stop()
-        stopping = [ServiceThread(each.stop, "stopping", (_GRACE,)) for each in self._servers]
+        stopping = [ServiceThread(server.stop, "stopping", (_GRACE,)) for server in self._servers]
         for thread in stopping:
             thread.start()
         for thread in stopping:
@@ -158,14 +158,14 @@ class PredictionServer:
         self.close()
 
 
-def _listening(what: str, host: str, port: int) -> tuple[socket.socket, str]:
+def _listening(protocol: str, host: str, port: int) -> tuple[socket.socket, str]:
     """A socket that listens, and its address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"{what} cannot listen on {host}:{port}: {error.strerror}; choose another port"
+            f"{protocol} cannot listen on {host}:{port}: {error.strerror}; choose another port"
         ) from None
     return listener, f"{host}:{listener.getsockname()[1]}"
 

@@ -189,8 +189,8 @@ def rows_of_snapshot(
                 mask = _counts(spec, page.scores) >= min_count
             ids, weights = page.ids[mask], weights[mask]
             if part[1] > 1:
-                own = owned_by(ids, *part)
-                ids, weights = ids[own], weights[own]
+                in_part = owned_by(ids, *part)
+                ids, weights = ids[in_part], weights[in_part]
             rows.sparse[spec.name].put(ids, weights)
     return rows
 

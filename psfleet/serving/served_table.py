@@ -134,13 +134,13 @@ class ServedTable:
         """The rows of ids, int64 [n]: float32 [n, dim]."""
         spec, out = self.spec, self._codec.dtype is np.float32
         rows = np.empty((len(ids), spec.dim if out else 0), np.float32)
-        places, missing = self._places(ids, rows)
+        positions, missing = self._places(ids, rows)
         if not missing:
-            return rows if out else self._rows(places)
-        unknown = places < 0
+            return rows if out else self._rows(positions)
+        unknown = positions < 0
         if not out:
             rows = np.empty((len(ids), spec.dim), np.float32)
-            rows[~unknown] = self._rows(places[~unknown])
+            rows[~unknown] = self._rows(positions[~unknown])
         rows[unknown] = initial_rows(ids[unknown], spec.dim, spec.initializer, spec.seed, spec.name)
         return rows
 
@@ -155,16 +155,16 @@ class ServedTable:
             ids: int64 [n].
             rows: Gets the rows of a table of float32; [n, 0]: they are not wanted.
         """
-        codes, places = self._codes, np.empty(len(ids), np.int64)
+        codes, positions = self._codes, np.empty(len(ids), np.int64)
         at, width, to = address_of(codes), codes.strides[0], address_of(rows)
         missing: int = self._index.find(
-            ids, self._keys, self._slots, self._direct, places, at, width, to, rows.shape[1]
+            ids, self._keys, self._slots, self._direct, positions, at, width, to, rows.shape[1]
         )
-        return places, missing
+        return positions, missing
 
-    def _rows(self, places: NDArray[Any]) -> Floats:
-        codes = self._codes.take(places, axis=0)
-        scales = self._scales.take(places) if self._codec.has_scales else self._scales
+    def _rows(self, positions: NDArray[Any]) -> Floats:
+        codes = self._codes.take(positions, axis=0)
+        scales = self._scales.take(positions) if self._codec.has_scales else self._scales
         return self._codec.decode(codes, scales, self.spec.dim)
 
     def put(self, ids: Ids, rows: Floats) -> None:
@@ -177,13 +177,17 @@ class ServedTable:
         self.reserve(self._count + len(ids))
         if self._direct and self._largest >= len(self._slots):
             self._index_anew(len(self._slots))
-        places, codes, own = np.empty(len(ids), np.int64), np.ascontiguousarray(codes), self._codes
-        addresses = address_of(own), own.strides[0], address_of(codes)
+        positions, codes, stored = (
+            np.empty(len(ids), np.int64),
+            np.ascontiguousarray(codes),
+            self._codes,
+        )
+        addresses = address_of(stored), stored.strides[0], address_of(codes)
         self._count = self._index.put(
-            ids, self._keys, self._slots, self._direct, self._count, places, *addresses
+            ids, self._keys, self._slots, self._direct, self._count, positions, *addresses
         )
         if self._codec.has_scales:
-            self._scales[places] = scales
+            self._scales[positions] = scales
 
     def remove(self, ids: Ids) -> None:
         """Remove the rows of ids, int64 [n], where there are some."""
@@ -191,11 +195,11 @@ class ServedTable:
         self._count = self._index.remove(
             ids, self._keys, self._slots, self._direct, self._count, holes
         )
-        for place in holes[holes >= 0]:
+        for hole in holes[holes >= 0]:
             last -= 1
-            self._codes[place] = self._codes[last]
+            self._codes[hole] = self._codes[last]
             if self._codec.has_scales:
-                self._scales[place] = self._scales[last]
+                self._scales[hole] = self._scales[last]
 
     def reserve(self, count: int) -> None:
         """Have room for so many rows."""

@@ -26,35 +26,35 @@ class ServingMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        own = self._registry
+        registry = self._registry
         self._calls = Counter(
             "psfleet_serving_requests",
             "Requests, by what became of them.",
             ["model", "method", "code"],
-            registry=own,
+            registry=registry,
         )
         self._seconds = Histogram(
             "psfleet_serving_batch_seconds",
             "Time of a batch.",
             ["model"],
             buckets=_TIMES,
-            registry=own,
+            registry=registry,
         )
         self._samples = Histogram(
             "psfleet_serving_batch_samples",
             "Samples of a batch.",
             ["model"],
             buckets=_SIZES,
-            registry=own,
+            registry=registry,
         )
         self._requests = Counter(
             "psfleet_serving_batched_requests",
             "Requests that went into batches.",
             ["model"],
-            registry=own,
+            registry=registry,
         )
         self._levels = {
-            name: Gauge(f"psfleet_serving_{name}", text, ["model", "version"], registry=own)
+            name: Gauge(f"psfleet_serving_{name}", text, ["model", "version"], registry=registry)
             for name, text in (
                 ("age_seconds", "Time since the values were the training's."),
                 ("cut", "Cut of the training that the values are of."),

@@ -57,8 +57,8 @@ class ServingClient:
         request.inputs.extend(_message(name, value) for name, value in columns if value is not None)
         reply = self._call("Predict", request, messages.PredictReply)
         outputs = {
-            each.name: np.array(each.values, np.float32).reshape(each.shape)
-            for each in reply.outputs
+            output.name: np.array(output.values, np.float32).reshape(output.shape)
+            for output in reply.outputs
         }
         return outputs[""] if list(outputs) == [""] else outputs
 
@@ -196,13 +196,13 @@ class SplitClient:
         parts = self._routes[virtual_shards(ids)]
         order = np.argsort(parts, kind="stable")
         ends = np.searchsorted(parts[order], np.arange(len(self._clients) + 1))
-        places = [order[low:high] for low, high in itertools.pairwise(ends)]
+        positions = [order[low:high] for low, high in itertools.pairwise(ends)]
         calls = [
-            self._pool.submit(client.look_up, table, ids[own], model)
-            for client, own in zip(self._clients, places, strict=True)
-            if len(own) or len(ids) == 0
+            self._pool.submit(client.look_up, table, ids[part_positions], model)
+            for client, part_positions in zip(self._clients, positions, strict=True)
+            if len(part_positions) or len(ids) == 0
         ]
-        parts_rows = np.concatenate([each.result() for each in calls])
+        parts_rows = np.concatenate([call.result() for call in calls])
         rows = np.empty_like(parts_rows)
         rows[order] = parts_rows
         return rows

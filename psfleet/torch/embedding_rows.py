@@ -213,10 +213,10 @@ class EmbeddingRows:
         assert state.ids is not None
         if ids is None:
             ids = np.arange(len(values), dtype=np.int64)
-        others = np.setdiff1d(state.ids, ids)
-        if len(others):
+        absent_ids = np.setdiff1d(state.ids, ids)
+        if len(absent_ids):
             raise UsageError(
-                f"embedding {self.name!r} has a row for id {others[0]} and the state dict has none; "
+                f"embedding {self.name!r} has a row for id {absent_ids[0]} and the state dict has none; "
                 "load it before the first step, or use fleet.load_model"
             )
         self.client.set_weights(self.spec, values, ids, state)
@@ -271,10 +271,12 @@ class EmbeddingRows:
         is_stored = np.isin(ids, state.ids)
         for values, first in zip(slots, initial, strict=True):
             is_stored |= (values != np.float32(first)).any(1)
-        others = np.setdiff1d(state.ids, ids)
-        ids = np.concatenate([ids[is_stored], others])
+        absent_ids = np.setdiff1d(state.ids, ids)
+        ids = np.concatenate([ids[is_stored], absent_ids])
         whole = [
-            np.concatenate([values[is_stored], np.full((len(others), self.dim), first, np.float32)])
+            np.concatenate(
+                [values[is_stored], np.full((len(absent_ids), self.dim), first, np.float32)]
+            )
             for values, first in zip(slots, initial, strict=True)
         ]
         rows = np.array(self.runtime.pull([self.read(ids)])[0])

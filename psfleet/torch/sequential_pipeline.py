@@ -120,9 +120,9 @@ def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]
     modes = {module: module.training for module in model.modules()}
     model.eval()  # neither masks nor running statistics are touched
     try:
-        for place, child in enumerate(model):
+        for index, child in enumerate(model):
             value, multiplications = _watched(child, value)
-            size = sum(tensor.numel() for tensor in tensors_of(value, f"module {place}"))
+            size = sum(tensor.numel() for tensor in tensors_of(value, f"module {index}"))
             work.append((multiplications + size) / samples)
             crossing.append(math.ceil(size / samples))
     finally:
@@ -147,8 +147,8 @@ def _watched(child: nn.Module, value: Any) -> tuple[Any, float]:
 
 def _multiplications(module: nn.Module, out: Any) -> float:
     """Return the number of multiplications by a module's own dense parameters, on the whole batch."""
-    own = [p for p in module._parameters.values() if p is not None]
-    size = sum(p.numel() for p in own if not isinstance(p, TableWeight))
+    parameters = [p for p in module._parameters.values() if p is not None]
+    size = sum(p.numel() for p in parameters if not isinstance(p, TableWeight))
     first = out[0] if isinstance(out, tuple) and out else out
     if not size or not isinstance(first, Tensor):
         return size
@@ -275,7 +275,7 @@ class Pipeline:
         check_share(len(chunks), stages)
         last = len(chunks) // stages - 1
         firsts = range(0, len(chunks), last + 1)
-        places = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]
-        parts = StageModules(self.model, places, self._recomputes, self._asked.queue_size)
+        stage_spans = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]
+        parts = StageModules(self.model, stage_spans, self._recomputes, self._asked.queue_size)
         self.optimizer.narrow(parts.own)
         return parts

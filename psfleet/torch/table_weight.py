@@ -37,7 +37,7 @@ _NAMED = {"reason": _REASON} if "reason" in inspect.signature(_disable).paramete
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 _ROOM = 2**31  # lookups between two steps that a table without a number of rows can tell apart
-_MOST = 2**30  # numbers of bags begin anew before they get there
+_MOST = 2**30  # numbers of bags start again from 0 before they reach this
 
 
 def refuse_graph() -> None:
