@@ -1,4 +1,11 @@
-"""Programs as ONNX graphs. Rows come in as inputs: whoever predicts looks them up."""
+"""Export of a program as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
+
+An embedding does not fit into a graph: its rows stay in a table. So the rows of each look-up become an input
+of the graph, and the graph's metadata names their table. Who runs the graph looks the rows up first.
+
+Each operation has a method `_add_NAME`, which adds nodes for it; operations that ONNX has too are in _PLAIN
+and _REDUCTIONS. Prediction is meant: dropout scales, and gradient operations pass values through.
+"""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -29,7 +36,7 @@ _PLAIN = {
     "min": "Min",
     "pow": "Pow",
 }
-"""Operations that ONNX has with the same meaning, by psfleet's names."""
+"""ONNX operation with the same meaning and inputs, by the name of psfleet's operation."""
 _ROWS = ("embedding", "dense_embedding", "pooled_embedding")
 _REDUCTIONS = {
     "reduce_sum": "ReduceSum",
@@ -41,10 +48,10 @@ _OPSET, _IR = 18, 9
 
 
 def onnx_module() -> Any:
-    """The package onnx.
+    """Import the package onnx.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The package is not installed.
     """
     try:
         return importlib.import_module("onnx")
@@ -53,13 +60,13 @@ def onnx_module() -> Any:
 
 
 class OnnxGraph:
-    """A graph that grows record by record.
+    """ONNX graph that is built from a program, one record after the other.
 
     Args:
-        loaded: The program that it stands for.
+        inference: The program, its feeds and targets.
 
     Attributes:
-        rows: Names of the inputs that are rows, with the table of each.
+        rows: Table of each input of the graph that takes looked-up rows, by name of the input.
     """
 
     def __init__(self, inference: Loaded) -> None:
@@ -72,10 +79,10 @@ class OnnxGraph:
         _, _, self._targets = inference
 
     def write(self, where: Path) -> None:
-        """Write the model.
+        """Write the model to a file.
 
         Raises:
-            ConfigError: An operation has no counterpart; the error names it.
+            ConfigError: An operation has no counterpart in ONNX; the error names it.
         """
         for record in ancestors(self._targets):
             self._add(record)
@@ -111,7 +118,8 @@ class OnnxGraph:
         return output
 
     def _leaf(self, variable: Variable) -> str:
-        """The name of an input, which is made a constant or an input of the graph if it is a leaf."""
+        """Return the name of a variable. A leaf becomes an input of the graph, or a constant with its
+        value."""
         is_constant = any(constant.name == variable.name for constant in self._constants)
         if variable.record is not None or variable.name in self._inputs or is_constant:
             return variable.name
@@ -194,6 +202,8 @@ class OnnxGraph:
         rank = len(record.output.shape)
         extents = [-1 if i == axis % rank else 1 for i in range(rank)]
         size = self._constant(np.array(extents, np.int64))
+        # y = (x - mean) / sqrt(variance + epsilon) * scale + shift, along `axis`. ONNX's BatchNormalization
+        # normalizes along axis 1 only.
         x, mean, variance, *weights = (
             operand if i == 0 else self._node("Reshape", [operand, size])
             for i, operand in enumerate(inputs)
@@ -212,6 +222,8 @@ class OnnxGraph:
     ) -> None:
         if pool not in ("sum", "average", "sqrt", "max"):
             raise _refused(record.output, f"sequence_pool {pool}")
+        # Steps that are not part of a sequence become 0, or -inf for "max", and then all steps are reduced:
+        # average = sum / max(count, 1), sqrt = sum / sqrt(max(count, 1)). Empty sequences get `pad_value`.
         number, rank = record.output.dtype.type, len(record.inputs[0].shape)
         x = inputs[0]
         present = self._present(inputs, record, masked=masked)
@@ -233,7 +245,7 @@ class OnnxGraph:
         self._node("Where", [nothing, pad, y], record.output.name)
 
     def _present(self, inputs: list[str], record: Record, *, masked: bool) -> str:
-        """The steps that are part of their sequence: bool [batch, time]."""
+        """Add nodes for a mask, bool [batch, time], that is true for the steps of each sequence."""
         x, *lengths = inputs
         if masked:
             return self._node("Cast", lengths, to=self._onnx.TensorProto.BOOL)
