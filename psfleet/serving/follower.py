@@ -128,6 +128,8 @@ class Follower:
             self._reader.server_num, self._new_copy, self._newest, interval, time.monotonic
         )
         self._rows = self._following.copy.rows
+        # Held while a cut is applied, during a look-up, and by `held` for several look-ups of one thread. For
+        # these it must be reentrant.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._closing = threading.Event()

@@ -1,14 +1,15 @@
 """State machine of a follower: the requests that lead from cut to cut, and how replies are applied. No I/O.
 
-A WeightCopy holds rows and, for each server, the version up to which its changes are applied. `Following`
-drives it as a generator of actions, which psfleet.serving.follower carries out:
+A WeightCopy holds rows and, for each server, the version of the changes applied last. `Following` drives it
+as a generator of actions, which psfleet.serving.follower carries out:
 
     AskChanges  ->  replies of all servers after the same round   ->  TakeCut, Rest, next round
                     replies of different rounds                   ->  ask for a later round
                     a server no longer knows the changes (a gap)  ->  new copy, from a snapshot or by AskRows
 
-A cut must have the same round from every server. So a request names a round that has not closed yet
-(`_target`), and each server replies when it closes that round.
+In a mode with rounds, a cut must have the same round from every server. So a request names a round that has
+not closed yet (`_target`), and each server replies when it closes that round. In the other modes servers
+reply at once.
 """
 
 import math

@@ -161,6 +161,7 @@ class GrpcPrediction:
         if not isinstance(error, PsfleetError):
             error = PsfleetError(f"the model failed: {error!r:.200}")
         code, details, metadata = channel.status_of(error)
+        # A gRPC client with a retry policy waits for this time before it tries again.
         if isinstance(error, QueueFull):
             metadata = ((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),)
         call.set_trailing_metadata(metadata)

@@ -111,6 +111,7 @@ class HttpConnection:
                 self._parser.feed_data(self._view[:size])
             except (self._httptools.HttpParserError, self._httptools.HttpParserUpgrade) as error:
                 self._whole.append(self._refused(error))
+            # The bytes of one read may contain several pipelined requests. The callbacks have collected them.
             whole, self._whole = self._whole, []
             for request in whole:
                 self._send_reply(request)
@@ -124,7 +125,7 @@ class HttpConnection:
         return request
 
     def _send_reply(self, request: HttpRequest) -> None:
-        self.is_busy = True
+        self.is_busy = True  # a server that stops waits for busy connections
         status, body, kind, headers = request.refusal or self._reply_to(request)
         keeps_open = request.keeps_open and not self._is_ending
         head = _head(status, kind, int(time.time()))

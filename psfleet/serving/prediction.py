@@ -309,6 +309,7 @@ def evaluate_cut(
         _remove(temporary)
         raise
 
+    # FrozenRuntime reads the whole snapshot, so a temporary one is removed before the evaluation begins.
     def run() -> dict[str, float]:
         try:
             tables = FrozenRuntime(str(cut))

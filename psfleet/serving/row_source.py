@@ -260,6 +260,8 @@ class SourceRuntime(ReadOnlyRuntime):
             return [self._pull(read) for read in reads]
 
     def _pull(self, read: Read) -> Floats:
+        # A read has the table's key, a RowSource knows names. The map is built again if a key is missing,
+        # because a running job may create tables.
         name, ids = self._names.get(read.table), read.ids
         if name is None:
             self._names = {key_of(name): name for name in self.rows.specs()}
@@ -341,6 +343,8 @@ def write_rows(folder: Path, rows: ServedRows, kind: ArrayFormat) -> None:
         arrays |= {f"ids/{name}": ids, f"rows/{name}": codes}
         if len(scales):
             arrays[f"scales/{name}"] = scales
+    # The arrays are on disk under their final name before export.json names them. So after a crash the folder
+    # has either no export.json or a complete export.
     file = _FILES[kind]
     partial = folder / f".rows.{os.getpid()}.partial"
     file.write(partial, arrays)
@@ -418,6 +422,7 @@ def _fill(
         raise Misfit(f"has rows of {spec.name!r} of the shape {codes.shape} and {codes.dtype}")
     rows.add(spec)
     scales = arrays.get(f"scales/{spec.name}", np.empty(0, np.float32))
+    # Rows in the wanted form are taken over as they are, without a second rounding.
     if form == rows.form:
         rows.sparse[spec.name].put_codes(ids, codes, scales)
     else:

@@ -34,7 +34,9 @@ M = TypeVar("M", bound=nn.Module)
 Floats = NDArray[np.float32]
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
-_MOST_SHAPES = 64
+_MOST_SHAPES = (
+    64  # shapes of batches for which a predictor keeps prepared bags; the oldest goes first
+)
 
 
 @checked
@@ -160,6 +162,7 @@ class _ModuleExchange:
             parent._modules[key] = self._pairs[child][side]
         for params, i, pair in self._entries:
             params[i] = pair[side].weight
+        # Torch keys an optimizer's state by the parameter object, so the state must move to the new weight.
         for optimizer in self._optimizers:
             for pair in self._pairs.values():
                 before, after = (cast(Tensor, pair[i].weight) for i in (1 - side, side))
@@ -369,6 +372,8 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
 
     def pulled(ids: Tensor) -> Floats:
         numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)
+        # As uint64 a negative id is larger than any count, so a single maximum checks both bounds. `_check`
+        # then looks for the bad id and raises.
         if (
             count is not None
             and np.maximum.reduce(numbers.view(np.uint64), None, initial=0) >= count
@@ -385,6 +390,8 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
         ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *scores: Any
     ) -> Tensor:
         assert isinstance(module, EmbeddingBag)
+        # The common case, bags of equal length in a [samples, ids] tensor, goes to psfleet's pooling kernel.
+        # Others take torch's embedding_bag, with the pulled rows as its weight and their positions as ids.
         plain = offsets is None and weights is None and padding is None and ids.is_cpu
         if plain and ids.ndim == 2 and module.mode != "max":
             rows = pulled(ids)

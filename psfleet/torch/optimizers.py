@@ -101,7 +101,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._dense, self._sparse = self._make(plan, states)
         for optimizer in originals:
             _retire(optimizer)
-        self._modules: list[nn.Module] | None = None  # that this process trains; None: all
+        self._modules: list[nn.Module] | None = (
+            None  # modules that this process trains, or None for all
+        )
         self._narrow()
         owners = [
             binding.owner for binding in self._sparse if isinstance(binding.owner, FleetOptimizer)
@@ -131,6 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Create the tables with the values and state of worker 0, unless they have been trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         dense, sparse = self._client.create(plan.make, joins_late)
+        # A worker that joins late must not write: the tables have trained values, not the model's first ones.
         if not joins_late:
             writes = [binding.rows.fill for binding in sparse]
             writes += state_dicts.begun(self.runtime, dense, sparse, states)
@@ -256,6 +259,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state_dicts.check_saved(self._settings, self.runtime.worker_num)
         if self._merger is not None:
             check_none_waits(self._merger.waiting, "a state dict")
+        # Torch's own state_dict() lays out the servers' state, so the layout is torch's in every version. The
+        # state is only filled in for the call: training never reads it.
         self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
             state = super().state_dict()
@@ -279,6 +284,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UsageError, ShapeError: The state belongs to another model, or to other optimizers or options.
                 Nothing was changed.
         """
+        # Torch's own load_state_dict() checks and parses. Its result is taken out again, because nothing may
+        # change before the checks below have passed.
         groups = self.param_groups
         try:
             super().load_state_dict(state_dict)
@@ -331,7 +338,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 pairs.append((binding, grad))
         if self._merger is None:
             return pairs, samples
-        # zero_grad() may set the memory of these gradients to zero.
+        # Copies, because zero_grad() may set the memory of these gradients to zero before they are pushed.
         return self._merger.take([(binding, _copied(grad)) for binding, grad in pairs], samples)
 
     def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:

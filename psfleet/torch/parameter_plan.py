@@ -264,12 +264,14 @@ class ParameterPlan:
             raise ConfigError(self._renormed[id(parameter)])
         rows = isinstance(parameter, TableWeight)
         settings = next((g for g in self.groups if g.group is group and g.rows == rows), None)
+        # A group may hold both dense parameters and rows, whose rules differ; then it has two entries.
         if settings is None:
             formula = formula_of(kind, group, rows=rows)
             settings = GroupSettings(kind, group, rows, formula, dict(group))
             self.groups.append(settings)
         self._admit(parameter)
         self._group_of[id(parameter)] = (group, settings.formula)
+        # Translate the state now, only to raise before a table exists if it does not fit the rule.
         state = self._begun.get(id(parameter))
         if state is not None:
             slots_of(
@@ -360,6 +362,7 @@ class ParameterPlan:
                 formula.decay,
             )
             runtime.create(spec, array_of(parameter))
+            # A large embedding without sparse gradients travels whole in each step, so hint at sparse=True.
             if id(parameter) in self._untied:
                 instead = "with sparse=True, trained by SparseAdam, Adagrad or SGD"
                 name = self._names[id(parameter)]

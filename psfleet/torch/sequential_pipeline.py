@@ -152,9 +152,11 @@ def _multiplications(module: nn.Module, out: Any) -> float:
     first = out[0] if isinstance(out, tuple) and out else out
     if not size or not isinstance(first, Tensor):
         return size
+    # Parameters times positions, where the output has `width` values for each position. Every position of a
+    # linear layer or convolution uses every parameter once.
     width = 1
     if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-        width = module.weight.shape[0]  # each of these results has used every parameter once
+        width = module.weight.shape[0]
     elif first.dim():
         width = math.prod(first.shape[1:])
     return size * first.numel() / max(width, 1)
@@ -254,6 +256,7 @@ class Pipeline:
         Raises:
             ShapeError: Tensors differ in length, or the loss is no single number.
         """
+        # The model is cut at the first step, because measuring the modules' work needs a batch.
         samples = samples_of((inputs, targets))
         sizes = even_sizes(samples, self._asked.micro_batches)
         if self._parts is None:
@@ -273,6 +276,7 @@ class Pipeline:
         chunks = chunks_of(self.model, self._cuts, max(self._asked.stages, stages), batch)
         refuse_shared(self.model, chunks)
         check_share(len(chunks), stages)
+        # Every stage trains a run of neighbouring chunks: with 4 chunks on 2 stages, 0 and 1 on stage 0.
         last = len(chunks) // stages - 1
         firsts = range(0, len(chunks), last + 1)
         stage_spans = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]
