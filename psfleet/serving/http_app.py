@@ -293,6 +293,7 @@ class HttpApp:
         return HttpConnection(transport, self._check, self._reply_to, _failure(_TooLarge(text)))
 
     def _check(self, request: HttpRequest) -> Reply | None:
+        # Of two values of one header a proxy might use the first and this server the second.
         if twice := repeated(name.decode("latin-1") for name, _ in request.headers):
             return _failure(UsageError(f"the request has the header {twice} twice; send it once"))
         if self._credentials is None or request.path in _OPEN:
