@@ -1,7 +1,10 @@
-"""Prediction without a fleet: models in this process, see docs/serving.md.
+"""Prediction with trained models, in this process or as a service; docs/serving.md has the guide.
 
-model = psfleet.serving.load("model", "features.toml")
-chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
+    model = psfleet.serving.load("model", "features.toml")
+    chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
+
+Read model.py first (a model and its versions), then row_source.py (where rows come from), follower.py (a copy
+of a running job's weights) and prediction_server.py (the service).
 """
 
 import importlib
@@ -35,11 +38,11 @@ _HOMES = {
     "Server": ("psfleet.serving.prediction_server", "PredictionServer"),
     "ServingClient": ("psfleet.serving.serving_client", "ServingClient"),
 }
-"""Names whose modules load gRPC, and are loaded when they are used."""
+"""Module and attribute of each name that needs gRPC. It is imported at the first use only."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'psfleet.serving' has no attribute {name!r}")
-    module, own = _HOMES[name]
-    return getattr(importlib.import_module(module), own)
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

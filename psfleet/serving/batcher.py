@@ -1,4 +1,15 @@
-"""Requests of many clients become batches: as they come, or up to a delay and a size."""
+"""Dynamic batching: requests of many clients that arrive at about the same time are predicted together.
+
+There is no thread of its own. Every thread that waits for its prediction takes the lock `_running`; the one
+that gets it makes a batch of all waiting requests, its own included. Later threads find their requests done
+when they get the lock. So while one batch is computed, the next one collects:
+
+    thread A   submit -- lock -- predict [A]                    -> result
+    thread B      submit -- wait ............. predict [B, C]   -> result
+    thread C        submit -- wait ........................ lock -> result is there already
+
+If a batch fails, each of its requests is predicted alone, so that only the faulty one gets the error.
+"""
 
 import threading
 import time
@@ -17,10 +28,10 @@ from psfleet.data.feature_sets.value_types import typed
 
 
 class QueueFull(LimitExceeded):
-    """Too many requests wait.
+    """Refusal of a request because too many requests wait.
 
     Attributes:
-        seconds: Time after which to try again.
+        seconds: Estimated time in seconds after which the client should try again.
     """
 
     def __init__(self, text: str, seconds: float) -> None:
@@ -29,12 +40,12 @@ class QueueFull(LimitExceeded):
 
 
 class PendingPrediction:
-    """A request, and its predictions once they are there.
+    """Request for predictions, which later holds the predictions or an error.
 
     Args:
-        batch: Values of the inputs by name, of equally many samples.
-        samples: The number of samples.
-        notify: Called when the predictions are there, by the thread that has made them.
+        batch: Values of the inputs by name, all with the same number of samples.
+        samples: Number of samples.
+        notify: Called when the predictions are ready, in the thread that made them.
     """
 
     __slots__ = ("arrived", "batch", "done", "error", "notify", "samples", "values")
@@ -52,34 +63,34 @@ class PendingPrediction:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Properties in which requests that go together are equal."""
+        """Names, dtypes and shapes of the inputs. Only requests of the same kind share a batch."""
         return tuple(sorted((name, *_kind(value)) for name, value in self.batch.items()))
 
     def finish(self, values: Any, error: Exception | None = None) -> None:
-        """Set the result."""
+        """Set the predictions, or the error in place of them, and call `notify`."""
         self.values, self.error, self.done = values, error, True
         if self.notify is not None:
             self.notify()
 
     def result(self) -> Any:
-        """The predictions, or the error that stands for them."""
+        """Return the predictions, or raise the error that was set. Call it once `done` is True."""
         if self.error is not None:
             raise self.error
         return self.values
 
 
 class Batcher:
-    """Makes batches of the requests that wait, each by a thread that waits for its own.
+    """Queue of requests that are predicted in batches. Any thread may call it.
 
     Args:
         predict: Function from the inputs of a batch to its predictions.
-        max_batch: Most samples of a batch, and of a request.
-        max_delay: Seconds for which a request may wait for others, so that batches get larger.
-        max_queue: Most requests that wait; more are refused.
-        observe: Gets the number of samples and of requests of each batch, and its seconds.
+        max_batch: Maximum number of samples in a batch, and in a request.
+        max_delay: Seconds for which a request may wait for further requests, so that batches get larger.
+        max_queue: Maximum number of waiting requests; further requests are refused.
+        observe: Called for each batch with its numbers of samples and requests and its duration in seconds.
     """
 
-    @checked  # and no other method, for each request calls them
+    @checked  # only here: the other methods are called for every request
     def __init__(
         self,
         predict: Callable[[dict[str, Any]], Any],
@@ -94,14 +105,14 @@ class Batcher:
         self._waiting: deque[PendingPrediction] = deque()
         self._changed = threading.Condition()
         self._running = threading.Lock()
-        self._seconds = 0.0  # of a batch, a moving mean
+        self._seconds = 0.0  # duration of a batch, as an exponential moving average
 
     def submit(self, request: PendingPrediction) -> None:
-        """Let a request wait.
+        """Add a request to the queue. `settle` then returns its predictions.
 
         Raises:
-            UsageError: It has too many samples.
-            QueueFull: Too many wait.
+            UsageError: The request has too many samples.
+            QueueFull: Too many requests wait.
         """
         if request.samples > self.max_batch:
             raise UsageError(
@@ -119,18 +130,20 @@ class Batcher:
             self._changed.notify()
 
     def predict(self, batch: dict[str, Any], samples: int) -> Any:
-        """The predictions of a batch, which may be made together with those of others.
+        """Return the predictions of a batch, which may be computed together with batches of other callers.
 
         Raises:
             UsageError: The batch does not fit the model, or has too many samples.
-            QueueFull: Too many wait.
+            QueueFull: Too many requests wait.
         """
         request = PendingPrediction(batch, samples)
         self.submit(request)
         return self.settle(request)
 
     def settle(self, request: PendingPrediction) -> Any:
-        """The predictions of a request that waits; this thread makes them, or waits for one that does."""
+        """Return the predictions of a submitted request, once this or another thread has made them."""
+        # With the lock held, the request is either done or still in the queue, never half-way: batches are
+        # taken and finished under this lock. The loop is for requests that did not fit into the first batch.
         with self._running:
             while not request.done:
                 self._wait()
@@ -138,7 +151,11 @@ class Batcher:
         return request.result()
 
     def turn(self) -> bool | None:
-        """Make one batch; return whether more requests wait. None: another thread makes one now."""
+        """Make one batch without waiting.
+
+        Returns:
+            True if more requests wait, False if none does, and None if another thread makes a batch just now.
+        """
         if not self._running.acquire(blocking=False):
             return None
         try:
@@ -148,13 +165,13 @@ class Batcher:
         return bool(self._waiting)
 
     def drain(self) -> None:
-        """Make batches until no request waits."""
+        """Make batches until the queue is empty."""
         while self._waiting:
             with self._running:
                 self._run()
 
     def _wait(self) -> None:
-        """Wait until there is a full batch, or the first request has waited for long enough."""
+        """Wait until the queue has a full batch, or its first request has waited for `max_delay`."""
         with self._changed:
             while self._waiting and self.max_delay:
                 seconds = self._waiting[0].arrived + self.max_delay - time.monotonic()
@@ -163,7 +180,7 @@ class Batcher:
                 self._changed.wait(seconds)
 
     def _taken(self) -> list[PendingPrediction]:
-        """The next requests that go together, in order."""
+        """Remove from the queue, and return, the first requests that fit into one batch, in order."""
         with self._changed:
             requests: list[PendingPrediction] = []
             samples = 0
@@ -186,7 +203,7 @@ class Batcher:
             self._make(requests)
         finally:
             for request in requests:
-                if not request.done:  # an interrupt
+                if not request.done:  # KeyboardInterrupt or the like: no waiting thread may hang
                     request.finish(None, PsfleetError("the prediction was interrupted"))
         seconds = time.monotonic() - start
         self._seconds += (seconds - self._seconds) / 8
@@ -199,7 +216,9 @@ class Batcher:
             if len(requests) == 1:
                 requests[0].finish(None, error)
                 return
-            for request in requests:  # the fault is of one of them
+            # One request with a bad value would make the whole batch fail: predict each alone, so that only
+            # that request gets the error.
+            for request in requests:
                 self._make([request])
             return
         start = 0
@@ -224,7 +243,7 @@ class Batcher:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
-    """Return what is equal of values that can be joined."""
+    """Return the properties that two values must share to be concatenated."""
     if isinstance(value, Jagged):
         return "jagged", value.values.dtype.kind, value.weights is None
     return "array", value.dtype.kind, value.shape[1:]
@@ -239,14 +258,17 @@ def _together(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any], int]:
-    """The inputs of a request as arrays and bags, and the number of its samples.
+    """Convert the inputs of a request to arrays and bags, and count its samples.
 
     Args:
-        features: The model's; None: it takes arrays by name.
-        inputs: By name what `psfleet.features.FeatureLookup` takes.
+        features: Feature set of the model, or None for a model that takes arrays by name.
+        inputs: Values by name, in any form that `psfleet.features.FeatureLookup` takes.
+
+    Returns:
+        The converted inputs by name, and the number of samples.
 
     Raises:
-        UsageError: They do not fit the features, or each other.
+        UsageError: The inputs do not fit the features, or have different numbers of samples.
     """
     if features is not None:
         return by_feature(features, inputs)
@@ -260,22 +282,23 @@ def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any]
 
 
 def _plain(name: str, value: Any) -> Any:
-    """An input of a program: an array of numbers, int64 or float32 unless it has come as an array."""
+    """Convert an input of a program to an array of numbers: int64 or float32, unless it is an array
+    already."""
     try:
-        given = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+        array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
     except ValueError:
-        given = np.empty(0, object)
-    flat = array_of(given.reshape(-1).tolist()) if given.dtype == object else given.reshape(-1)
-    if given.ndim < 1 or flat.dtype.kind not in "iufbO":
+        array = np.empty(0, object)
+    flat = array_of(array.reshape(-1).tolist()) if array.dtype == object else array.reshape(-1)
+    if array.ndim < 1 or flat.dtype.kind not in "iufbO":
         raise ShapeError(f"the input {name!r} is {value!r:.80}; it must be an array of numbers")
     if flat.dtype.kind in "iub" or flat.dtype == np.float32:
-        return flat.reshape(given.shape)
+        return flat.reshape(array.shape)
     numbers, missing, bad = typed(flat, "float")
     bad |= missing if flat.dtype == object else False
     if bad.any():
-        place = int(np.argmax(bad))
+        index = int(np.argmax(bad))
         raise ShapeError(
-            f"the input {name!r} has {flat[place]!r:.80} in sample {place * len(given) // len(flat)}; it "
+            f"the input {name!r} has {flat[index]!r:.80} in sample {index * len(array) // len(flat)}; it "
             "must be an array of numbers"
         )
-    return numbers.reshape(given.shape)
+    return numbers.reshape(array.shape)

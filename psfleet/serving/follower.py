@@ -1,4 +1,11 @@
-"""Followers: copies of the weights of a running job that stay up to date."""
+"""Followers: read-only copies of a running job's weights that stay up to date, for prediction.
+
+This module does the work: a thread, calls to servers, retries and reconnection. The decisions, such as what
+to ask for next and when to copy everything again, are in following.py, which does no I/O and so can be
+tested without servers. The thread asks every 50 ms for changes; look-ups in other threads read the copy
+under a lock and see one cut at a time. If the job stops answering, look-ups go on with the last values and
+`age` rises.
+"""
 
 import contextlib
 import os
@@ -49,46 +56,51 @@ _RETRY = 0.2  # seconds before servers that do not answer are called again
 
 
 class JobReader(Protocol):
-    """A follower's calls to the servers of a job; psfleet_worker.reader_runtime.ReaderRuntime has them."""
+    """Calls of a follower to a job's servers. psfleet_worker.reader_runtime.ReaderRuntime implements them."""
 
     @property
     def server_num(self) -> int: ...
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> Sequence[ChangesReply]:
-        """Ask servers for what has changed, each server with its request."""
+        """Ask servers for their changes, all at once. A server whose request is None is not called."""
 
     def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
-        """Ask a server for a page of rows."""
+        """Ask one server for a page of rows."""
 
     def close(self) -> None:
         """Close the connections. Safe to call twice."""
 
 
 class Follower:
-    """A copy of the weights of a running job. Implements psfleet.serving.row_source.RowSource.
+    """Copy of a running job's weights. Implements psfleet.serving.row_source.RowSource.
 
-    A thread asks the servers for changes. In sync mode each cut is one round of all servers; in the other
-    modes it has, for each server, all pushes that this server had acknowledged. When the job does not answer,
-    the follower keeps what it has, its age rises, and it goes on when servers answer again.
+        with psfleet.serving.Follower("logs/my-job") as rows:
+            rows.look_up("user", np.array([17, 42]))
+            print(rows.cut, rows.age)
+
+    The constructor returns once the first copy is complete; then a thread asks the servers for changes. In
+    sync mode each cut is one round of all servers. In the other modes a cut has, for each server, all pushes
+    that this server had acknowledged. If the job does not answer, the follower keeps its values, its age
+    rises, and it continues when the servers answer again.
 
     Args:
         job: Folder of the job's logs, or the endpoints of its servers, as for psfleet.connect(job=...).
         rows: Form in which rows are kept.
-        snapshot: A snapshot of the job, or a folder of its snapshots, for a copy without reading all rows
-            from the servers; "": those in the job's folder. It is used if the servers still know what has
-            changed since: of the last two that were written.
-        part: Number of the part of the ids that it holds, and of all parts: (0, 1) is all.
+        snapshot: Snapshot of the job, or a folder of its snapshots, to begin with, so that not all rows have
+            to come from the servers. "" looks in the job's folder. A snapshot is used if the servers still
+            know what has changed since: they do for the last two that were written.
+        part: Part of the ids to hold, as (number from 0, number of parts). (0, 1) holds all ids.
         interval: Seconds between cuts.
         tls, insecure: As for psfleet.connect.
 
     Attributes:
-        ages: Ages of the rows that look-ups have read.
-        changed: Rows that changes have brought.
-        failure: Error of the last request; None: it was answered.
+        ages: Histogram of the ages of rows that look-ups have read.
+        changed: Number of rows that changes have brought.
+        failure: Error of the last request to the servers, or None if it was answered.
 
     Raises:
         ServerUnavailable: A server of the job does not answer.
-        ConfigError: No job is there, or a value is wrong.
+        ConfigError: There is no such job, or a value is invalid.
     """
 
     def __init__(
@@ -116,6 +128,8 @@ class Follower:
             self._reader.server_num, self._new_copy, self._newest, interval, time.monotonic
         )
         self._rows = self._following.copy.rows
+        # Held while a cut is applied, during a look-up, and by `held` for several look-ups of one thread. For
+        # these it must be reentrant.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._closing = threading.Event()
@@ -152,13 +166,13 @@ class Follower:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within, all look-ups of this thread are of one cut."""
+        """Return a context in which all look-ups of this thread see the same cut."""
         with self._lock:
             yield
 
     @property
     def position(self) -> FollowedCut:
-        """The cut that it has."""
+        """Cut that the values are of."""
         assert self._following.cut is not None
         return self._following.cut
 
@@ -169,26 +183,26 @@ class Follower:
 
     @property
     def gaps(self) -> int:
-        """Copies that were made anew because changes were not known any more."""
+        """Number of times that everything was copied again because servers no longer knew the changes."""
         return self._following.gaps
 
     @property
     def snapshot(self) -> str:
-        """The snapshot with which the copy began; "": all rows came from the servers."""
+        """Path of the snapshot that the copy began with, or "" if all rows came from the servers."""
         return self._following.snapshot
 
     @property
     def bytes(self) -> int:
-        """Memory of all values."""
+        """Bytes of memory that all values take."""
         return self._rows.bytes
 
     @property
     def age(self) -> float:
-        """Seconds since the cut was the newest."""
+        """Seconds since the values were those of the training."""
         return self.position.age
 
     def measured(self, model: str) -> list["Metric"]:
-        """The metrics of what it serves to this model."""
+        """Return the follower's metrics, labelled with the name of the model that it serves."""
         ages = "Ages of the rows of a running job that look-ups have read."
         gaps = "Copies that followers made anew because changes were not known any more."
         changes = "Rows that changes have brought to followers."
@@ -199,10 +213,14 @@ class Follower:
         ]
 
     def await_cut(self, number: int, timeout: float = 60.0) -> FollowedCut:
-        """Return the cut, once its number is at least this one.
+        """Wait until the cut's number is at least `number`, and return the cut.
+
+        Args:
+            number: Number of the cut: the round in sync mode, or else a count of pushes.
+            timeout: Seconds to wait at most.
 
         Raises:
-            ServerUnavailable: It has not come in time.
+            ServerUnavailable: The cut has not come in time.
         """
         with self._lock:
             if not self._news.wait_for(lambda: self.cut >= number, timeout):
@@ -234,7 +252,8 @@ class Follower:
         return "the job"
 
     def _warn_of(self, error: PsfleetError) -> None:
-        """Say that the follower is cut off. What a call says of a lost server is long and adds nothing."""
+        """Log that the follower is cut off. A call's own text on a lost server is long, so it is for
+        debug."""
         is_gone = isinstance(error, ServerUnavailable)
         why = "its servers do not answer" if is_gone else str(error)
         text = (
@@ -244,7 +263,7 @@ class Follower:
         _log.debug(f"the call of the follower has failed: {error}")
 
     def _reconnect(self) -> None:
-        """The job may have been started again, elsewhere."""
+        """Connect to other endpoints if the job has been started again elsewhere."""
         with contextlib.suppress(PsfleetError):
             environment = self._find()
             if environment != self._environment:
@@ -254,7 +273,10 @@ class Follower:
                 self._following.begin_anew(reader.server_num)
 
     def _follow(self) -> None:
-        """Get to the next cut, or a step nearer."""
+        """Carry out one step of `Following`: to the next cut, or closer to it.
+
+        The generator yields actions. Each action's result is sent back to it, or its error thrown into it.
+        """
         step = self._following.next_step()
         resume: Callable[[], Any] = step.__next__
         with contextlib.suppress(StopIteration):
@@ -266,14 +288,15 @@ class Follower:
                     resume = partial(step.throw, error)
 
     def perform(self, action: AskChanges | AskRows | TakeCut | Rest) -> Any:
-        """Do what the way to the next cut needs; what has come of it."""
+        """Carry out an action of `Following`, and return the servers' replies if the action asks for any."""
         match action:
             case AskChanges(requests):
                 return self._reader.read_changes(requests)
             case AskRows(server, request):
                 began = time.monotonic()
                 page = self._reader.read_rows(server, request)
-                # The servers are left to training for a while after a page.
+                # A pause of twice the page's time leaves the servers to training: copying all rows of a large
+                # table must not slow it down.
                 if self._closing.wait(min(2 * (time.monotonic() - began), _INTERVAL)):
                     raise ServerUnavailable("the follower is closed")
                 return page
@@ -288,8 +311,8 @@ class Follower:
 
     def _newest(self) -> FoundSnapshot | None:
         job = self._job if isinstance(self._job, str | os.PathLike) else ""
-        own = Path(job, "snapshots") if job and Path(job).is_dir() else ""
-        path = _newest(self._snapshot or str(own))
+        job_snapshots = Path(job, "snapshots") if job and Path(job).is_dir() else ""
+        path = _newest(self._snapshot or str(job_snapshots))
         if not path:
             return None
         return FoundSnapshot(
@@ -313,15 +336,16 @@ class Follower:
         self.close()
 
 
-def _newest(place: str) -> str:
-    """The newest snapshot of a folder or URL, or the place itself if it is one; "": there is none."""
-    if not place or is_whole(place):
-        return place
-    return latest_snapshot(place)
+def _newest(location: str) -> str:
+    """Return the newest snapshot in a folder or URL, the location itself if it is a snapshot, or "" if
+    none."""
+    if not location or is_whole(location):
+        return location
+    return latest_snapshot(location)
 
 
 class FollowerRuntime(SourceRuntime):
-    """Read-only runtime on a follower, which it ends with itself.
+    """Read-only runtime on a follower. Closing the runtime closes the follower.
 
     Args:
         follower: Source of the values.

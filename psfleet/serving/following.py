@@ -1,4 +1,16 @@
-"""A follower's copy of a running job's weights, and what it asks the servers for, without I/O."""
+"""State machine of a follower: the requests that lead from cut to cut, and how replies are applied. No I/O.
+
+A WeightCopy holds rows and, for each server, the version of the changes applied last. `Following` drives it
+as a generator of actions, which psfleet.serving.follower carries out:
+
+    AskChanges  ->  replies of all servers after the same round   ->  TakeCut, Rest, next round
+                    replies of different rounds                   ->  ask for a later round
+                    a server no longer knows the changes (a gap)  ->  new copy, from a snapshot or by AskRows
+
+In a mode with rounds, a cut must have the same round from every server. So a request names a round that has
+not closed yet (`_target`), and each server replies when it closes that round. In the other modes servers
+reply at once.
+"""
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,26 +33,32 @@ from psfleet.serving.row_source import ServedRows
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_PAGES = 8  # of rows between two requests for changes
+_PAGES = 8  # pages of rows that are copied between two requests for changes
 
 
 _log = log_of(__name__)
-_ROUND_INTERVALS = 1.5  # intervals in which the round of a cut has to come
-_SHARE = 0.03  # of a server's CPU time that replies may take; to send them takes as much again
-_LEAST = 0.01  # of its time, however little it does
-_MOST_AHEAD = 64  # factor of the rounds by which a cut is asked for ahead
+_ROUND_INTERVALS = 1.5  # intervals for which a server waits for the round that a request names
+_SHARE = (
+    0.03  # share of a server's CPU time that replies may take; sending them costs as much again
+)
+_LEAST = 0.01  # CPUs that replies may take on a server that is almost idle
+_MOST_AHEAD = 64  # maximum number of rounds between the present round and a requested one
 
 
 @dataclass(frozen=True)
 class AskChanges:
-    """Ask each server what has changed; None: not that one. Comes to the replies, in their order."""
+    """Action: ask servers for their changes. Its result is the list of replies, in the order of servers.
+
+    Attributes:
+        requests: The request for each server, or None for a server that is not asked.
+    """
 
     requests: Sequence[ChangesRequest | None]
 
 
 @dataclass(frozen=True)
 class AskRows:
-    """Ask a server for a page of rows. Comes to its reply."""
+    """Action: ask a server for a page of rows. Its result is the reply."""
 
     server: int
     request: RowsRequest
@@ -50,35 +68,43 @@ Filling = Generator[AskChanges | AskRows, Any, None]
 
 
 class WeightCopy:
-    """Rows and dense values, and for each server the version up to which its changes are in them.
+    """Copy of a job's weights that knows, for each server, the version of the changes applied last.
 
     Args:
         source: Name of the job, for messages.
         form: Form of the rows.
-        part: Number of the part of the ids that it holds, and of all parts: (0, 1) is all.
+        part: Part of the ids to hold, as (number from 0, number of parts). (0, 1) holds all ids.
 
     Attributes:
-        rows: The values.
+        rows: Rows and dense values.
     """
 
     def __init__(self, source: str, form: RowForm, part: tuple[int, int] = (0, 1)) -> None:
         self.rows = ServedRows(source, form)
         self._part, self._parts = part
         self._specs: dict[int, TableSpec] = {}
-        self._reached: dict[int, tuple[int, int]] = {}  # by server its boot and version
-        self._whole: dict[tuple[int, str], Ids] = {}  # ids of tables that come whole
-        # Slices, by range, of dense tables that some servers do not have yet.
+        self._reached: dict[int, tuple[int, int]] = {}  # boot and version of each server
+        # Ids of tables that always come whole, for each server: an id that is missing next time is gone.
+        self._whole: dict[tuple[int, str], Ids] = {}
+        # Slices, by range, of dense tables that not all servers have created yet.
         self._slices: dict[str, dict[tuple[int, int], Floats]] = {}
 
     def begin(self, rows: ServedRows) -> None:
-        """Have the rows and dense values of a snapshot; changes since it are applied next."""
+        """Begin with the values of a snapshot. The caller then applies the changes since the snapshot."""
         self.rows = rows
         self._specs = {spec.key: spec for spec in rows.specs().values()}
 
     def request(
         self, server: int, round: int = 0, seconds: float = 0.0, snapshot: str = ""
     ) -> ChangesRequest:
-        """Return the request for the changes of a server since the last ones; see ChangesRequest."""
+        """Return the request for a server's changes since the version that this copy has.
+
+        Args:
+            server: Number of the server.
+            round: Round whose end the server is to wait for, or 0 to reply at once.
+            seconds: Time in seconds that the server may wait for that round.
+            snapshot: SHA-256 of the server's file of a snapshot, to get the changes since the snapshot.
+        """
         boot, version = self._reached.get(server, (0, 0))
         return ChangesRequest(
             boot=boot,
@@ -91,14 +117,18 @@ class WeightCopy:
         )
 
     def fill(self, replies: Sequence[ChangesReply]) -> Filling:
-        """Copy all rows; `replies`: of each server, what it says to whoever has nothing.
+        """Copy all rows from the servers, page by page.
 
-        Changes meanwhile are asked for now and then, so that the servers need not remember them for long. A
-        table that a server did not have then comes with its changes.
+        Training goes on meanwhile. So changes are asked for every few pages, before the servers forget them.
+        A table that a server creates meanwhile comes with these changes.
+
+        Args:
+            replies: Each server's reply to a request of an empty copy, with its tables and their dense
+                values.
         """
         self.apply(replies)
         for reply in replies:
-            for spec in [self._specs[each.table] for each in reply.tables]:
+            for spec in [self._specs[change.table] for change in reply.tables]:
                 if spec.kind == "sparse":
                     yield from self._fill_table(reply.server, spec, len(replies))
 
@@ -120,7 +150,10 @@ class WeightCopy:
                     self.apply([changes])
 
     def apply(self, replies: Sequence[ChangesReply]) -> int:
-        """Take changes; returns how many rows they were. A dense table is there once all servers have it."""
+        """Apply changes, and return the number of rows in them.
+
+        A dense table is added once its slices from all servers have come.
+        """
         rows = 0
         dense: dict[str, Floats] = {}
         for reply in replies:
@@ -145,12 +178,14 @@ class WeightCopy:
         return rows
 
     def _add_slice(self, change: ChangedTable, reply: ChangesReply) -> None:
-        """Keep a server's slice of a dense table, and add the table if it is the last one."""
+        """Store a server's slice of a dense table, and add the table if this completes it."""
         name = change.spec.name
         slices = self._slices.setdefault(name, {})
         slices[dense_range(change.spec, reply.server, reply.servers)] = change.weights
         if sum(map(len, slices.values())) == change.spec.size:
-            self.rows.add(change.spec, np.concatenate([slices[each] for each in sorted(slices)]))
+            self.rows.add(
+                change.spec, np.concatenate([slices[bounds] for bounds in sorted(slices)])
+            )
             del self._slices[name]
 
     def _apply_rows(self, change: ChangedTable, server: int, *, gap: bool) -> None:
@@ -166,7 +201,12 @@ class WeightCopy:
 
 @dataclass(frozen=True)
 class TakeCut:
-    """Be at the next cut: `Following.take`, while nobody reads."""
+    """Action: apply the replies with `Following.take`, under the lock that look-ups hold.
+
+    Attributes:
+        replies: The changes of all servers.
+        at: Time of the cut, in seconds of the clock.
+    """
 
     replies: Sequence[ChangesReply]
     at: float
@@ -174,19 +214,19 @@ class TakeCut:
 
 @dataclass(frozen=True)
 class Rest:
-    """Ask for nothing for so many seconds."""
+    """Action: wait for this number of seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class FoundSnapshot:
-    """A snapshot with which a copy may begin.
+    """Snapshot that a copy may begin with.
 
     Attributes:
-        name: Its address, for messages.
-        checksums: SHA-256 of its file of each server.
-        read: Its weights.
+        name: Path or URL, for messages.
+        checksums: SHA-256 of each server's file.
+        read: Function that reads the weights.
     """
 
     name: str
@@ -195,24 +235,24 @@ class FoundSnapshot:
 
 
 Step = Generator[AskChanges | AskRows | TakeCut | Rest, Any, None]
-"""Yields what is to be done, and is sent what has come of it: replies, or an error is thrown."""
+"""Generator that yields actions. Send it the result of each action, or throw the error into it."""
 
 
 class Following:
-    """The way of a copy from cut to cut.
+    """State machine that takes a copy of a job's weights from cut to cut.
 
     Args:
         servers: Number of servers.
-        new_copy: An empty copy.
-        newest: The newest snapshot; None: there is none.
+        new_copy: Makes an empty copy.
+        newest: Returns the newest snapshot, or None if there is none.
         interval: Seconds between cuts.
-        clock: The time in seconds.
+        clock: Returns the time in seconds.
 
     Attributes:
         copy: The weights.
-        cut: The cut that was taken last; None: there was none.
-        gaps: Copies that were made anew because changes were not known any more.
-        snapshot: The snapshot with which the copy began; "": all rows came from the servers.
+        cut: The last cut, or None before the first one.
+        gaps: Number of times that everything was copied again because servers no longer knew the changes.
+        snapshot: Name of the snapshot that the copy began with, or "" if all rows came from the servers.
     """
 
     def __init__(
@@ -230,20 +270,23 @@ class Following:
         self._servers = servers
         self._new_copy, self._newest = new_copy, newest
         self._interval, self._clock = interval, clock
-        self._target = 0  # round of the next cut
-        self._ahead = 1
-        self._rate = 0.0  # rounds in a second
-        self._ended = 0  # pushes of earlier incarnations
-        self._last = 0, 0.0  # round of the last cut, and when it came
-        # CPU of each server process, when it said so, and what of it was for that reply.
+        self._target = 0  # round that the next cut is asked for
+        self._ahead = (
+            1  # minimum distance of that round from the present one, doubled after each miss
+        )
+        self._rate = 0.0  # rounds per second
+        self._ended = 0  # number of pushes of incarnations that have ended
+        self._last = 0, 0.0  # round of the last cut, and the time when it came
+        # For each server process (boot): its CPU time, when it reported that, and the CPU time of that reply,
+        # in microseconds, seconds and microseconds.
         self._cpu: dict[int, tuple[int, float, int]] = {}
 
     def begin_anew(self, servers: int) -> None:
-        """These are other servers: nothing that the copy knows of them holds."""
+        """Begin again with an empty copy, because the job has other servers now."""
         self._servers, self.copy = servers, self._new_copy()
 
     def next_step(self) -> Step:
-        """Get to the next cut, or a step nearer."""
+        """Yield the actions that lead to the next cut, or closer to it."""
         began = self._clock()
         wait = _ROUND_INTERVALS * self._interval
         copy = self.copy
@@ -255,6 +298,8 @@ class Following:
             return
         closed = max(reply.round for reply in replies)
         if not _are_one_cut(replies):
+            # Some servers had passed the round when the request came. The changes are dropped, and asked for
+            # again with a round that is further ahead.
             self._ahead = min(2 * self._ahead, _MOST_AHEAD)
             self._target = closed + self._ahead
             return
@@ -268,18 +313,20 @@ class Following:
             yield Rest(max(pause - (self._clock() - began), 0.0))
 
     def _pause(self, reply: ChangesReply) -> float:
-        """Seconds in which a server does so much else that the reply was a small part of it.
+        """Return the seconds to wait so that replies take about _SHARE of the server's CPU time.
 
-        Of two replies the cheaper one counts: one may have loaded a kernel.
+            pause = CPU time of the reply / (_SHARE * CPUs that the server keeps busy)
+
+        The cheaper of the last two replies counts, because either may have compiled or loaded a kernel.
         """
-        now, cpu, own = self._clock(), reply.process_microseconds, reply.microseconds
+        now, cpu, reply_cpu = self._clock(), reply.process_microseconds, reply.microseconds
         before, at, cost = self._cpu.get(reply.boot, (cpu, 0.0, 0))
-        self._cpu[reply.boot] = cpu, now, own
+        self._cpu[reply.boot] = cpu, now, reply_cpu
         busy = (cpu - before) / max(now - at, 1e-3) * 1e-6
-        return min(own, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
+        return min(reply_cpu, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
 
     def take(self, replies: Sequence[ChangesReply], at: float) -> int:
-        """Apply the changes of a cut, and be there; returns how many rows they were."""
+        """Apply the changes of a cut, make it the present one, and return the number of changed rows."""
         rows = self.copy.apply(replies)
         closed = replies[0].round if replies[0].has_rounds else None
         pushes = tuple(
@@ -291,7 +338,11 @@ class Following:
         return rows
 
     def _count(self, pushes: Sequence[Mapping[int, tuple[int, int]]]) -> int:
-        """The number of all pushes; it also counts those of incarnations that are over since the last cut."""
+        """Return the number of all pushes, as the number of a cut without rounds.
+
+        `pushes` has only living incarnations. Pushes of incarnations that ended since the last cut are added
+        to `_ended`, so that the number never falls.
+        """
         before = self.cut.pushes if self.cut is not None else ()
         if before and len(before) != len(pushes):  # each server of another number was as server 0
             moved = before[:1] * len(pushes)
@@ -306,9 +357,11 @@ class Following:
         return self._ended + _total(pushes)
 
     def _aim(self, closed: int, pause: float) -> None:
-        """Choose the round of the next cut: one that no server has closed when the request comes.
+        """Choose a round for the next cut that no server will have closed when the request arrives.
 
-        pause: Seconds from one cut to the next.
+        Args:
+            closed: Round of this cut.
+            pause: Seconds until the next request.
         """
         now = self._clock()
         before, at = self._last
@@ -319,7 +372,8 @@ class Following:
         self._ahead = max(self._ahead // 2, 1)
 
     def _recopy(self) -> Step:
-        """Have all rows anew, from the newest snapshot if that will do; what there is serves meanwhile."""
+        """Copy everything again, from the newest snapshot if possible. Look-ups use the old copy
+        meanwhile."""
         if self.cut is not None:
             self.gaps += 1
         try:
@@ -336,10 +390,14 @@ class Following:
         self.copy = copy
 
     def _begin_with_snapshot(self) -> Generator[AskChanges, Any, bool]:
-        """Read the newest snapshot, and what has changed since its cut; False: that is not to be had.
+        """Make a copy from the newest snapshot and the changes since its cut.
 
-        The servers are asked first, so that they keep what changes while it is read. Each knows its own file
-        by the checksum, so that no snapshot of another job is taken for this one's.
+        The servers are asked before the snapshot is read, so that they remember the changes that happen while
+        it is read. Each server compares the checksum with its own file, so a snapshot of another job is not
+        used by mistake.
+
+        Returns:
+            False if there is no snapshot, or the servers no longer know the changes since it.
         """
         snapshot = self._newest()
         if snapshot is None or len(snapshot.checksums) != self._servers:
@@ -365,4 +423,4 @@ def _are_one_cut(replies: Sequence[ChangesReply]) -> bool:
 
 
 def _total(pushes: Sequence[Mapping[int, tuple[int, int]]]) -> int:
-    return sum(last for each in pushes for _, last in each.values())
+    return sum(last for by_worker in pushes for _, last in by_worker.values())

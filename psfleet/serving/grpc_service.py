@@ -1,4 +1,9 @@
-"""Predictions and rows over gRPC, by psfleet's own HTTP/2."""
+"""gRPC side of a prediction service: predictions, rows, versions, health and reflection.
+
+Calls arrive in the thread of their connection (psfleet's own HTTP/2 server). A prediction is not computed at
+once: it is put into the model's queue and settled after all calls that arrived with it are read, so that they
+share a batch. Calls that may wait for long, such as loading a version, run in a pool of threads instead.
+"""
 
 import importlib
 import math
@@ -21,16 +26,18 @@ from psfleet.serving.model import ModelVersion
 from psfleet.serving.service import PredictionService
 
 _PUSHBACK = "grpc-retry-pushback-ms"
-_MOST_WAITING = 32  # threads of calls that wait for others, or load a version
+_MOST_WAITING = (
+    32  # threads for calls that wait for further requests (max_delay), or load a version
+)
 _KINDS = {"ids": np.int64, "texts": object, "numbers": np.float32}
 _SERVICE = messages.DESCRIPTOR.services_by_name["Prediction"].full_name
 
 
 def serving_module(name: str) -> Any:
-    """A module of the extra `serve`.
+    """Import a module of the extra `serve`.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The module is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -39,19 +46,19 @@ def serving_module(name: str) -> Any:
 
 
 class GrpcPrediction:
-    """Implements psfleet.v1.Prediction, server reflection and the health service.
+    """Handlers of the gRPC services psfleet.v1.Prediction, health and server reflection.
 
     Args:
-        service: Service whose models it offers.
+        service: Service whose models are offered.
     """
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "prediction")
-        health, own = serving_module("grpc_health.v1.health"), ("", _SERVICE)
+        health, health_names = serving_module("grpc_health.v1.health"), ("", _SERVICE)
         self._health_messages = serving_module("grpc_health.v1.health_pb2")
         self._health = health.HealthServicer()
-        for name in own:
+        for name in health_names:
             self._health.set(name, self._health_messages.HealthCheckResponse.SERVING)
         reflection = serving_module("grpc_reflection.v1alpha.reflection")
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -73,17 +80,17 @@ class GrpcPrediction:
         """Handlers of calls, by path."""
 
     def stop(self) -> None:
-        """Say to those that watch that it serves no more."""
+        """Tell clients that watch the service's health that it stops serving."""
         self._health.enter_graceful_shutdown()
 
     def close(self) -> None:
-        """End its threads, once no call comes any more."""
+        """End the threads. Call this once no more calls can arrive."""
         self._waiting.shutdown()
 
     def _replying(
         self, method: str, kind: Any, handle: Callable[[Any], Any]
     ) -> Callable[[bytes, IncomingCall], None]:
-        """Return the behavior that answers at once."""
+        """Return a handler that parses a request, replies at once, and turns an error into a status."""
 
         def behave(content: bytes, call: IncomingCall) -> None:
             name = ""
@@ -91,7 +98,7 @@ class GrpcPrediction:
                 request = _parsed(kind, content)
                 name = getattr(request, "model", "")
                 reply = handle(request).SerializeToString()
-            except Exception as error:  # of the model: the service goes on
+            except Exception as error:  # a model may raise anything, and the service must go on
                 self._fail(call, method, name, error)
             else:
                 self._count(method, name, "ok")
@@ -100,12 +107,12 @@ class GrpcPrediction:
         return behave
 
     def _predict(self, content: bytes, call: IncomingCall) -> None:
-        """Let a request wait for those that come with it, and answer all of them then."""
+        """Put a request into its model's queue, to be answered together with requests that arrive with it."""
         name = ""
         try:
             request = _parsed(messages.PredictRequest, content)
             name = request.model
-            inputs = {each.name: _values(each) for each in request.inputs}
+            inputs = {message.name: _values(message) for message in request.inputs}
             prediction = self._service.prepare(name, request.version, inputs)
             pending = PendingPrediction(prediction.batch, prediction.samples)
             batcher = prediction.version.batcher
@@ -114,6 +121,8 @@ class GrpcPrediction:
             self._fail(call, "predict", name, error)
             return
         settle = partial(self._settle, name, prediction.version, pending, call)
+        # `settle` blocks for up to max_delay, which the connection's thread must not: it reads the requests
+        # that this one waits for. Without a delay that thread settles, after the calls that it has read.
         if batcher.max_delay:
             self._waiting.submit(settle)
         else:
@@ -136,7 +145,7 @@ class GrpcPrediction:
         call.end(content)
 
     def _route_apart(self, content: bytes, call: IncomingCall) -> None:
-        """Loading a version takes long, and other calls of the connection do not wait for it."""
+        """Route in another thread, because loading a version would hold up other calls of the connection."""
         self._waiting.submit(
             self._replying("route", messages.RouteRequest, self._route), content, call
         )
@@ -152,6 +161,7 @@ class GrpcPrediction:
         if not isinstance(error, PsfleetError):
             error = PsfleetError(f"the model failed: {error!r:.200}")
         code, details, metadata = channel.status_of(error)
+        # A gRPC client with a retry policy waits for this time before it tries again.
         if isinstance(error, QueueFull):
             metadata = ((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),)
         call.set_trailing_metadata(metadata)
@@ -180,7 +190,7 @@ class GrpcPrediction:
         self._health.Watch(_parsed(self._health_messages.HealthCheckRequest, content), call, send)
 
     def _reflect(self, content: bytes, call: IncomingCall) -> None:
-        """One answer for each request of the call."""
+        """Reply to one request of a streaming reflection call."""
         request = _parsed(self._reflection_messages.ServerReflectionRequest, content)
         for reply in self._reflection.ServerReflectionInfo(iter([request]), call):
             call.write(reply.SerializeToString())
@@ -217,7 +227,7 @@ def _parsed(kind: Any, content: bytes) -> Any:
 
 
 def _values(message: Any) -> Any:
-    """The values of one input."""
+    """Convert the message of one input to an array or to bags."""
     contents = {"ids": message.ids, "texts": message.texts, "numbers": message.numbers}
     fields = [name for name, content in contents.items() if content]
     if len(fields) > 1:
@@ -243,10 +253,12 @@ def _freshness(version: ModelVersion) -> Any:
 
 
 def refusal(credentials: Credentials) -> Callable[[str, str], str]:
-    """Return what lets calls with the token pass, and with that of readers those that change no version.
+    """Return a check of a call's path and authorization, which returns "" or the reason of a refusal.
+
+    The token of the credentials allows every call. The token of readers allows every call except Route.
 
     Args:
-        credentials: Credentials whose token every call must carry.
+        credentials: Credentials whose tokens are accepted.
     """
 
     def refuse(path: str, authorization: str) -> str:

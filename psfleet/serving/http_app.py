@@ -1,4 +1,13 @@
-"""Predictions over HTTP/1.1 and JSON: one thread each answers a connection's requests in order."""
+"""HTTP side of a prediction service: predictions as JSON, versions, metrics and health checks.
+
+    POST /v1/models/NAME:predict                 {"instances": [{"user": 17, "item": [3, 5]}]}
+    POST /v1/models/NAME/versions/2:predict      {"inputs": {"user": [17], "item": [[3, 5]]}}
+    GET  /v1/models, /v1/models/NAME, /metrics, /healthz, /readyz
+
+Each connection has a thread that reads requests with httptools and answers them in order (HttpConnection).
+HttpApp turns a request into a reply and never raises. Credentials are checked when the headers are complete,
+before a body is read, so that strangers cannot fill the memory.
+"""
 
 import importlib
 import json
@@ -30,10 +39,10 @@ from psfleet.serving.model import ModelVersion, ServedModel
 from psfleet.serving.service import PredictionService, UnknownModel
 
 LONGEST = 64 << 20
-"""Bytes of a request's body."""
+"""Maximum bytes of a request's body."""
 Reply = tuple[int, bytes, str, list[tuple[bytes, bytes]]]
-"""Status, body, type of the content, more headers."""
-_LONGEST_HEAD = 32 << 10  # bytes of the path and the headers of a request
+"""Status, body, content type, further headers."""
+_LONGEST_HEAD = 32 << 10  # maximum bytes of a request's path and headers
 _IDLE = 75.0  # seconds without a byte after which a connection is closed
 _BUFFER = 64 << 10
 
@@ -44,14 +53,15 @@ _OPEN = (b"/healthz", b"/readyz")
 
 @dataclass
 class HttpRequest:
-    """A request.
+    """HTTP request, which grows while it is read.
 
     Attributes:
-        path, headers: As they came; headers of lower case, those of one name after each other.
-        method: GET, POST or another one.
-        body: All of its bytes.
-        refusal: Reply that it gets in place of its own; None: it is taken.
-        keeps_open: True if the client wants to make another one.
+        path: Path with the query, as the client sent it.
+        headers: Headers as (name, value) in the order of the request, names in lower case.
+        method: GET, POST or another method.
+        body: The whole body.
+        refusal: Reply that refuses the request, or None if it is accepted.
+        keeps_open: True if the connection stays open for another request.
     """
 
     path: bytes = b""
@@ -67,10 +77,10 @@ class HttpConnection:
     psfleet.core.net.http2.connection_admission.ServedConnection.
 
     Args:
-        transport: Its bytes.
-        check: Says whether a request may be answered, by its path and headers: None, or its reply.
-        reply_to: The reply to a request. It does not raise.
-        too_large: Reply to one that is.
+        transport: Sends and receives the connection's bytes.
+        check: Called with path and headers. Returns None, or a reply that refuses the request.
+        reply_to: Returns the reply to a request. It does not raise.
+        too_large: Reply to a request that is too large.
     """
 
     def __init__(
@@ -87,8 +97,8 @@ class HttpConnection:
         self._parser: Any = self._httptools.HttpRequestParser(self)
         self._view = memoryview(bytearray(_BUFFER))
         self._request = HttpRequest()
-        self._body = bytearray()  # many short chunks would be long as a list
-        self._size = 0  # of the headers, then of the body
+        self._body = bytearray()  # a list of chunks would take far more memory if chunks are short
+        self._size = 0  # bytes of the headers so far, later of the body
         self._whole: list[HttpRequest] = []
         self._last = time.monotonic()
         self._is_ending = False
@@ -101,6 +111,7 @@ class HttpConnection:
                 self._parser.feed_data(self._view[:size])
             except (self._httptools.HttpParserError, self._httptools.HttpParserUpgrade) as error:
                 self._whole.append(self._refused(error))
+            # The bytes of one read may contain several pipelined requests. The callbacks have collected them.
             whole, self._whole = self._whole, []
             for request in whole:
                 self._send_reply(request)
@@ -114,11 +125,11 @@ class HttpConnection:
         return request
 
     def _send_reply(self, request: HttpRequest) -> None:
-        self.is_busy = True
-        status, body, kind, more = request.refusal or self._reply_to(request)
+        self.is_busy = True  # a server that stops waits for busy connections
+        status, body, kind, headers = request.refusal or self._reply_to(request)
         keeps_open = request.keeps_open and not self._is_ending
         head = _head(status, kind, int(time.time()))
-        for name, value in [*more, *([] if keeps_open else [(b"connection", b"close")])]:
+        for name, value in [*headers, *([] if keeps_open else [(b"connection", b"close")])]:
             head += b"%b: %b\r\n" % (name, value)
         head += b"content-length: %d\r\n\r\n" % len(body)
         self.transport.send([head + body] if request.method != "HEAD" else [head])
@@ -129,56 +140,55 @@ class HttpConnection:
             raise ConnectionBroken("the connection has ended")
 
     def _pass_over(self) -> None:
-        """Drop what a client still sends: unread, it would end the connection before the reply is read."""
-        self._last = time.monotonic() - _IDLE  # until it is silent
+        """Read and drop the rest of a refused request.
+
+        If the socket were closed with unread bytes, the client would get a reset and might not see the reply.
+        """
+        self._last = time.monotonic() - _IDLE  # so that `tick` ends this as soon as nothing arrives
         for _ in range(LONGEST // _BUFFER):
             self.transport.receive(self._view, self.tick)
 
-    # -- what the parser finds -----------------------------------------------------------------
-
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request. This and the next methods are httptools' callbacks, called by `feed_data`."""
         self._request, self._body, self._size = HttpRequest(), bytearray(), 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path."""
+        """Append a part of the path."""
         self._grow(len(url), _LONGEST_HEAD)
         self._request.path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """Append a header."""
         self._grow(len(name) + len(value), _LONGEST_HEAD)
         self._request.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """All headers are here: whoever may not ask need not send more."""
+        """Check the credentials, now that all headers are here, and ask for the body if the client waits."""
         request, self._size = self._request, 0
         request.method = self._parser.get_method().decode("ascii")
         request.refusal = self._check(request)
         if request.refusal is not None:
-            raise ConnectionRefusedError
+            raise ConnectionRefusedError  # stops the parser; `run` then sends the refusal
         self.is_authenticated = True
         if (b"expect", b"100-continue") in request.headers:
             self.transport.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
 
     def on_body(self, part: bytes) -> None:
-        """A part of the body."""
+        """Append a part of the body."""
         self._grow(len(part), LONGEST)
         self._body += part
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """Queue the complete request for `run`, which replies once all received bytes are parsed."""
         self._request.body = bytes(self._body)
         self._request.keeps_open = self._parser.should_keep_alive()
         self._whole.append(self._request)
 
-    def _grow(self, size: int, most: int) -> None:
+    def _grow(self, size: int, limit: int) -> None:
         self._size += size
-        if self._size > most:
+        if self._size > limit:
             self._request.refusal = self._too_large
             raise OverflowError
-
-    # -- as all connections --------------------------------------------------------------------
 
     def tick(self) -> None:
         if time.monotonic() - self._last > _IDLE:
@@ -188,19 +198,19 @@ class HttpConnection:
         return 0
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """The next reply is the last one."""
+        """Close the connection after the next reply."""
         self._is_ending = True
 
 
 @lru_cache(64)
 def _head(status: int, kind: str, second: int) -> bytes:
-    """The first lines of a reply."""
+    """Return the first lines of a reply, cached for all replies within a second."""
     date, phrase = formatdate(second, usegmt=True), HTTPStatus(status).phrase
     return f"HTTP/1.1 {status} {phrase}\r\ndate: {date}\r\ncontent-type: {kind}\r\n".encode()
 
 
 class HttpListener(Http2Server):
-    """Answers requests of HTTP/1.1 on a listening socket, as Http2Server does calls.
+    """Server of HTTP/1.1 on a listening socket, with the admission of connections that Http2Server has.
 
     Args:
         connection: Makes the server's end of a connection.
@@ -221,13 +231,13 @@ class HttpListener(Http2Server):
 _TEXT, _JSON = "text/plain; version=0.0.4", "application/json"
 
 
-try:  # of the extra `serve`: a third of the time of json
+try:  # orjson comes with the extra `serve`, and takes a third of the time of json
     _orjson: Any = importlib.import_module("orjson")
     _loads, _dumps = _orjson.loads, _orjson.dumps
 except ImportError:
 
     def _finite(number: str) -> float:
-        """Refuse what orjson refuses: NaN, Infinity and numbers beyond float64."""
+        """Parse a number as orjson does, which refuses NaN, Infinity and numbers beyond float64."""
         if not math.isfinite(value := float(number)):
             raise ValueError(f"{number:.20} is no number of JSON")
         return value
@@ -240,15 +250,15 @@ except ImportError:
 
 
 class _TooLarge(UsageError):
-    """A request has too many bytes."""
+    """Error of a request with too many bytes."""
 
 
 class _NoSuchPath(UsageError):
-    """Nothing is at this path."""
+    """Error of a request for a path that does not exist."""
 
 
 class _WrongMethod(UsageError):
-    """There is something at this path, for another method."""
+    """Error of a request for a path that exists for another method."""
 
 
 _STATUS: dict[type[Exception], int] = {
@@ -264,24 +274,26 @@ _STATUS: dict[type[Exception], int] = {
 
 
 class HttpApp:
-    """Requests of HTTP to a prediction service.
+    """Application that answers HTTP requests with a prediction service.
 
     Args:
-        service: Service whose models it offers.
-        credentials: Credentials whose token, or that of readers, every call must carry; None: it needs none.
+        service: Service whose models are offered.
+        credentials: Credentials whose token, or readers' token, every call must carry, or None to accept
+            calls without a token.
     """
 
     def __init__(self, service: PredictionService, credentials: Credentials | None = None) -> None:
         self._service = service
         self._credentials = credentials
-        serving_module("httptools")  # before the port is open
+        serving_module("httptools")  # if it is missing, say so before the port is open
 
     def connection(self, transport: Transport) -> HttpConnection:
-        """The server's end of a connection."""
+        """Return the server's end of a connection."""
         text = f"the request has more than {LONGEST:,} bytes, or long headers; send it in parts"
         return HttpConnection(transport, self._check, self._reply_to, _failure(_TooLarge(text)))
 
     def _check(self, request: HttpRequest) -> Reply | None:
+        # Of two values of one header a proxy might use the first and this server the second.
         if twice := repeated(name.decode("latin-1") for name, _ in request.headers):
             return _failure(UsageError(f"the request has the header {twice} twice; send it once"))
         if self._credentials is None or request.path in _OPEN:
@@ -299,7 +311,7 @@ class HttpApp:
         try:
             path = unquote(request.path.partition(b"?")[0].decode("ascii", "replace"))
             return self._reply(path, request)
-        except Exception as error:  # of the model: the service goes on
+        except Exception as error:  # a model may raise anything, and the service must go on
             return _failure(error)
 
     def _reply(self, path: str, request: HttpRequest) -> Reply:
@@ -336,7 +348,10 @@ class HttpApp:
 
 
 def _inputs(content: bytes) -> Any:
-    """The inputs by name from a document with "inputs" by name, or "instances" by sample."""
+    """Parse a body, and return its inputs by name.
+
+    {"inputs": {"user": [17, 42]}} and {"instances": [{"user": 17}, {"user": 42}]} are the same batch.
+    """
     try:
         document = _loads(content)
     except (ValueError, RecursionError) as error:
@@ -351,7 +366,7 @@ def _inputs(content: bytes) -> Any:
     if "inputs" in document:
         return document["inputs"]
     samples = document["instances"]
-    if not isinstance(samples, list) or not all(isinstance(each, dict) for each in samples):
+    if not isinstance(samples, list) or not all(isinstance(item, dict) for item in samples):
         raise UsageError('"instances" must be a list of objects, each with values by name')
     if not samples:
         raise UsageError('"instances" is empty; send at least one sample')
@@ -360,7 +375,7 @@ def _inputs(content: bytes) -> Any:
 
 
 def _plain(values: NDArray[Any]) -> Any:
-    """The values of an output, with null for those that JSON lacks: NaN and infinities."""
+    """Return the values of an output as lists, with None for NaN and infinities, which JSON does not have."""
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
         return np.where(finite, values.astype(object), None).tolist()  # type: ignore[call-overload]
@@ -368,7 +383,7 @@ def _plain(values: NDArray[Any]) -> Any:
 
 
 def freshness_of(version: ModelVersion) -> dict[str, Any]:
-    """Return where values come from, for a document."""
+    """Return the version, cut and age of the values, as fields of a JSON document."""
     rows = version.model.rows
     age = rows.age
     document = {"version": version.number, "cut": rows.cut}
@@ -376,7 +391,7 @@ def freshness_of(version: ModelVersion) -> dict[str, Any]:
 
 
 def status_of(model: ServedModel) -> dict[str, Any]:
-    """The versions of a model, for a document."""
+    """Return a model's name and versions as a JSON document."""
     versions = []
     for number, version, percentage in model.versions():
         entry: dict[str, Any] = {"version": number, "loaded": version is not None}

@@ -1,4 +1,10 @@
-"""A model that predicts: its inputs, rows and computation; and its versions, which share the requests."""
+"""Models for prediction: loading one, following a running job, and serving several versions side by side.
+
+`load` and `follow` make a Model, which is a function from a batch of features to predictions. A
+VersionedModel finds numbered folders such as `ctr/1` and `ctr/2`; a ServedModel holds the loaded versions
+of one model and chooses a version for each request. A new version is loaded while the active one goes on
+answering, and one that cannot be loaded is logged and left out.
+"""
 
 import os
 import threading
@@ -32,18 +38,19 @@ from psfleet.serving.row_source import (
 )
 
 FEATURES = ("features.toml", "features.json")
-"""Files of a model's folder that describe its inputs; the first one that is there counts."""
+"""Names of the file in a model's folder that describes its inputs. The first one that exists is used."""
 
 
 _log = log_of(__name__)
 
 
 class Model:
-    """A model with all that it needs to predict. Any thread may call it.
+    """Model that predicts, with its features and weights. Any thread may call it.
 
     Args:
-        name: Name of the model, as it was loaded.
-        features: Its inputs; None: the feeds of a program, or what a module is called with.
+        name: Folder of an inference model, or MODULE:NAME of a function.
+        features: Inputs of the model, or None for a model that takes the feeds of a program or the arguments
+            of a module.
         rows: Source of its rows and dense values.
 
     Attributes:
@@ -61,17 +68,19 @@ class Model:
         self._predict = find_predictor(name, features, SourceRuntime(rows, name))
 
     def __call__(self, features: Any) -> Any:
-        """The predictions of a batch.
+        """Return the predictions of a batch.
 
         Args:
-            features: A mapping from names to values, as `psfleet.features.FeatureLookup` takes it.
+            features: Values by name, in any form that `psfleet.features.FeatureLookup` takes.
 
         Returns:
-            An array [n], [n, 1] or [n, k]; of a model with several outputs a dict of them.
+            An array [n], [n, 1] or [n, k] for n samples, or a dict of arrays if the model has several
+            outputs.
 
         Raises:
             UsageError: The batch does not fit the model.
         """
+        # All look-ups of a prediction see the same cut: a follower applies the next cut under this lock.
         with self.rows.held():
             if self._cut != self.rows.cut:
                 self._cut = self.rows.cut
@@ -83,7 +92,7 @@ class Model:
         return _array(predictions)
 
     def look_up(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The rows of ids, int64 [n], of a table: float32 [n, dim].
+        """Return the rows of ids, int64 [n], of a table, as float32 [n, dim].
 
         Raises:
             UnknownTable: There is no such sparse table.
@@ -108,18 +117,18 @@ def load(
     checkpoint: FilePath | None = None,
     rows: RowForm | None = None,
 ) -> Model:
-    """A model for prediction in this process: no fleet, no optimizer.
+    """Load a model for prediction in this process, which needs neither a fleet nor optimizer state.
 
         model = psfleet.serving.load("model", "features.toml")
         chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
 
     Args:
-        model: The folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
+        model: Folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
             variables of a program.
-        features: Its inputs: a FeatureSet, a TOML or JSON file, or MODULE:NAME of a FeatureSet. None: the
-            folder's features.toml or features.json, or else the feeds of the program.
-        checkpoint: The snapshot or export with the weights; None: those of the folder.
-        rows: Form of the rows in memory; None: float32, or that of an export.
+        features: Inputs of the model: a FeatureSet, a TOML or JSON file, or MODULE:NAME of a FeatureSet.
+            With None, the folder's features.toml or features.json counts, or else the feeds of the program.
+        checkpoint: Snapshot or export with the weights, or None for those in the model's folder.
+        rows: Form of the rows in memory. The default is the form of an export, and float32 otherwise.
 
     Raises:
         CheckpointError: The folder or the snapshot is missing or damaged.
@@ -130,12 +139,13 @@ def load(
 
 
 def features_of(model: str, features: FeatureSet | FilePath | None) -> FeatureSet | None:
-    """The feature set of a model; None: it has none.
+    """Return the feature set of a model, or None if it has none.
 
-    A set whose transforms are not fitted takes what they lack from the features.json of the model's folder.
+    If transforms of the set are not fitted, their statistics are read from features.json in the model's
+    folder.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The feature set cannot be read.
     """
     features = features_file(model) if features is None else features
     if features is None:
@@ -147,22 +157,23 @@ def features_of(model: str, features: FeatureSet | FilePath | None) -> FeatureSe
 
 
 def features_file(model: str) -> Path | None:
-    """The file of the folder of an inference model that describes its inputs; None: there is none."""
+    """Return the file in an inference model's folder that describes its inputs, or None if there is none."""
     files = [Path(model, name) for name in FEATURES] if is_folder(model) else []
     return next((file for file in files if file.exists()), None)
 
 
 def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float = 0) -> ServedRows:
-    """The rows of a model: those of its checkpoint, else of its folder.
+    """Read the weights of a model from its checkpoint or, without one, from its folder.
 
     Args:
-        model, checkpoint: As for `load`.
-        form: Form of the rows; None: float32, or that of an export.
-        min_count: Rows with smaller counts are left out.
+        model: As for `load`.
+        checkpoint: As for `load`, but "" stands for the model's folder.
+        form: Form of the rows in memory, or None for that of an export, and float32 otherwise.
+        min_count: Minimum count of a row; rows with a smaller one are left out.
 
     Raises:
-        CheckpointError: They cannot be read.
-        ConfigError: There are none.
+        CheckpointError: The weights cannot be read.
+        ConfigError: There are no weights, or no counts although `min_count` is set.
     """
     path = str(readable(checkpoint or model))
     if min_count and (not checkpoint or Path(path, EXPORT).exists()):
@@ -178,7 +189,7 @@ def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float
 
 
 class RowsModel(Model):
-    """The rows of a job without a model: they can be looked up.
+    """Stand-in for a model that only looks up a job's rows, and refuses to predict.
 
     Args:
         rows: Source of the rows.
@@ -200,12 +211,13 @@ def follow(
     features: FeatureSet | str | None = None,
     **settings: Any,
 ) -> Model:
-    """A model with the weights of a running job, which stay up to date; close its `rows` in the end.
+    """Make a model with the weights of a running job, which stay up to date. Close its `rows` in the end.
 
     Args:
         job: The job, as for Follower.
-        model: The folder of an inference model, or MODULE:NAME, as for `psfleet.serving.load`; "": none.
-        features: Its inputs, likewise.
+        model: Folder of an inference model, or MODULE:NAME, as for `psfleet.serving.load`. With "", rows can
+            only be looked up.
+        features: Inputs of the model, as for `psfleet.serving.load`.
         settings: Further arguments of Follower.
 
     Raises:
@@ -223,12 +235,12 @@ def follow(
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A loaded version.
+    """Loaded version of a model.
 
     Attributes:
         number: Number of the version.
         model: The model itself.
-        batcher: Batches of its requests.
+        batcher: Queue that makes batches of its requests.
     """
 
     number: int
@@ -237,13 +249,13 @@ class ModelVersion:
 
 
 class VersionedModel:
-    """A model whose versions are folders with numbers as names, such as `ctr/1` and `ctr/2`.
+    """Finder of a model's versions: folders with numbers as names, such as `ctr/1` and `ctr/2`.
 
     Args:
-        model: The folder or URL of an inference model or an export, a folder that holds such folders by
-            number, or MODULE:NAME of a function that makes a torch module or the variables of a program.
+        model: Folder or URL of an inference model or an export, a folder of such folders with numbers as
+            names, or MODULE:NAME of a function that makes a torch module or the variables of a program.
         features, rows: As for `psfleet.serving.load`.
-        checkpoint: The snapshot or export with the weights, or a folder that holds such folders by number.
+        checkpoint: Snapshot or export with the weights, or a folder of such folders with numbers as names.
 
     Attributes:
         model, features, rows, checkpoint: As given.
@@ -260,47 +272,55 @@ class VersionedModel:
         self.features = features
         self.rows: RowForm | None = rows
         self.checkpoint = checkpoint
-        self._whole: set[str] = set()  # places that were whole, which they stay
+        self._whole: set[str] = set()  # folders that were complete once, and so need no second look
 
     def _places(self) -> dict[int, str]:
-        """The folder or URL of each version; {}: the model has none by number."""
+        """Return the folder or URL of each complete version, or {} if the folder is no folder of versions."""
         root = self.checkpoint or self.model
         if self._is_whole(root):
             return {}
-        places = {int(n): f"{root.rstrip('/')}/{n}" for n in folders_in(root) if n.isdecimal()}
-        return {number: place for number, place in places.items() if self._is_whole(place)}
+        locations = {int(n): f"{root.rstrip('/')}/{n}" for n in folders_in(root) if n.isdecimal()}
+        return {
+            number: location for number, location in locations.items() if self._is_whole(location)
+        }
 
-    def _is_whole(self, place: str) -> bool:
-        if place not in self._whole and is_whole(place):
-            self._whole.add(place)
-        return place in self._whole
+    def _is_whole(self, location: str) -> bool:
+        if location not in self._whole and is_whole(location):
+            self._whole.add(location)
+        return location in self._whole
 
     def numbers(self) -> list[int]:
-        """The versions that are there, ascending; [1]: the folder is one itself."""
+        """Return the numbers of the complete versions in ascending order, or [1] for a single model."""
         return sorted(self._places()) or [1]
 
     def load(self, number: int) -> Model:
-        """Make a version.
+        """Load a version.
 
         Raises:
-            PsfleetError: It cannot be loaded.
+            PsfleetError: The version cannot be loaded.
         """
-        place = self._places().get(number, self.checkpoint or self.model)
+        location = self._places().get(number, self.checkpoint or self.model)
         if self.checkpoint:
-            return load(self.model, self.features, place, self.rows)
-        return load(place, self.features, rows=self.rows)
+            return load(self.model, self.features, location, self.rows)
+        return load(location, self.features, rows=self.rows)
 
 
 class ServedModel:
-    """The versions of a model. Requests go to the active one, a part of them perhaps to another.
+    """Loaded versions of one model. Requests go to the active version, and a share of them to another one.
+
+        served.route(3, 10)  # version 3 gets every tenth request
+        served.route(3)      # version 3 becomes the active one
+
+    At most three versions stay loaded: the active one, the one that was active before it, so that going back
+    is immediate, and the one that gets a share. Any thread may call it.
 
     Args:
         name: Name of the model, for clients.
-        numbers: Gives the versions that there are, ascending.
-        load: Makes a version.
+        numbers: Returns the numbers of all versions in ascending order.
+        load: Loads a version.
 
     Attributes:
-        pinned: True after `route`: newer versions do not become active by themselves.
+        pinned: True after `route`. Newer versions then no longer become active by themselves.
 
     Raises:
         PsfleetError: The newest version cannot be loaded.
@@ -313,7 +333,9 @@ class ServedModel:
         self.numbers = numbers
         self.pinned = False
         self._load = load
-        self._lock = threading.Lock()  # of routing
+        # `_loading` is held while a version loads, which may take minutes; `_lock` only while routing is read
+        # or changed. Take `_loading` first. With a single lock, requests would wait for a load.
+        self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._refused: set[int] = set()
         self._is_unlisted = False
@@ -326,17 +348,17 @@ class ServedModel:
 
     @property
     def active(self) -> ModelVersion:
-        """The version that gets all requests that no split takes."""
+        """Version that gets all requests except the share of another version."""
         return self._loaded[self._active]
 
     def choose(self, number: int = 0) -> ModelVersion:
-        """The version for a request.
+        """Choose the version for a request.
 
         Args:
-            number: The one that the client asks for; 0: as traffic goes.
+            number: Version that the client asks for, or 0 to let the shares decide.
 
         Raises:
-            UsageError: It is not loaded.
+            UsageError: The version is not loaded.
         """
         with self._lock:
             if number:
@@ -347,19 +369,25 @@ class ServedModel:
                         f"{', '.join(map(str, sorted(self._loaded)))}"
                     )
                 return version
-            other, percentage = self._split
+            split_number, percentage = self._split
+            # Like a carry in addition: at 25 percent every fourth request passes 100. Exact, and without the
+            # clusters that random numbers would give.
             self._turn += percentage
             if self._turn < 100:
                 return self._loaded[self._active]
             self._turn -= 100
-            return self._loaded[other]
+            return self._loaded[split_number]
 
     def route(self, number: int, percentage: float = 100.0) -> None:
-        """Give a version this part of the requests, from the next one on; 100: it becomes the active one.
+        """Send a share of the requests to a version, from the next request on.
+
+        Args:
+            number: Number of the version, which is loaded first if necessary.
+            percentage: Share from 0 to 100. With 100 the version becomes the active one.
 
         Raises:
-            UsageError: There is no such version, or the percentage makes no sense.
-            PsfleetError: It cannot be loaded; all goes on as before.
+            UsageError: There is no such version, or the percentage is out of range.
+            PsfleetError: The version cannot be loaded. Routing then stays as it was.
         """
         if not 0 <= percentage <= 100:
             raise UsageError(f"the percentage is {percentage:g}; it must be 0 to 100")
@@ -382,13 +410,21 @@ class ServedModel:
         else:
             self._before = self._active if number != self._active else self._before
             self._active, self._split = number, (number, 0.0)
-        numbers = {self._active, self._before, self._split[0]}  # one command leads back
-        self._loaded = {each: versions[each] for each in versions if each in numbers}
+        numbers = {
+            self._active,
+            self._before,
+            self._split[0],
+        }  # _before, so that `route` can go back at once
+        self._loaded = {
+            loaded_number: versions[loaded_number]
+            for loaded_number in versions
+            if loaded_number in numbers
+        }
 
     def refresh(self) -> None:
-        """Load a version that is newer than the active one, and make it active, unless one is pinned.
+        """Load the newest version and make it active, unless `route` has pinned one.
 
-        One that cannot be loaded is said once and left out.
+        A version that cannot be loaded is logged once, and not tried again.
         """
         if self.pinned:
             return
@@ -403,7 +439,7 @@ class ServedModel:
         if newest <= self._active or newest in self._refused:
             return
         with self._loading:
-            if self.pinned:  # meanwhile
+            if self.pinned:  # `route` may have run while this waited for the lock
                 return
             try:
                 version = self._load(newest)
@@ -418,10 +454,14 @@ class ServedModel:
         _log.info(f"psfleet: version {newest} of the model {self.name!r} is active")
 
     def versions(self) -> list[tuple[int, ModelVersion | None, float]]:
-        """Each version by its number: what is loaded, and the percentage of requests that it gets."""
+        """Return for each version its number, the loaded version or None, and its percentage of requests."""
         with self._lock:
-            versions, active, (other, percentage) = dict(self._loaded), self._active, self._split
+            versions, active, (split_number, percentage) = (
+                dict(self._loaded),
+                self._active,
+                self._split,
+            )
         parts = {active: 100.0 - percentage}
-        parts[other] = parts.get(other, 0.0) + percentage
+        parts[split_number] = parts.get(split_number, 0.0) + percentage
         every = sorted({*versions, *self.numbers()})
         return [(number, versions.get(number), parts.get(number, 0.0)) for number in every]

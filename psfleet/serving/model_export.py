@@ -1,4 +1,8 @@
-"""Exports of models: only weights, in few bytes, in files that other programs read."""
+"""Export of a trained model for prediction: weights without optimizer state, in few bytes, or as ONNX.
+
+`export` is what `psfleet export` calls. It writes to a temporary folder first, so that the target appears
+complete or not at all. row_source.py has the layout of the folder and reads it again.
+"""
 
 import importlib
 import shutil
@@ -20,7 +24,7 @@ from psfleet.serving.onnx_programs import OnnxGraph, onnx_module
 from psfleet.serving.prediction import find_graph, is_folder
 from psfleet.serving.row_source import ServedRows, SourceRuntime, write_rows
 
-_ITEMS = 4096  # whose vectors are computed at a time
+_ITEMS = 4096  # number of items whose vectors are computed at a time
 
 
 @checked
@@ -37,25 +41,30 @@ def export(
 ) -> None:
     """Write the weights of a model, without optimizer state, as a folder that `psfleet.serving.load` takes.
 
-    An inference model keeps its operations: `load(target)`. Of another one the folder stands for the
-    checkpoint: `load("module:name", checkpoint=target)`.
+        psfleet.serving.export("model", "small", rows="int8")
+        psfleet.serving.load("small")
+        psfleet.serving.export("app:model", "weights", checkpoint="snapshots/best")
+        psfleet.serving.load("app:model", checkpoint="weights")
+
+    The export of an inference model has its operations too, so it is a model by itself. For a model that a
+    function makes, the export takes the place of the checkpoint.
 
     Args:
-        model: The folder of an inference model or an export, or MODULE:NAME, which is imported for "onnx"
-            and "faiss" only.
-        target: The folder, which is not there, or its URL. It appears whole or not at all.
-        kind: Kind of the file of arrays. "onnx": safetensors, and `model.onnx`, whose inputs are the feeds,
-            or the tensors of a torch module, and the looked-up rows of each embedding. "faiss": safetensors,
-            and `index.faiss`, see `write_index`.
-        rows: Form of the rows: float32, bfloat16, or int8 and int4 with a scale for each row; None: float32,
-            or that of the export.
-        checkpoint: The snapshot with the weights; None: those of the folder.
-        features: A TOML or JSON file that describes the inputs, to come with the export; None: that of the
-            model, if it has one.
-        min_count: Rows of fewer shows, or of less frequency where a table counts that, are left out; their
-            ids have first values again.
-        example: For "onnx" of a torch module that has no features: an example of its inputs, at least two
-            samples, as it is called with them; a tuple is several arguments.
+        model: Folder of an inference model or an export, or MODULE:NAME of a function. The function is called
+            for "onnx" and "faiss" only.
+        target: Folder or URL to create, which must not exist. It appears complete or not at all.
+        kind: Kind of the file of arrays. "onnx" writes safetensors and `model.onnx`, whose inputs are the
+            feeds (or the tensors of a torch module) and the looked-up rows of each embedding. "faiss" writes
+            safetensors and `index.faiss`, an index for nearest neighbours.
+        rows: Form of the rows: float32, bfloat16, or int8 or int4 with a scale for each row. The default is
+            the form of the export, if the model is one, and float32 otherwise.
+        checkpoint: Snapshot with the weights, or None for the weights in the model's folder.
+        features: TOML or JSON file that describes the inputs, to be copied into the export, or None for the
+            model's own file, if it has one.
+        min_count: Minimum number of shows, or minimum frequency where a table counts that. Rows below it are
+            left out, so their ids get initial values again.
+        example: Example of the inputs, with at least two samples, for "onnx" of a torch module without
+            features. A tuple stands for several arguments.
 
     Raises:
         CheckpointError: The weights cannot be read, or the folder cannot be written.
@@ -131,15 +140,17 @@ def _unwritten(folder: Path, error: OSError) -> CheckpointError:
 
 
 def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
-    """Write an exact index of inner products, of the tower's output for each id that has a row.
+    """Write a faiss index that finds the ids whose output vectors have the largest inner products.
+
+    The index is exact (IndexFlatIP). It has the tower's output vector of each id that has a row.
 
     Args:
-        where: The file.
-        tower: A model with one feature, whose ids are not hashed, and one output [n, k].
-        rows: Its rows.
+        where: Path of the file.
+        tower: Model with one feature, whose ids are not hashed, and one output [n, k].
+        rows: Rows of the tower.
 
     Raises:
-        ConfigError: It has other inputs or outputs, or faiss is missing.
+        ConfigError: The tower has other inputs or outputs, or faiss is not installed.
     """
     try:
         faiss: Any = importlib.import_module("faiss")
@@ -149,7 +160,7 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
     only = inputs[0] if len(inputs) == 1 else None
     if not isinstance(only, Feature) or only.hashed or only.transform:
         raise ConfigError(
-            f"the tower {tower.name!r} has the inputs {[each.name for each in inputs]}; an index needs a "
+            f"the tower {tower.name!r} has the inputs {[entry.name for entry in inputs]}; an index needs a "
             "model with one feature of ids that are neither hashed nor transformed, and its --features"
         )
     ids = rows.sparse[only.table.name].content()[0]

@@ -1,4 +1,11 @@
-"""Programs as ONNX graphs. Rows come in as inputs: whoever predicts looks them up."""
+"""Export of a program as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
+
+An embedding does not fit into a graph: its rows stay in a table. So the rows of each look-up become an input
+of the graph, and the graph's metadata names their table. Who runs the graph looks the rows up first.
+
+Each operation has a method `_add_NAME`, which adds nodes for it; operations that ONNX has too are in _PLAIN
+and _REDUCTIONS. Prediction is meant: dropout scales, and gradient operations pass values through.
+"""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -29,7 +36,7 @@ _PLAIN = {
     "min": "Min",
     "pow": "Pow",
 }
-"""Operations that ONNX has with the same meaning, by psfleet's names."""
+"""ONNX operation with the same meaning and inputs, by the name of psfleet's operation."""
 _ROWS = ("embedding", "dense_embedding", "pooled_embedding")
 _REDUCTIONS = {
     "reduce_sum": "ReduceSum",
@@ -41,10 +48,10 @@ _OPSET, _IR = 18, 9
 
 
 def onnx_module() -> Any:
-    """The package onnx.
+    """Import the package onnx.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: The package is not installed.
     """
     try:
         return importlib.import_module("onnx")
@@ -53,13 +60,13 @@ def onnx_module() -> Any:
 
 
 class OnnxGraph:
-    """A graph that grows record by record.
+    """ONNX graph that is built from a program, one record after the other.
 
     Args:
-        loaded: The program that it stands for.
+        inference: The program, its feeds and targets.
 
     Attributes:
-        rows: Names of the inputs that are rows, with the table of each.
+        rows: Table of each input of the graph that takes looked-up rows, by name of the input.
     """
 
     def __init__(self, inference: Loaded) -> None:
@@ -72,10 +79,10 @@ class OnnxGraph:
         _, _, self._targets = inference
 
     def write(self, where: Path) -> None:
-        """Write the model.
+        """Write the model to a file.
 
         Raises:
-            ConfigError: An operation has no counterpart; the error names it.
+            ConfigError: An operation has no counterpart in ONNX; the error names it.
         """
         for record in ancestors(self._targets):
             self._add(record)
@@ -111,8 +118,9 @@ class OnnxGraph:
         return output
 
     def _leaf(self, variable: Variable) -> str:
-        """The name of an input, which is made a constant or an input of the graph if it is a leaf."""
-        is_constant = any(each.name == variable.name for each in self._constants)
+        """Return the name of a variable. A leaf becomes an input of the graph, or a constant with its
+        value."""
+        is_constant = any(constant.name == variable.name for constant in self._constants)
         if variable.record is not None or variable.name in self._inputs or is_constant:
             return variable.name
         if variable.is_data:
@@ -125,14 +133,16 @@ class OnnxGraph:
         name, *settings = record.op.saved or (type(record.op).__name__,)
         output = record.output
         if name in _ROWS:
-            table = next(each.parameter for each in record.inputs if each.parameter is not None)
+            table = next(
+                variable.parameter for variable in record.inputs if variable.parameter is not None
+            )
             self._inputs[output.name] = self._value(output)
             self.rows[output.name] = table.name
             return
         add: Callable[..., None] | None = getattr(self, f"_add_{name}", None)
         if name not in _PLAIN and name not in _REDUCTIONS and add is None:
             raise _refused(output, name)
-        inputs = [self._leaf(each) for each in record.needed(training=False)]
+        inputs = [self._leaf(variable) for variable in record.needed(training=False)]
         values = dict(zip(settings, record.op.settings(), strict=True))
         if name in _PLAIN:
             self._node(_PLAIN[name], inputs, output.name)
@@ -173,9 +183,9 @@ class OnnxGraph:
         size = self._constant(np.array(extents, np.int64))
         x, *weights = inputs
         if not has_scale:
-            ones = np.ones(int(np.prod(np.array(extents, np.int64))), record.output.dtype)
-            weights.insert(0, self._constant(ones))
-        factors = [self._node("Reshape", [each, size]) for each in weights]
+            unit_scale = np.ones(int(np.prod(np.array(extents, np.int64))), record.output.dtype)
+            weights.insert(0, self._constant(unit_scale))
+        factors = [self._node("Reshape", [weight, size]) for weight in weights]
         attributes = {"axis": axis, "epsilon": epsilon}
         self._node("LayerNormalization", [x, *factors], record.output.name, **attributes)
 
@@ -192,8 +202,11 @@ class OnnxGraph:
         rank = len(record.output.shape)
         extents = [-1 if i == axis % rank else 1 for i in range(rank)]
         size = self._constant(np.array(extents, np.int64))
+        # y = (x - mean) / sqrt(variance + epsilon) * scale + shift, along `axis`. ONNX's BatchNormalization
+        # normalizes along axis 1 only.
         x, mean, variance, *weights = (
-            each if i == 0 else self._node("Reshape", [each, size]) for i, each in enumerate(inputs)
+            operand if i == 0 else self._node("Reshape", [operand, size])
+            for i, operand in enumerate(inputs)
         )
         safe = self._node("Add", [variance, self._constant(record.output.dtype.type(epsilon))])
         difference = self._node("Sub", [x, mean])
@@ -209,6 +222,8 @@ class OnnxGraph:
     ) -> None:
         if pool not in ("sum", "average", "sqrt", "max"):
             raise _refused(record.output, f"sequence_pool {pool}")
+        # Steps that are not part of a sequence become 0, or -inf for "max", and then all steps are reduced:
+        # average = sum / max(count, 1), sqrt = sum / sqrt(max(count, 1)). Empty sequences get `pad_value`.
         number, rank = record.output.dtype.type, len(record.inputs[0].shape)
         x = inputs[0]
         present = self._present(inputs, record, masked=masked)
@@ -220,8 +235,8 @@ class OnnxGraph:
         kind = "ReduceMax" if pool == "max" else "ReduceSum"
         y = self._node(kind, [steps, time], keepdims=0)
         to = self._onnx.helper.np_dtype_to_tensor_dtype(record.output.dtype)
-        ones = self._node("Cast", [mask], to=to)
-        count = self._node("ReduceSum", [ones, time], keepdims=0)
+        mask_numbers = self._node("Cast", [mask], to=to)
+        count = self._node("ReduceSum", [mask_numbers, time], keepdims=0)
         if pool in ("average", "sqrt"):
             some = self._node("Max", [count, self._constant(number(1))])
             y = self._node("Div", [y, self._node("Sqrt", [some]) if pool == "sqrt" else some])
@@ -230,13 +245,13 @@ class OnnxGraph:
         self._node("Where", [nothing, pad, y], record.output.name)
 
     def _present(self, inputs: list[str], record: Record, *, masked: bool) -> str:
-        """The steps that are part of their sequence: bool [batch, time]."""
+        """Add nodes for a mask, bool [batch, time], that is true for the steps of each sequence."""
         x, *lengths = inputs
         if masked:
             return self._node("Cast", lengths, to=self._onnx.TensorProto.BOOL)
-        zero, one = self._constant(np.array(0, np.int64)), self._constant(np.array(1, np.int64))
-        extent = self._node("Gather", [self._node("Shape", [x]), one])
-        steps = self._node("Range", [zero, extent, one])
+        zero, unit = self._constant(np.array(0, np.int64)), self._constant(np.array(1, np.int64))
+        extent = self._node("Gather", [self._node("Shape", [x]), unit])
+        steps = self._node("Range", [zero, extent, unit])
         column = self._constant(np.array([-1, 1], np.int64))
         if lengths:
             return self._node("Less", [steps, self._node("Reshape", [lengths[0], column])])
@@ -282,7 +297,7 @@ class OnnxGraph:
 
     def _add_stack(self, inputs: list[str], record: Record, axis: int) -> None:
         at = self._constant(np.array([axis], np.int64))
-        wide = [self._node("Unsqueeze", [each, at]) for each in inputs]
+        wide = [self._node("Unsqueeze", [operand, at]) for operand in inputs]
         self._node("Concat", wide, record.output.name, axis=axis)
 
     def _add_slice(
@@ -293,7 +308,7 @@ class OnnxGraph:
         starts: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        bounds = [self._constant(np.array(each, np.int64)) for each in (starts, ends, axes)]
+        bounds = [self._constant(np.array(numbers, np.int64)) for numbers in (starts, ends, axes)]
         self._node("Slice", [*inputs, *bounds], record.output.name)
 
     def _add_gather(self, inputs: list[str], record: Record) -> None:
@@ -307,7 +322,7 @@ class OnnxGraph:
     ) -> None:
         flips = (transpose_x, transpose_y)
         operands = zip(inputs, record.needed(training=False), flips, strict=True)
-        self._node("MatMul", [self._flipped(*each) for each in operands], record.output.name)
+        self._node("MatMul", [self._flipped(*operand) for operand in operands], record.output.name)
 
     def _flipped(self, name: str, variable: Variable, flip: bool) -> str:
         rank = len(variable.shape)

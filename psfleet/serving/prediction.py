@@ -1,4 +1,10 @@
-"""Models as functions from inputs to predictions: by name, with one runtime's values, or at one cut."""
+"""Predictors: functions from a batch to predictions, made of torch modules, programs and inference models.
+
+`find_predictor` makes one from a name, for serving and batch prediction. `predictor_of` makes one from a
+model object in a training script; `evaluate_cut` uses it to evaluate a model on a snapshot in the background.
+A predictor reads weights from the runtime it was made with, so the same model can predict with the values of
+a snapshot, of an export or of a running job.
+"""
 
 import contextlib
 import importlib
@@ -30,25 +36,26 @@ from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.metrics.fleet_metrics import FleetMetrics, Slices, Tasks
 
 Predictor = Callable[[Any], Any]
-"""The predictions for a batch of inputs: an array or tensor [n], [n, 1] or [n, k], or a mapping of them."""
+"""Function from a batch of n samples to an array or tensor [n], [n, 1] or [n, k], or a mapping of these."""
 
 MakePredictor = Callable[[ScriptRuntime], Predictor]
+"""Function from a runtime, which has the weights, to a predictor."""
 
 
 PROGRAM = "program.json"
 
 
 def predictor_of(model: Any) -> MakePredictor:
-    """Return the maker of a predictor that computes as the model does, with a runtime's values.
+    """Return a function that makes a predictor from a runtime. The predictor computes as the model does.
 
-    What the model is now counts, not what becomes of it.
+    The model is copied as it is now; later changes of it do not matter.
 
     Args:
-        model: Variables of a program (one, or a mapping): inputs are feeds. A torch module: inputs are what
-            it is called with, a tuple several arguments.
+        model: A variable of a program or a mapping of variables, or a torch module. The predictor of a
+            program takes a mapping of feeds. That of a module takes its argument, or a tuple of arguments.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The model is something else.
     """
     if isinstance(model, Variable):
         return _of_variables({"": model})
@@ -74,11 +81,11 @@ def _of_variables(targets: Mapping[str, Variable]) -> MakePredictor:
 
 
 def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
-    """Return the predictor of a program that was loaded.
+    """Return the predictor of a loaded program.
 
     Args:
         loaded: The program, its feeds and targets.
-        names: Names of the predictions; [""]: there is one, which needs none.
+        names: Names of the predictions. With [""] the predictor returns a single array without a name.
     """
     program, feeds, targets = loaded
     executor = Executor()
@@ -92,23 +99,27 @@ def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
 
 
 def is_folder(model: str) -> bool:
-    """Return whether this is the folder of an inference model."""
+    """Return whether a name is the folder of an inference model."""
     return Path(model, PROGRAM).exists()
 
 
 def check_model(model: str, *, has_weights: bool) -> None:
-    """Refuse what is neither an inference model nor MODULE:NAME of a function whose weights are given.
+    """Refuse a name that is neither an inference model nor MODULE:NAME of a function.
+
+    Args:
+        model: The name.
+        has_weights: True if a checkpoint is given, which a function needs.
 
     Raises:
         ConfigError: There is no such model, or it has no weights.
     """
     path = Path(model)
     if not is_folder(model) and (path.exists() or ":" not in model):
-        what = "is a file" if path.exists() else "does not exist"
+        problem = "is a file" if path.exists() else "does not exist"
         if path.is_dir():
-            what = f"is a folder without {PROGRAM}, so it is no inference model"
+            problem = f"is a folder without {PROGRAM}, so it is no inference model"
         raise ConfigError(
-            f"the model {model!r} {what}; name the folder of an inference model, or MODULE:NAME of a "
+            f"the model {model!r} {problem}; name the folder of an inference model, or MODULE:NAME of a "
             "function that makes the model"
         )
     if not (has_weights or is_folder(model)):
@@ -121,14 +132,14 @@ def check_model(model: str, *, has_weights: bool) -> None:
 def find_predictor(
     model: str, features: FeatureSet | None, tables: ScriptRuntime | None
 ) -> Predictor:
-    """A function from the features of a batch to its predictions.
+    """Return the predictor of a named model.
 
     Args:
-        model: The folder of an inference model, or MODULE:NAME of a function that makes a torch module or
-            the variables of a program.
-        features: Its inputs; None: the function gets the feeds of a program, or what a module is
-            called with.
-        tables: The weights; None: the inference model has them.
+        model: Folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
+            variables of a program.
+        features: Feature set of its inputs. With None the predictor takes the feeds of a program, or the
+            arguments of a module.
+        tables: Runtime with the weights, or None for those of the inference model.
 
     Raises:
         ConfigError: There is no such model, or it has no weights.
@@ -146,7 +157,7 @@ def find_predictor(
 
 
 def find_graph(model: str, tables: ScriptRuntime) -> Any:
-    """Load an inference model, or the program of a function; or return the torch module that this makes."""
+    """Load a named model as a program or, if a function makes a torch module, return that module."""
     if is_folder(model):
         return load_inference(model, tables)
     check_model(model, has_weights=True)
@@ -157,13 +168,20 @@ def find_graph(model: str, tables: ScriptRuntime) -> Any:
 
 @contextlib.contextmanager
 def _building(tables: ScriptRuntime) -> Iterator[None]:
-    """A model that makes tables finds them there, and variables have the names of the first time."""
+    """Let a function build its model on the tables of a runtime.
+
+    Tables that the function creates are then opened, and variables get the same names as in training, because
+    names are counted from the start.
+    """
     with using(tables), program_guard(Program()), names.guard():
         yield
 
 
 def _made(model: str) -> Any:
-    """Call the function: a mapping of variables, of a single one by the name "", or a torch module."""
+    """Call the function, and return its mapping of variables or its torch module.
+
+    A single variable becomes a mapping with the name "".
+    """
     graph = find_object(model, "model", "name a folder, or MODULE:NAME of a function")()
     return {"": graph} if isinstance(graph, Variable) else graph
 
@@ -177,10 +195,13 @@ def _of_program(
     predict = program_predictor(inference, outputs or several)
     if features is None:
         return predict
-    # An input of the feature's name takes all ids of a sample, whatever else becomes of them.
+    # A program input with the name of a feature takes all ids of each sample, independent of how the feature
+    # pools rows. With the pooling "sum", `feed` passes all ids and their lengths.
     plainly = FeatureSet(
-        replace(each, pooling="sum") if isinstance(each, Feature) and each.name in feeds else each
-        for each in features.members
+        replace(feature, pooling="sum")
+        if isinstance(feature, Feature) and feature.name in feeds
+        else feature
+        for feature in features.members
     )
 
     def on_features(batch: dict[str, Any]) -> Any:
@@ -194,7 +215,7 @@ def _of_program(
 
 
 def _plain(feeds: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any]:
-    """The ids of a feature as an input of a program that has a number of ids for each sample."""
+    """Return the ids of a feature as a program input with a fixed number of ids for each sample."""
     ids, lengths = feeds.get(f"{variable.name}.ids"), feeds.get(f"{variable.name}.lengths")
     if ids is None or lengths is None:
         raise ConfigError(
@@ -210,10 +231,10 @@ def _plain(feeds: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any
 
 
 class CutEvaluation:
-    """An evaluation under way, in a thread of this process.
+    """Evaluation that runs in a thread of this process.
 
     Attributes:
-        folder: The snapshot whose values it uses; None: it is not kept.
+        folder: Snapshot whose values it uses, or None if the snapshot is removed.
     """
 
     def __init__(self, run: Callable[[], dict[str, float]], folder: Path | None) -> None:
@@ -225,7 +246,7 @@ class CutEvaluation:
     def _fulfil(self, run: Callable[[], dict[str, float]]) -> None:
         try:
             self._found.set_result(run())
-        except BaseException as error:  # of the model or the data: `result` raises it
+        except BaseException as error:  # an error of the model or the data, which `result` raises
             self._found.set_exception(error)
 
     @property
@@ -234,13 +255,13 @@ class CutEvaluation:
         return self._found.done()
 
     def result(self, timeout: float | None = None) -> dict[str, float]:
-        """The values of the metrics by name, such as "auc" or "click/auc[phone]"; waits for them.
+        """Wait for the evaluation, and return the metrics by name, such as "auc" or "click/auc[phone]".
 
         Args:
-            timeout: Seconds; None: as long as it takes.
+            timeout: Maximum number of seconds to wait, or None to wait without limit.
 
         Raises:
-            TimeoutError: It takes longer.
+            TimeoutError: The evaluation takes longer.
             Exception: Any error of the model, the data or the metrics.
         """
         try:
@@ -259,22 +280,23 @@ def evaluate_cut(
     folder: Any = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> CutEvaluation:
-    """Take a snapshot and evaluate a model on it.
+    """Take a snapshot and evaluate a model on it in a thread, while training goes on.
 
     Args:
-        runtime: Runtime whose tables are meant.
-        make: The model.
-        batches: Each a tuple (inputs, labels), or (inputs, labels, more): `more` goes to the metrics, such as
-            {"weights": ..., "slices": ..., "groups": ...}. Labels, and predictions, of several tasks are
-            mappings by task. They are read in a thread of their own.
+        runtime: Runtime whose tables are saved.
+        make: Makes the predictor.
+        batches: Tuples (inputs, labels) or (inputs, labels, arguments); `arguments` is a mapping for the
+            metrics, such as {"weights": ..., "slices": ..., "groups": ...}. With several tasks, labels and
+            predictions are mappings by task. The evaluation's thread reads the batches.
         metrics, slices: As for `FleetMetrics`.
-        folder: Folder of the snapshot, which stays; all servers see it. None: it is removed, and
-            must fit into the folder for temporary files, which all servers see.
-        transform: Makes of the model's predictions, of each task, what the metrics get; None: nothing else.
+        folder: Folder for the snapshot, which is kept. All servers must see this path. With None the snapshot
+            goes to the folder for temporary files, which all servers must see too, and is removed.
+        transform: Function from the model's predictions, of each task, to those that the metrics get, or
+            None to leave them as they are.
 
     Raises:
         CheckpointError: The snapshot cannot be taken.
-        ConfigError: The metrics cannot be meant.
+        ConfigError: A metric or a slice is invalid.
     """
     scores = FleetMetrics(EmbeddedRuntime(), metrics, slices=slices)
     temporary = None if folder is not None else tempfile.mkdtemp(prefix="psfleet-cut-")
@@ -287,6 +309,7 @@ def evaluate_cut(
         _remove(temporary)
         raise
 
+    # FrozenRuntime reads the whole snapshot, so a temporary one is removed before the evaluation begins.
     def run() -> dict[str, float]:
         try:
             tables = FrozenRuntime(str(cut))
@@ -314,15 +337,15 @@ def _count(
             f"a batch of the evaluation is {batch!r:.80}; it must be a tuple (inputs, labels) or "
             "(inputs, labels, {'weights': ...})"
         )
-    inputs, labels, *more = batch
-    extra = more[0] if more else {}
+    inputs, labels, *arguments = batch
+    extra = arguments[0] if arguments else {}
     predictions = predict(inputs)
     if not isinstance(labels, Mapping):
         scores.update(transform(predictions), labels, **extra)
         return
-    for task, own in labels.items():
+    for task, task_labels in labels.items():
         if not isinstance(predictions, Mapping) or task not in predictions:
             raise UsageError(
                 f"there are labels of the task {task!r}, and no predictions of that name"
             )
-        scores.update(transform(predictions[task]), own, task=task, **extra)
+        scores.update(transform(predictions[task]), task_labels, task=task, **extra)

@@ -1,4 +1,10 @@
-"""The prediction service of one process: gRPC, and HTTP with JSON."""
+"""Prediction service of one process: gRPC on one port, HTTP with JSON on another.
+
+PredictionServer opens the ports, connects both protocols with the same PredictionService, and once a second
+looks for new versions of its models in a thread. psfleet's own HTTP/2 server accepts and limits connections
+for both ports, with the limits that a parameter server has. `psfleet serve` is this class with command-line
+flags.
+"""
 
 import contextlib
 import ipaddress
@@ -32,39 +38,41 @@ from psfleet.serving.service import PredictionService, ServingMetrics
 
 _log = log_of(__name__)
 
-_MOST = 64 << 20  # bytes of a message
-_LOOK = 1.0  # seconds between two looks for new versions
-_GRACE = 5.0  # seconds that requests under way get
-_BACKLOG = 1024  # connections that wait to be accepted
+_MOST = 64 << 20  # maximum bytes of a message
+_LOOK = 1.0  # seconds between two checks for new versions
+_GRACE = 5.0  # seconds that `close` gives running requests to finish
+_BACKLOG = 1024  # maximum number of connections that wait to be accepted
 _LIMITS = ServerLimits()
 
 
 @checked
 class PredictionServer:
-    """Models that other processes ask for predictions and rows, from construction until `close`.
+    """Service that answers other processes with predictions and rows, from construction until `close`.
 
         with psfleet.serving.Server({"ctr": psfleet.serving.load("model")}) as server:
             print(server.http_address, server.grpc_address)
 
     Args:
-        models: By name a Model, or a VersionedModel, of which new versions are taken up.
-        host: Address that it listens on. Another one than loopback needs `tls`, or `insecure`.
-        port: Port of gRPC; 0: any that is free.
-        http_port: Port of HTTP; 0: any that is free.
-        tls: Folder of a server's credentials, as `psfleet certs` makes it: both ends show a certificate, and
-            calls carry its token; "": none.
-        insecure: Listen without TLS and token on any address.
-        max_batch: Most samples of a batch, and of a request.
-        max_delay: Seconds for which a request may wait for others, so that batches get larger.
-        max_queue: Most requests of a model that wait; more are refused, with the time when to try again.
-        follow_versions: Take up versions that appear in the folder of a VersionedModel.
+        models: Models by name. New versions of a VersionedModel become active while the service runs.
+        host: Address to listen on. An address other than loopback needs `tls` or `insecure`.
+        port: Port of gRPC. 0 chooses a free port.
+        http_port: Port of HTTP. 0 chooses a free port.
+        tls: Folder of a server's credentials, as `psfleet certs` makes it, or "" for a service without TLS.
+            With TLS both ends show a certificate, and each call carries the credentials' token.
+        insecure: Allow any address without TLS and token.
+        max_batch: Maximum number of samples in a batch, and in a request.
+        max_delay: Seconds for which a request may wait for further requests, so that batches get larger.
+        max_queue: Maximum number of waiting requests of a model. Further requests are refused, with the time
+            after which to try again.
+        follow_versions: Make versions active that appear in the folder of a VersionedModel.
 
     Attributes:
         service: Service with the models.
-        grpc_address, http_address: Addresses, as "127.0.0.1:8500".
+        grpc_address, http_address: Addresses, such as "127.0.0.1:8500".
 
     Raises:
-        ConfigError: The address cannot be had, or would be open to strangers; the extra `serve` is missing.
+        ConfigError: The port is in use, other hosts could call the service without credentials, or the extra
+            `serve` is not installed.
         PsfleetError: A model cannot be loaded.
     """
 
@@ -112,7 +120,7 @@ class PredictionServer:
             stack.callback(grpc.close)
             http, self.http_address = _listening("HTTP", host, http_port)
             stack.pop_all()
-        say = RateLimitedLog(_log).say  # strangers decide how often there is something to say
+        say = RateLimitedLog(_log).say  # limited, because any stranger can cause messages
         self._servers = (
             Http2Server(
                 grpc, accepts(self._access, self.grpc_address), self._calls.behaviors, calls, say
@@ -139,10 +147,10 @@ class PredictionServer:
                 model.refresh()
 
     def close(self) -> None:
-        """End: requests under way are answered, then the ports are closed. Safe to call twice."""
+        """Answer running requests, then close the ports. Safe to call twice."""
         self._closing.set()
         self._calls.stop()
-        stopping = [ServiceThread(each.stop, "stopping", (_GRACE,)) for each in self._servers]
+        stopping = [ServiceThread(server.stop, "stopping", (_GRACE,)) for server in self._servers]
         for thread in stopping:
             thread.start()
         for thread in stopping:
@@ -158,14 +166,14 @@ class PredictionServer:
         self.close()
 
 
-def _listening(what: str, host: str, port: int) -> tuple[socket.socket, str]:
-    """A socket that listens, and its address."""
+def _listening(protocol: str, host: str, port: int) -> tuple[socket.socket, str]:
+    """Return a listening socket and its address with the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"{what} cannot listen on {host}:{port}: {error.strerror}; choose another port"
+            f"{protocol} cannot listen on {host}:{port}: {error.strerror}; choose another port"
         ) from None
     return listener, f"{host}:{listener.getsockname()[1]}"
 

@@ -1,4 +1,8 @@
-"""Rows and dense values of a model that predicts: where they come from, how they are kept and exported.
+"""Weights for prediction: reading them from a snapshot, an inference model or an export, and exporting them.
+
+RowSource is the interface that a model looks rows up through. ServedRows implements it in memory, Follower
+(in follower.py) with a running job; SourceRuntime lets programs and modules read either as if it were a
+fleet.
 
 An export is a folder:
 
@@ -7,7 +11,7 @@ An export is a folder:
                        `rows/<name>` in the form, and `scales/<name>`, float32, where a row has a scale
     program.json, ...  of an inference model: its operations, as in the folder that was exported
 
-export.json is written last, so that an export is there when it is whole. docs/formats.md has the layout.
+export.json is written last, so a folder that has it is complete. docs/formats.md has the layout.
 """
 
 import importlib
@@ -55,50 +59,51 @@ class RowSource(Protocol):
     """Source of a model's rows and dense values. Any thread may call it."""
 
     def specs(self) -> Mapping[str, TableSpec]:
-        """The tables by name."""
+        """Return the definitions of the tables by name."""
 
     def look_up(self, table: str, ids: Ids) -> Floats:
-        """The rows of ids, int64 [n], of a sparse table: float32 [n, dim].
+        """Return the rows of ids, int64 [n], of a sparse table, as float32 [n, dim].
 
-        An id without a row has the first value that it would have in training.
+        An id without a row gets the initial value that it would have in training.
 
         Raises:
             UnknownTable: There is no such sparse table.
         """
 
     def dense(self, table: str) -> Floats:
-        """The value of a dense table, float32 in its shape; it is not changed later.
+        """Return the value of a dense table, float32 in its shape. The array does not change later.
 
         Raises:
             UnknownTable: There is no such dense table.
         """
 
     def held(self) -> AbstractContextManager[object]:
-        """Within, all look-ups of this thread are of one cut."""
+        """Return a context in which all look-ups of this thread see the same cut."""
 
     @property
     def cut(self) -> int:
-        """Number of the cut of the training that the values are of; it rises with each change."""
+        """Number of the training's cut that the values are of. It rises with each change."""
 
     @property
     def age(self) -> float | None:
-        """Seconds since the values were the training's; None: it follows no training."""
+        """Seconds since the values were those of the training, or None if the source follows no training."""
 
     @property
     def bytes(self) -> int:
-        """Memory of all values."""
+        """Bytes of memory that all values take."""
 
 
 class ServedRows:
     """Rows and dense values in this process. Implements RowSource.
 
     Args:
-        source: Name of where they come from, for messages.
+        source: Description of their origin, for messages.
         form: Form of the rows of all sparse tables.
 
     Attributes:
-        cut: Number of the cut that the values are of.
-        age: None: they follow no training.
+        cut: Number of the cut that the values are of; stays 0.
+        age: None, because the values follow no training.
+        sparse: The sparse tables by name.
     """
 
     def __init__(self, source: str, form: RowForm = "float32") -> None:
@@ -112,12 +117,12 @@ class ServedRows:
 
     @property
     def bytes(self) -> int:
-        """Memory of all values."""
+        """Bytes of memory that all values take."""
         dense = sum(value.nbytes for _, value in self._dense.values())
         return dense + sum(table.bytes for table in self.sparse.values())
 
     def held(self) -> AbstractContextManager[object]:
-        """Within, no other thread changes a value."""
+        """Return a context in which look-ups of other threads wait."""
         return self._lock
 
     def specs(self) -> Mapping[str, TableSpec]:
@@ -144,7 +149,7 @@ class ServedRows:
         return UnknownTable(missing_table(table, list(self.specs())))
 
     def add(self, spec: TableSpec, value: Floats | None = None) -> None:
-        """Add a table; a dense one has this value, or zeros."""
+        """Add a table. A dense table gets `value`, or zeros if that is None; a sparse table is empty."""
         if spec.kind == "sparse":
             self.sparse[spec.name] = ServedTable(spec, self.form)
         else:
@@ -152,7 +157,7 @@ class ServedRows:
             self._dense[spec.name] = spec, zeros if value is None else value.reshape(spec.shape)
 
     def put_dense(self, table: str, value: Floats) -> None:
-        """Set the value of a dense table; the array is not to be changed any more."""
+        """Set the value of a dense table. The caller must not change the array afterwards."""
         spec, _ = self._dense[table]
         self._dense[table] = spec, value.reshape(spec.shape)
 
@@ -160,17 +165,17 @@ class ServedRows:
 def rows_of_snapshot(
     path: str, form: RowForm = "float32", min_count: float = 0, part: tuple[int, int] = (0, 1)
 ) -> ServedRows:
-    """The weights of a snapshot, without optimizer state.
+    """Read the weights of a snapshot, without optimizer state.
 
     Args:
-        path: Its folder.
-        form: Form of the rows.
-        min_count: Rows with fewer shows, or of less frequency, are left out.
-        part: Number of the part of the ids that is read, and of all parts: (0, 1) is all.
+        path: Folder of the snapshot.
+        form: Form of the rows in memory.
+        min_count: Minimum number of shows, or minimum frequency, of a row. Other rows are left out.
+        part: Part of the ids to read, as (number from 0, number of parts). (0, 1) reads all ids.
 
     Raises:
-        CheckpointError: It is missing, incomplete or damaged.
-        ConfigError: A table does not count.
+        CheckpointError: The snapshot is missing, incomplete or damaged.
+        ConfigError: `min_count` is set, and a table counts neither shows nor frequency.
     """
     snapshot, rows = Snapshot(path), ServedRows(repr(path), form)
     specs = {spec.key: spec for spec in snapshot.specs()}
@@ -189,14 +194,14 @@ def rows_of_snapshot(
                 mask = _counts(spec, page.scores) >= min_count
             ids, weights = page.ids[mask], weights[mask]
             if part[1] > 1:
-                own = owned_by(ids, *part)
-                ids, weights = ids[own], weights[own]
+                in_part = owned_by(ids, *part)
+                ids, weights = ids[in_part], weights[in_part]
             rows.sparse[spec.name].put(ids, weights)
     return rows
 
 
 def _counts(spec: TableSpec, scores: Floats) -> Floats:
-    """Return how often each row was shown, or its frequency where the table counts that."""
+    """Return each row's frequency if the table counts that, or else its number of shows."""
     if not spec.scores:
         raise ConfigError(
             f"table {spec.name!r} does not count how often an id comes; train it with a ShowClickEntry, or "
@@ -207,10 +212,10 @@ def _counts(spec: TableSpec, scores: Floats) -> Floats:
 
 
 def rows_of_program(path: str, form: RowForm = "float32") -> ServedRows:
-    """The weights of an inference model.
+    """Read the weights of an inference model.
 
     Raises:
-        CheckpointError: The folder is no inference model, or damaged.
+        CheckpointError: The folder is no inference model, or is damaged.
     """
     rows = ServedRows(repr(path), form)
     for spec, ids, values in saved_tables(path):
@@ -221,9 +226,9 @@ def rows_of_program(path: str, form: RowForm = "float32") -> ServedRows:
 
 
 class SourceRuntime(ReadOnlyRuntime):
-    """Read-only runtime on a RowSource, for programs and modules.
+    """Read-only runtime on a RowSource, so that programs and modules compute with its values.
 
-    A RowSource gives the rows of ids and no whole tables, so `read_table` and `evictions` are refused.
+    A RowSource looks up ids but cannot list them, so `read_table` and `evictions` are refused.
 
     Args:
         rows: Source of the values.
@@ -255,6 +260,8 @@ class SourceRuntime(ReadOnlyRuntime):
             return [self._pull(read) for read in reads]
 
     def _pull(self, read: Read) -> Floats:
+        # A read has the table's key, a RowSource knows names. The map is built again if a key is missing,
+        # because a running job may create tables.
         name, ids = self._names.get(read.table), read.ids
         if name is None:
             self._names = {key_of(name): name for name in self.rows.specs()}
@@ -273,7 +280,7 @@ class SourceRuntime(ReadOnlyRuntime):
 
     @override
     def close(self) -> None:
-        """Do nothing: the source belongs to the caller."""
+        """Do nothing, because the source belongs to the caller."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +329,11 @@ _FILES: dict[ArrayFormat, _ArrayFile] = {
 
 
 def write_rows(folder: Path, rows: ServedRows, kind: ArrayFormat) -> None:
-    """Write all tables to a folder that is there, without the operations of a program."""
+    """Write all tables to an existing folder: the file of arrays first, then export.json.
+
+    The name of the file of arrays has its SHA-256, so export.json always names exactly the file it belongs
+    to.
+    """
     arrays: Arrays = {}
     for name, spec in rows.specs().items():
         if spec.kind == "dense":
@@ -332,6 +343,8 @@ def write_rows(folder: Path, rows: ServedRows, kind: ArrayFormat) -> None:
         arrays |= {f"ids/{name}": ids, f"rows/{name}": codes}
         if len(scales):
             arrays[f"scales/{name}"] = scales
+    # The arrays are on disk under their final name before export.json names them. So after a crash the folder
+    # has either no export.json or a complete export.
     file = _FILES[kind]
     partial = folder / f".rows.{os.getpid()}.partial"
     file.write(partial, arrays)
@@ -359,14 +372,14 @@ def _described(spec: TableSpec) -> dict[str, Any]:
 
 
 def rows_of_export(path: str, rows_form: RowForm | None = None) -> ServedRows:
-    """The weights of an exported model.
+    """Read the weights of an exported model.
 
     Args:
-        path: Its folder.
-        rows_form: Form of the rows; None: the one in which they were exported.
+        path: Folder of the export.
+        rows_form: Form of the rows in memory, or None to keep the form of the export.
 
     Raises:
-        CheckpointError: The folder is no export, or damaged.
+        CheckpointError: The folder is no export, or is damaged.
     """
     where = Path(path, EXPORT)
     with reading(where):
@@ -409,6 +422,7 @@ def _fill(
         raise Misfit(f"has rows of {spec.name!r} of the shape {codes.shape} and {codes.dtype}")
     rows.add(spec)
     scales = arrays.get(f"scales/{spec.name}", np.empty(0, np.float32))
+    # Rows in the wanted form are taken over as they are, without a second rounding.
     if form == rows.form:
         rows.sparse[spec.name].put_codes(ids, codes, scales)
     else:

@@ -1,4 +1,15 @@
-"""The rows of one sparse table as they are kept for prediction: float32, or fewer bits and scales."""
+"""Rows of one sparse table in memory for prediction, as float32, bfloat16, int8 or int4 codes.
+
+A table has dense arrays of ids, codes and scales, and an index of slots that leads from an id to its position
+in these arrays (compiled, in the kernel source `served_index`):
+
+    _slots   [ 0 2 0 0 1 0 3 ]         uint32: position + 1, or 0 for a free slot
+    _keys    [ id | id | id | ... ]    the first _count entries are rows
+    _codes   [ row | row | row | ... ]
+    _scales  [ s | s | s | ... ]       only int8 and int4
+
+As long as all ids are smaller than the number of slots, an id is simply the number of its slot (`_direct`).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +29,23 @@ Floats = NDArray[np.float32]
 Codes = NDArray[Any]
 
 
-_SMALLEST = 2.0**-100  # a scale; a row whose values are all smaller becomes zeros
+_SMALLEST = 2.0**-100  # smallest scale; a row that would need a smaller one becomes zeros
 _NO_SCALES: Floats = np.empty(0, np.float32)
 Ids = NDArray[np.int64]
-_GROWTH = 9, 8  # of the arrays of rows, when they are full
-_SLOTS = 5, 4  # of the index, at least, for each row
+_GROWTH = 9, 8  # new length over old length (9/8) of an array that is full
+_SLOTS = 5, 4  # minimum number of index slots per row (5/4)
 
 
 @dataclass(frozen=True)
 class RowCodec:
-    """Rows in one form.
+    """Encoding of rows in one form.
 
     Attributes:
         dtype: Dtype of a code.
-        per_code: Values in a code.
-        encode: Codes [n, codes] and scales float32 [n] of rows float32 [n, dim]; scales [0]: there are none.
-        decode: The rows again, from codes, scales and dim.
+        per_code: Number of values in a code.
+        encode: Function from rows, float32 [n, dim], to codes [n, width] and scales, float32 [n]. Scales are
+            [0] if the form has none.
+        decode: Function from codes, scales and dim back to rows.
     """
 
     dtype: Any
@@ -47,7 +59,7 @@ class RowCodec:
         return self.dtype in (np.int8, np.uint8)
 
     def width(self, dim: int) -> int:
-        """Number of codes of a row."""
+        """Return the number of codes in a row of `dim` values."""
         return -(-dim // self.per_code)
 
 
@@ -64,7 +76,10 @@ def _of_bytes(codes: Codes, scales: Floats, dim: int) -> Floats:
 
 
 def _pairs(rows: Floats) -> tuple[Codes, Floats]:
-    """Two values in a byte, each a whole number of -7 to 7, plus 8, of the row's steps."""
+    """Encode rows as int4: two values in a byte, the even column in the low half.
+
+    scale = max(|row|) / 7,   half a byte = round(value / scale) + 8, which is 1 to 15
+    """
     scales = np.abs(rows).max(axis=1) / np.float32(7)
     scales[~np.isfinite(scales) | (scales < _SMALLEST)] = 0
     factors = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
@@ -98,13 +113,13 @@ CODECS: dict[RowForm, RowCodec] = {
 
 
 class ServedTable:
-    """Rows by id. An id without a row has the first value that it would have in training.
+    """Map from ids to rows. An id without a row has the initial value that it would have in training.
+
+    Not thread-safe: ServedRows and Follower lock.
 
     Args:
         spec: Definition of the table.
         form: Form of its rows.
-
-    Not thread-safe.
     """
 
     def __init__(self, spec: TableSpec, form: RowForm = "float32") -> None:
@@ -117,54 +132,59 @@ class ServedTable:
         self._codes: Codes = np.empty((0, self._codec.width(spec.dim)), self._codec.dtype)
         self._scales = np.empty(0, np.float32)
         self._slots = np.zeros(64, np.uint32)
-        self._largest = 0  # of all ids that had a row, as uint64
-        self._direct = True  # an id is the number of its slot, as long as all ids are small enough
+        self._largest = 0  # largest id that ever had a row; negative ids count as uint64
+        self._direct = True  # True while an id is the number of its slot
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return self._count
 
     @property
     def bytes(self) -> int:
-        """Memory of rows and index."""
+        """Bytes of memory that rows and index take."""
         arrays = self._keys, self._codes, self._scales, self._slots
         return sum(array.nbytes for array in arrays)
 
     def look_up(self, ids: Ids) -> Floats:
-        """The rows of ids, int64 [n]: float32 [n, dim]."""
+        """Return the rows of ids, int64 [n], as float32 [n, dim]."""
+        # The kernel copies float32 rows while it finds them. Other forms are decoded afterwards, for all ids
+        # at once; the kernel then gets an array of width 0 and copies nothing.
         spec, out = self.spec, self._codec.dtype is np.float32
         rows = np.empty((len(ids), spec.dim if out else 0), np.float32)
-        places, missing = self._places(ids, rows)
+        positions, missing = self._places(ids, rows)
         if not missing:
-            return rows if out else self._rows(places)
-        unknown = places < 0
+            return rows if out else self._rows(positions)
+        unknown = positions < 0
         if not out:
             rows = np.empty((len(ids), spec.dim), np.float32)
-            rows[~unknown] = self._rows(places[~unknown])
+            rows[~unknown] = self._rows(positions[~unknown])
         rows[unknown] = initial_rows(ids[unknown], spec.dim, spec.initializer, spec.seed, spec.name)
         return rows
 
     def has(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return which of the ids have a row."""
+        """Return for each id whether it has a row, as bool [n]."""
         return self._places(ids, np.empty((len(ids), 0), np.float32))[0] >= 0
 
     def _places(self, ids: Ids, rows: Floats) -> tuple[Ids, int]:
-        """The places of ids, -1 for those without a row, and how many these are.
+        """Find the positions of ids.
 
         Args:
             ids: int64 [n].
-            rows: Gets the rows of a table of float32; [n, 0]: they are not wanted.
+            rows: Output for the rows of a float32 table, [n, dim], or an array [n, 0] to copy none.
+
+        Returns:
+            Positions, int64 [n], with -1 for an id without a row, and the number of such ids.
         """
-        codes, places = self._codes, np.empty(len(ids), np.int64)
+        codes, positions = self._codes, np.empty(len(ids), np.int64)
         at, width, to = address_of(codes), codes.strides[0], address_of(rows)
         missing: int = self._index.find(
-            ids, self._keys, self._slots, self._direct, places, at, width, to, rows.shape[1]
+            ids, self._keys, self._slots, self._direct, positions, at, width, to, rows.shape[1]
         )
-        return places, missing
+        return positions, missing
 
-    def _rows(self, places: NDArray[Any]) -> Floats:
-        codes = self._codes.take(places, axis=0)
-        scales = self._scales.take(places) if self._codec.has_scales else self._scales
+    def _rows(self, positions: NDArray[Any]) -> Floats:
+        codes = self._codes.take(positions, axis=0)
+        scales = self._scales.take(positions) if self._codec.has_scales else self._scales
         return self._codec.decode(codes, scales, self.spec.dim)
 
     def put(self, ids: Ids, rows: Floats) -> None:
@@ -172,33 +192,39 @@ class ServedTable:
         self.put_codes(ids, *self._codec.encode(rows))
 
     def put_codes(self, ids: Ids, codes: Codes, scales: Floats) -> None:
-        """Set rows that are in the table's form already."""
+        """Set rows that are already encoded in the table's form."""
         self._largest = max(self._largest, int(ids.view(np.uint64).max(initial=0)))
         self.reserve(self._count + len(ids))
         if self._direct and self._largest >= len(self._slots):
             self._index_anew(len(self._slots))
-        places, codes, own = np.empty(len(ids), np.int64), np.ascontiguousarray(codes), self._codes
-        addresses = address_of(own), own.strides[0], address_of(codes)
+        positions, codes, stored = (
+            np.empty(len(ids), np.int64),
+            np.ascontiguousarray(codes),
+            self._codes,
+        )
+        addresses = address_of(stored), stored.strides[0], address_of(codes)
         self._count = self._index.put(
-            ids, self._keys, self._slots, self._direct, self._count, places, *addresses
+            ids, self._keys, self._slots, self._direct, self._count, positions, *addresses
         )
         if self._codec.has_scales:
-            self._scales[places] = scales
+            self._scales[positions] = scales
 
     def remove(self, ids: Ids) -> None:
-        """Remove the rows of ids, int64 [n], where there are some."""
+        """Remove the rows of ids, int64 [n]. Ids without a row are ignored."""
+        # Rows stay dense: the last row moves into each hole. The kernel has done so for keys and slots, and
+        # lists the holes in its order; the same moves follow here for codes and scales.
         holes, last = np.empty(len(ids), np.int64), self._count
         self._count = self._index.remove(
             ids, self._keys, self._slots, self._direct, self._count, holes
         )
-        for place in holes[holes >= 0]:
+        for hole in holes[holes >= 0]:
             last -= 1
-            self._codes[place] = self._codes[last]
+            self._codes[hole] = self._codes[last]
             if self._codec.has_scales:
-                self._scales[place] = self._scales[last]
+                self._scales[hole] = self._scales[last]
 
     def reserve(self, count: int) -> None:
-        """Have room for so many rows."""
+        """Enlarge the arrays and the index for at least `count` rows."""
         if count > len(self._keys):
             size = _grown(count, len(self._keys))
             self._keys = _longer(self._keys, size)
@@ -210,12 +236,12 @@ class ServedTable:
             self._index_anew(_grown(slots, len(self._slots)))
 
     def _index_anew(self, slots: int) -> None:
-        """Make the index of the rows, with so many slots."""
+        """Build the index again with this number of slots."""
         self._slots, self._direct = np.zeros(slots, np.uint32), self._largest < slots
         self._index.index(self._keys, self._slots, self._direct, self._count)
 
     def content(self) -> tuple[Ids, Codes, Floats]:
-        """All ids, ascending, with their codes and scales."""
+        """Return all ids in ascending order, with their codes and scales."""
         order = np.argsort(self._keys[: self._count])
         scales = self._scales[order] if self._codec.has_scales else self._scales
         return self._keys[order], self._codes[order], scales

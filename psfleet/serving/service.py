@@ -1,4 +1,8 @@
-"""Requests of the clients of a prediction service, whichever protocol they speak."""
+"""Prediction service without a protocol: its models, the checks of a request, and its metrics.
+
+grpc_service.py and http_app.py translate calls to PredictionService and its results back. Any thread may
+call it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,39 +26,39 @@ _SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000]
 
 
 class ServingMetrics:
-    """Figures of the models of one process."""
+    """Prometheus metrics of the models of one process, in a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        own = self._registry
+        registry = self._registry
         self._calls = Counter(
             "psfleet_serving_requests",
             "Requests, by what became of them.",
             ["model", "method", "code"],
-            registry=own,
+            registry=registry,
         )
         self._seconds = Histogram(
             "psfleet_serving_batch_seconds",
             "Time of a batch.",
             ["model"],
             buckets=_TIMES,
-            registry=own,
+            registry=registry,
         )
         self._samples = Histogram(
             "psfleet_serving_batch_samples",
             "Samples of a batch.",
             ["model"],
             buckets=_SIZES,
-            registry=own,
+            registry=registry,
         )
         self._requests = Counter(
             "psfleet_serving_batched_requests",
             "Requests that went into batches.",
             ["model"],
-            registry=own,
+            registry=registry,
         )
         self._levels = {
-            name: Gauge(f"psfleet_serving_{name}", text, ["model", "version"], registry=own)
+            name: Gauge(f"psfleet_serving_{name}", text, ["model", "version"], registry=registry)
             for name, text in (
                 ("age_seconds", "Time since the values were the training's."),
                 ("cut", "Cut of the training that the values are of."),
@@ -72,11 +76,11 @@ class ServingMetrics:
         )
 
     def count(self, model: str, method: str, code: str) -> None:
-        """Count a request."""
+        """Count a request, with its result: "ok", or the name of the error's class."""
         self._call(model, method, code).inc()
 
     def observe(self, model: str, samples: int, requests: int, seconds: float) -> None:
-        """Count a batch."""
+        """Count a batch, with its number of samples and requests and its duration in seconds."""
         times, sizes, counts = self._batch(model)
         times.observe(seconds)
         sizes.observe(samples)
@@ -87,27 +91,27 @@ class ServingMetrics:
         self._levels[name].labels(model, str(version)).set(value)
 
     def forget_levels(self) -> None:
-        """Leave out versions that are no longer there."""
+        """Drop all gauges, so that versions that are gone do not show their last values forever."""
         for gauge in self._levels.values():
             gauge.clear()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class UnknownModel(UsageError):
-    """There is no model of this name."""
+    """Error of a request that names a model which is not served."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that fits its model.
+    """Checked request.
 
     Attributes:
-        version: The version that it goes to.
-        batch: Values of the inputs.
-        samples: The number of samples.
+        version: Version that answers the request.
+        batch: Values of the inputs by name.
+        samples: Number of samples.
     """
 
     version: ModelVersion
@@ -116,14 +120,14 @@ class Prepared:
 
 
 class PredictionService:
-    """The models of one process.
+    """Models that one process serves.
 
     Args:
-        models: Models in the order in which they were named.
-        metrics: Counts what they do.
+        models: Models in the order in which clients see them.
+        metrics: Metrics of these models.
 
     Attributes:
-        models: By name.
+        models: Models by name.
         metrics: As given.
     """
 
@@ -132,10 +136,10 @@ class PredictionService:
         self.metrics = metrics
 
     def model(self, name: str) -> ServedModel:
-        """The model of a name; "": the only one.
+        """Return the model of this name. "" stands for the only model.
 
         Raises:
-            UnknownModel: There is none, or there are several.
+            UnknownModel: There is no such model, or the name is "" and there are several.
         """
         model = next(iter(self.models.values())) if not name and len(self.models) == 1 else None
         model = model or self.models.get(name)
@@ -147,15 +151,23 @@ class PredictionService:
     def prepare(self, model: str, version: int, inputs: Any) -> Prepared:
         """Check a request and choose its version.
 
+        Args:
+            model: Name of the model, or "" for the only one.
+            version: Number of the version, or 0 to let the shares decide.
+            inputs: Values by name.
+
         Raises:
-            UsageError: It does not fit the model.
+            UsageError: The inputs do not fit the model.
         """
         target = self.model(model).choose(version)
         batch, samples = samples_of(target.model.features, inputs)
         return Prepared(target, batch, samples)
 
     def look_up(self, model: str, version: int, table: str, ids: Any) -> tuple[ModelVersion, Any]:
-        """The rows of ids, and the version that has them.
+        """Look up the rows of ids.
+
+        Returns:
+            The version that answered, and the rows, float32 [n, dim].
 
         Raises:
             UsageError: There is no such table, or a value is no id.
@@ -164,7 +176,7 @@ class PredictionService:
         return target, target.model.look_up(table, as_ids(ids, f"table {table!r}"))
 
     def measured(self) -> bytes:
-        """The metrics as text."""
+        """Return all metrics as text, with the present values of all versions and followers."""
         self.metrics.forget_levels()
         follower_metrics: list[Metric] = []
         for model in self.models.values():

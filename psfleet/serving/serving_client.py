@@ -1,4 +1,11 @@
-"""A client of a prediction service, over gRPC, and one of several services that share a job's rows."""
+"""Clients of prediction services over gRPC: ServingClient for one service, SplitClient for several.
+
+    with psfleet.serving.ServingClient("127.0.0.1:8500") as client:
+        chances = client.predict({"user": [17, 42], "item": [[3, 5], [8]]})
+
+Connections are opened when they are needed and kept for further calls. A connection that the service has
+closed while it was idle is replaced without an error. Any thread may use a client.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +34,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ServingClient:
-    """Predictions and rows of a service. Any thread may use it.
+    """Client of one prediction service. Any thread may use it.
 
     Args:
-        address: Address of gRPC, as "127.0.0.1:8500".
-        tls: Folder of a worker's credentials; "": the service has no TLS.
-        timeout: Seconds for each call.
+        address: Address of the service's gRPC port, such as "127.0.0.1:8500".
+        tls: Folder of a worker's credentials, or "" for a service without TLS.
+        timeout: Maximum number of seconds for a call.
     """
 
     def __init__(self, address: str, tls: str = "", timeout: float = 60.0) -> None:
@@ -43,32 +50,39 @@ class ServingClient:
         )
 
     def predict(self, inputs: Mapping[str, Any], model: str = "", version: int = 0) -> Any:
-        """The predictions of a batch, as `psfleet.serving.Model` gives them.
+        """Return the predictions of a batch, as `psfleet.serving.Model` does.
 
         Args:
-            inputs: By name what the model takes, or a data frame.
-            model, version: Name and number; "" and 0: the only model, and the version as traffic goes.
+            inputs: Values by name, as the model takes them, or a data frame.
+            model: Name of the model, or "" for the only one.
+            version: Number of the version, or 0 to let the service choose.
 
         Raises:
-            PsfleetError: The service refuses it, or does not answer.
+            PsfleetError: The service refuses the request, or does not answer.
         """
         request = messages.PredictRequest(model=model, version=version)
         columns = columns_of(inputs).items()
         request.inputs.extend(_message(name, value) for name, value in columns if value is not None)
         reply = self._call("Predict", request, messages.PredictReply)
         outputs = {
-            each.name: np.array(each.values, np.float32).reshape(each.shape)
-            for each in reply.outputs
+            output.name: np.array(output.values, np.float32).reshape(output.shape)
+            for output in reply.outputs
         }
         return outputs[""] if list(outputs) == [""] else outputs
 
     def look_up(
         self, table: str, ids: NDArray[np.int64], model: str = "", version: int = 0
     ) -> NDArray[np.float32]:
-        """The rows of ids, int64 [n]: float32 [n, dim].
+        """Return the rows of ids, int64 [n], as float32 [n, dim].
+
+        Args:
+            table: Name of the table.
+            ids: The ids.
+            model: Name of the model, or "" for the only one.
+            version: Number of the version, or 0 to let the service choose.
 
         Raises:
-            PsfleetError: The service refuses it, or does not answer.
+            PsfleetError: The service refuses the request, or does not answer.
         """
         request = messages.LookUpRequest(model=model, version=version, table=table)
         request.ids.extend(ids.tolist())
@@ -76,16 +90,16 @@ class ServingClient:
         return np.frombuffer(reply.rows, np.float32).reshape(len(ids), reply.dim)
 
     def route(self, model: str, version: int, percentage: float) -> None:
-        """Give a version this part of the requests; 100: it becomes the active one."""
+        """Send a share of the requests, in percent, to a version. With 100 it becomes the active one."""
         request = messages.RouteRequest(model=model, version=version, percentage=percentage)
         self._call("Route", request, messages.ModelsReply)
 
     def models(self) -> Any:
-        """The models and their versions, as serving.proto's ModelsReply."""
+        """Return the models and their versions, as serving.proto's ModelsReply."""
         return self._call("Models", messages.ModelsRequest(), messages.ModelsReply)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each version."""
+        """Yield a line of text for each version: its share of requests, cut, age and size."""
         for model in self.models().models:
             for version in model.versions:
                 from_ = version.freshness
@@ -112,7 +126,9 @@ class ServingClient:
             raise ServerUnavailable(f"{name} does not answer: {error}") from None
 
     def _reply_to(self, path: str, content: bytes) -> bytes:
-        """Make a call; once more over a new connection if the service has closed one that was idle."""
+        """Make a call, and repeat it over a new connection if the service had closed an idle one."""
+        # Only a connection that was idle before may be tried again. If a new connection breaks, the service
+        # is in trouble, and the caller should know.
         was_open = bool(self._client.idle)
         try:
             return self._client.call(path, content, self._timeout)
@@ -134,7 +150,7 @@ class ServingClient:
 
 
 def _message(name: str, value: Any) -> Any:
-    """The values of one input."""
+    """Return the message for one input."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iufb"
     shape = value.shape if is_array and value.ndim > 1 else ()
     field, bags = _field(f"input {name!r}", as_jagged(name, value.reshape(-1) if shape else value))
@@ -149,10 +165,13 @@ def _message(name: str, value: Any) -> Any:
 
 
 def _field(owner: str, bags: Jagged) -> tuple[str, Jagged]:
-    """The field of a message for values, and the values as it has them.
+    """Choose the field of a message for values, and convert them for it.
 
-    Missing values are left out, but NaN stays among numbers, which have places. Whole numbers beyond int64
-    are sent as texts, which are the same values.
+    Missing values are left out of ids and texts. Among numbers they become NaN, because a number's position
+    matters. Whole numbers beyond int64 are sent as texts, which psfleet treats as the same ids.
+
+    Returns:
+        The name of the field ("ids", "numbers" or "texts"), and the converted bags.
 
     Raises:
         IdError: A value fits no field.
@@ -175,10 +194,10 @@ def _field(owner: str, bags: Jagged) -> tuple[str, Jagged]:
 
 
 class SplitClient:
-    """Rows of services of which each follows one part of the ids, as `psfleet serve --follow JOB --part 2/4`.
+    """Client of several services that share a job's ids, each with `psfleet serve --follow JOB --part 2/4`.
 
     Args:
-        addresses: Addresses of gRPC, in the order of the parts.
+        addresses: Address of each service's gRPC port, in the order of the parts.
         tls, timeout: As for ServingClient.
     """
 
@@ -188,27 +207,28 @@ class SplitClient:
         self._pool = ThreadPoolExecutor(len(addresses), "parts")
 
     def look_up(self, table: str, ids: NDArray[np.int64], model: str = "") -> NDArray[np.float32]:
-        """The rows of ids, int64 [n]: float32 [n, dim]. Each service is asked for its own, all at once.
+        """Return the rows of ids, int64 [n], as float32 [n, dim]. All services are asked at the same time.
 
         Raises:
-            PsfleetError: A service refuses it, or does not answer.
+            PsfleetError: A service refuses the request, or does not answer.
         """
+        # Sort the ids by part, ask each service for its slice, and put the rows back into the given order.
         parts = self._routes[virtual_shards(ids)]
         order = np.argsort(parts, kind="stable")
         ends = np.searchsorted(parts[order], np.arange(len(self._clients) + 1))
-        places = [order[low:high] for low, high in itertools.pairwise(ends)]
+        positions = [order[low:high] for low, high in itertools.pairwise(ends)]
         calls = [
-            self._pool.submit(client.look_up, table, ids[own], model)
-            for client, own in zip(self._clients, places, strict=True)
-            if len(own) or len(ids) == 0
+            self._pool.submit(client.look_up, table, ids[part_positions], model)
+            for client, part_positions in zip(self._clients, positions, strict=True)
+            if len(part_positions) or len(ids) == 0  # without ids, the replies still tell dim
         ]
-        parts_rows = np.concatenate([each.result() for each in calls])
+        parts_rows = np.concatenate([call.result() for call in calls])
         rows = np.empty_like(parts_rows)
         rows[order] = parts_rows
         return rows
 
     def part(self, number: int) -> ServingClient:
-        """The client of one of the services, from 0."""
+        """Return the client of the service with this number, from 0."""
         return self._clients[number]
 
     def close(self) -> None:

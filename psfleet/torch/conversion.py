@@ -34,7 +34,9 @@ M = TypeVar("M", bound=nn.Module)
 Floats = NDArray[np.float32]
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
-_MOST_SHAPES = 64
+_MOST_SHAPES = (
+    64  # shapes of batches for which a predictor keeps prepared bags; the oldest goes first
+)
 
 
 @checked
@@ -155,14 +157,15 @@ class _ModuleExchange:
         pair = self._pairs.get(id(self._model))
         return pair[1] if pair else self._model
 
-    def _exchange(self, which: int) -> None:
+    def _exchange(self, side: int) -> None:
         for parent, key, child in self._places:
-            parent._modules[key] = self._pairs[child][which]
+            parent._modules[key] = self._pairs[child][side]
         for params, i, pair in self._entries:
-            params[i] = pair[which].weight
+            params[i] = pair[side].weight
+        # Torch keys an optimizer's state by the parameter object, so the state must move to the new weight.
         for optimizer in self._optimizers:
             for pair in self._pairs.values():
-                before, after = (cast(Tensor, pair[i].weight) for i in (1 - which, which))
+                before, after = (cast(Tensor, pair[i].weight) for i in (1 - side, side))
                 if before in optimizer.state:
                     optimizer.state[after] = optimizer.state.pop(before)
 
@@ -200,11 +203,11 @@ def _check_tied(
     model: nn.Module, path: str, module: nn.Module, modules: dict[str, nn.Module]
 ) -> None:
     """Refuse a weight that an embedding with sparse gradients shares with any other kind of module."""
-    for other, user in model.named_modules():
+    for other_path, user in model.named_modules():
         is_user = any(p is module.weight for p in user._parameters.values())
-        if is_user and other not in modules:
+        if is_user and other_path not in modules:
             raise ConfigError(
-                f"the weight of {path!r} is tied to {other!r}, whose gradients "
+                f"the weight of {path!r} is tied to {other_path!r}, whose gradients "
                 f"({type(user).__name__}) are dense, so each step needs all rows; build {path!r} with "
                 "sparse=False"
             )
@@ -258,11 +261,11 @@ def _bag(module: nn.EmbeddingBag, servers: int | None) -> EmbeddingBag:
 
 
 def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    own = {id(p) for p in model.parameters()}
+    model_parameters = {id(p) for p in model.parameters()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) not in own:
+                if id(parameter) not in model_parameters:
                     raise UsageError(
                         f"torch.optim.{type(optimizer).__name__} has a parameter of shape "
                         f"{tuple(parameter.shape)} that is not in the model"
@@ -348,13 +351,13 @@ def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None
     Parameters and modules become plain attributes, because torch's `__getattr__` takes longer than a small
     layer.
     """
-    kind, own = type(module), module.__dict__
+    kind, attributes = type(module), module.__dict__
     hooks = "forward", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl"
     is_plain = kind.__call__ is nn.Module.__call__ and not isinstance(
         module, torch.jit.ScriptModule
     )
-    if is_plain and not any(own.get(name) for name in hooks):
-        own.update({**module._parameters, **module._modules})
+    if is_plain and not any(attributes.get(name) for name in hooks):
+        attributes.update({**module._parameters, **module._modules})
         call = kind.forward if function is None else staticmethod(function)
         members = {"__call__": call, "__module__": kind.__module__}
         module.__class__ = type(kind.__name__, (kind,), members)
@@ -369,6 +372,8 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
 
     def pulled(ids: Tensor) -> Floats:
         numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)
+        # As uint64 a negative id is larger than any count, so a single maximum checks both bounds. `_check`
+        # then looks for the bad id and raises.
         if (
             count is not None
             and np.maximum.reduce(numbers.view(np.uint64), None, initial=0) >= count
@@ -385,19 +390,21 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
         ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *scores: Any
     ) -> Tensor:
         assert isinstance(module, EmbeddingBag)
+        # The common case, bags of equal length in a [samples, ids] tensor, goes to psfleet's pooling kernel.
+        # Others take torch's embedding_bag, with the pulled rows as its weight and their positions as ids.
         plain = offsets is None and weights is None and padding is None and ids.is_cpu
         if plain and ids.ndim == 2 and module.mode != "max":
             rows = pulled(ids)
-            own = bags.get(rows.shape)
-            if own is None:
-                own = bags[rows.shape] = RowBags(np.full(*rows.shape[:2]), mean=mean)
+            row_bags = bags.get(rows.shape)
+            if row_bags is None:
+                row_bags = bags[rows.shape] = RowBags(np.full(*rows.shape[:2]), mean=mean)
                 if len(bags) > _MOST_SHAPES:
                     del bags[next(iter(bags))]
-            return torch.from_numpy(own.pool(rows.reshape(-1, dim)))
-        places = torch.arange(ids.numel(), device=ids.device).reshape(ids.shape)
-        kept, first = module._without_padding(ids, places)
+            return torch.from_numpy(row_bags.pool(rows.reshape(-1, dim)))
+        positions = torch.arange(ids.numel(), device=ids.device).reshape(ids.shape)
+        row_positions, first = module._without_padding(ids, positions)
         return functional.embedding_bag(
-            kept,
+            row_positions,
             look_up(ids).reshape(-1, dim),
             offsets,
             mode=module.mode,

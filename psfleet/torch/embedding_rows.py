@@ -35,7 +35,7 @@ from psfleet.torch.table_weight import GradientBags, GradientIds, TableWeight, a
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-_MOST_HELD = 64
+_MOST_HELD = 64  # look-ups that one embedding keeps for repeated forward passes within a step
 _living: "weakref.WeakSet[EmbeddingRows]" = weakref.WeakSet()
 
 
@@ -181,6 +181,8 @@ class EmbeddingRows:
         client.runtime.create(spec)
         self.read_from(client, spec)
         if self.count is not None:
+            # Weak, because rows refer to their weight: a cycle would keep a dropped model in `_living` until
+            # the garbage collector runs.
             whole = weakref.WeakMethod(self._whole)
             self.weight.source = lambda: bring() if (bring := whole()) else None
         _living.add(self)
@@ -213,10 +215,10 @@ class EmbeddingRows:
         assert state.ids is not None
         if ids is None:
             ids = np.arange(len(values), dtype=np.int64)
-        others = np.setdiff1d(state.ids, ids)
-        if len(others):
+        absent_ids = np.setdiff1d(state.ids, ids)
+        if len(absent_ids):
             raise UsageError(
-                f"embedding {self.name!r} has a row for id {others[0]} and the state dict has none; "
+                f"embedding {self.name!r} has a row for id {absent_ids[0]} and the state dict has none; "
                 "load it before the first step, or use fleet.load_model"
             )
         self.client.set_weights(self.spec, values, ids, state)
@@ -271,10 +273,12 @@ class EmbeddingRows:
         is_stored = np.isin(ids, state.ids)
         for values, first in zip(slots, initial, strict=True):
             is_stored |= (values != np.float32(first)).any(1)
-        others = np.setdiff1d(state.ids, ids)
-        ids = np.concatenate([ids[is_stored], others])
+        absent_ids = np.setdiff1d(state.ids, ids)
+        ids = np.concatenate([ids[is_stored], absent_ids])
         whole = [
-            np.concatenate([values[is_stored], np.full((len(others), self.dim), first, np.float32)])
+            np.concatenate(
+                [values[is_stored], np.full((len(absent_ids), self.dim), first, np.float32)]
+            )
             for values, first in zip(slots, initial, strict=True)
         ]
         rows = np.array(self.runtime.pull([self.read(ids)])[0])
@@ -356,6 +360,7 @@ class EmbeddingRows:
 
     def _find(self, ids: Asked) -> _CachedLookup | None:
         for entry in self._held:
+            # A model may change the tensor of an earlier look-up in place, and then torch raises its version.
             unspoilt = entry.used is None or entry.used == entry.rows._version
             if unspoilt and are_equal(entry.ids, ids):
                 return entry
@@ -363,6 +368,8 @@ class EmbeddingRows:
 
     @staticmethod
     def _values_of(entry: _CachedLookup) -> Floats:
+        # The first look-up may use the pulled memory. A later one gets a copy, so that an in-place change of
+        # one result does not change the other.
         values: Floats = entry.rows.cpu().numpy()
         return values if entry.used is None else values.copy()
 

@@ -184,13 +184,13 @@ class TableModule(nn.Module):
             destination[prefix + "ids"] = torch.from_numpy(ids)
         destination[prefix + "weight"] = torch.from_numpy(rows)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        strict, missing, unexpected = others[1:4]
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *torch_arguments: Any) -> None:
+        strict, missing, unexpected = torch_arguments[1:4]
         keys = ["weight"] if self.num_embeddings is not None else ["ids", "weight"]
         lacking = [prefix + key for key in keys if prefix + key not in state_dict]
         if strict:
-            mine = (key for key in state_dict if key.startswith(prefix))
-            unexpected.extend(key for key in mine if key.removeprefix(prefix) not in keys)
+            module_keys = (key for key in state_dict if key.startswith(prefix))
+            unexpected.extend(key for key in module_keys if key.removeprefix(prefix) not in keys)
         if lacking:
             if strict:
                 missing.extend(lacking)
@@ -366,10 +366,10 @@ class EmbeddingBag(TableModule):
         ends = self._ends(offsets, input.numel()) if has_scores and offsets is not None else None
         rows = self._look_up(input, shows, clicks, ends).reshape(-1, self.embedding_dim)
         # The pulled rows are the weight of a small embedding_bag; an id's index is the position of its row.
-        places = torch.arange(input.numel(), device=input.device).reshape(input.shape)
-        places, padding = self._without_padding(input, places)
+        positions = torch.arange(input.numel(), device=input.device).reshape(input.shape)
+        positions, padding = self._without_padding(input, positions)
         return F.embedding_bag(
-            places,
+            positions,
             rows,
             offsets,
             mode=self.mode,
@@ -386,15 +386,15 @@ class EmbeddingBag(TableModule):
         """Return the start of each bag and, last, the end of the last one."""
         return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=count)
 
-    def _without_padding(self, ids: Tensor, places: Tensor) -> tuple[Tensor, int | None]:
+    def _without_padding(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, int | None]:
         """The places, with one place for every padding id."""
         if self.padding_idx is None:
-            return places, None
+            return positions, None
         mask = ids == self.padding_idx
         if not bool(mask.any()):
-            return places, None
-        first = int(places[mask][0])
-        return places.masked_fill(mask, first), first
+            return positions, None
+        first = int(positions[mask][0])
+        return positions.masked_fill(mask, first), first
 
 
 def _check(rows: Any, dim: Any, optimizer: Any) -> None:

@@ -1,4 +1,9 @@
-"""FeatureEmbedding: all features of a FeatureSet, looked up in one call."""
+"""FeatureEmbedding, a torch module that looks up all features of a FeatureSet in one call.
+
+Use it in place of one `Embedding` for each feature if a model has many: the rows of all tables are pulled
+with one call to each server. A custom autograd function connects the pooled values to the tables' weights,
+so that `backward()` yields one sparse gradient for each table.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +26,7 @@ Ids = NDArray[np.int64]
 
 
 class FeatureTable(TableModule):
-    """The rows of one table of a feature set."""
+    """Stand-in for the weight of one table of a feature set."""
 
     def __init__(self, table: Table) -> None:
         if "." in table.name:
@@ -45,21 +50,21 @@ class FeatureTable(TableModule):
 
 @checked
 class FeatureEmbedding(nn.Module):
-    """The values of all features of a set, with their rows on the servers.
+    """Look up the values of all features of a set, whose rows are on the servers.
 
         embed = pst.FeatureEmbedding(features)
         values = embed({"user": users, "friends": Jagged(ids, lengths)})
         hidden = torch.cat([values["user"], values["friends"]], dim=1)
 
-    The rows of all tables come in one call to each server, and `step()` pushes the gradients of all in one.
+    One call to each server brings the rows of all tables, and `step()` pushes all gradients in one call.
 
     Args:
         features: Features of the model. A table without an optimizer is updated by the torch
-            optimizer that is given its `weight`: `torch.optim.SparseAdam(embed.parameters())`.
+            optimizer that gets its `weight`: `torch.optim.SparseAdam(embed.parameters())`.
 
     Attributes:
         features: Features, as passed.
-        tables: By name, the stand-ins for the tables' weights.
+        tables: Stand-in for each table's weight, by table name.
     """
 
     def __init__(self, features: FeatureSet) -> None:
@@ -72,16 +77,17 @@ class FeatureEmbedding(nn.Module):
 
     @untraced
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """The features' values, by name in the order of the set.
+        """Return the value of each feature by name, in the order of the set.
 
         Args:
-            batch: By feature its ids: a `psfleet.features.Jagged`, a tensor [n] or [n, k], a list of
-                lists, a mapping with `values` and `lengths` or `offsets`; for a Number its values. Or a
-                KeyedJaggedTensor of TorchRec. A feature that is missing has no ids.
+            batch: Mapping from feature names to ids, or a KeyedJaggedTensor of TorchRec. Ids are a
+                `psfleet.features.Jagged`, a tensor [n] or [n, k], a list of lists, or a mapping with
+                `values` and `lengths` or `offsets`. A Number feature takes its values. A feature that is
+                missing in the batch has no ids.
 
         Returns:
-            float32 [samples, dim]; for pooling "none" [n, dim] or, with `last`, [samples, last, dim]. On
-            the device of the batch's first tensor.
+            float32 tensors [samples, dim] on the device of the batch's first tensor. A feature with pooling
+            "none" has [n, dim] for n ids or, with `last`, [samples, last, dim].
         """
         names = list(self.tables)
         lookup = FeatureLookup(self.features, batch, {name: name for name in names})
@@ -95,7 +101,7 @@ class FeatureEmbedding(nn.Module):
 
 
 class _PooledFeatures(torch.autograd.Function):
-    """The values of features, as a function of the weights of their tables."""
+    """Autograd function from the weights of tables to the values of features."""
 
     @staticmethod
     def forward(
@@ -109,7 +115,8 @@ class _PooledFeatures(torch.autograd.Function):
         ctx.module, ctx.lookup = module, lookup
         ctx.set_materialize_grads(False)
         constant = [f for f in module.features if not isinstance(f, Feature)]
-        # A user may change them in place, and what was pulled is held.
+        # Copied, because the arrays may be pulled rows that are still in use, and a model may change its
+        # inputs in place.
         values = lookup.values(bags)
         out = {name: torch.from_numpy(array.copy()).to(device) for name, array in values.items()}
         ctx.mark_non_differentiable(*(out[number.name] for number in constant))
@@ -137,7 +144,7 @@ def _rows(module: nn.Module) -> EmbeddingRows:
 
 
 def _device(batch: Any) -> torch.device:
-    """The device of the first tensor in a batch; the CPU if it has none."""
+    """Return the device of the first tensor in a batch, or the CPU if there is none."""
     if isinstance(batch, Tensor):
         return batch.device
     if callable(getattr(batch, "values", None)) and callable(getattr(batch, "lengths", None)):

@@ -1,4 +1,10 @@
-"""prefetch(): batches from a loader, with the rows of the next one brought by the step before it."""
+"""prefetch(), which pulls the rows of a loader's next batch together with the push of the current step.
+
+Without it, a model with k embeddings waits for k pulls in each forward pass. To know the next look-ups
+beforehand, _Ahead watches which part of the current batch each embedding looks up (`note`), and takes the
+same part of the next batch (`expected`). A wrong guess costs one pull in the forward pass and changes no
+value. Everything runs in the script's thread.
+"""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -23,20 +29,28 @@ Chooser = Callable[[Any], Mapping[TableModule, Tensor]]
 
 @checked
 def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, None, None]:
-    """The loader's batches. Each `step()` also brings the rows that the next batch looks up.
+    """Yield the loader's batches, and let each `step()` also pull the rows that the next batch looks up.
 
-    So a step costs one push and one pull, however many embeddings the model has. The next batch is
-    read between the two: the values, and what every worker does in which order, are those without
-    prefetching, in every mode.
+        for x, y in pst.prefetch(loader):
+            loss(model(x), y).backward()
+            opt.step()
+            opt.zero_grad()
 
-    Which tensors of a batch are looked up in which table is learned from the batch before: a tensor
-    that is in the batch (at any depth of tuples, lists and dicts), reshaped or not, or a part of its
-    columns or rows, as in `x[:, 3]`, `x[:, 2:5]` or a micro-batch. Ids that are computed from the batch
-    are not found; name them with `ids`. A guess that is wrong costs a pull and does no harm.
+    A step then costs one push and one pull, however many embeddings the model has. The next batch is read
+    between the two. All values are the same as without prefetching, and so is the order of each worker's
+    operations, in every mode.
+
+    prefetch() learns from the batch before which tensors of a batch are looked up in which table. It
+    recognizes a tensor of the batch (at any depth of tuples, lists and dicts), reshaped or not, and a part of
+    its columns or rows, as in `x[:, 3]`, `x[:, 2:5]` or a micro-batch. It cannot recognize ids that are
+    computed from the batch; name these with `ids`. A wrong guess costs a pull and does no harm.
 
     Args:
         loader: Any iterable, such as a DataLoader.
-        ids: Given a batch, the lookups to come: {module: ids}.
+        ids: Function from a batch to the look-ups that its forward pass will make: {module: ids}.
+
+    Raises:
+        UsageError: Another prefetch() loop of this process has not ended.
     """
     ahead = _Ahead(iter(loader), ids)
     try:
@@ -51,15 +65,18 @@ _END, _UNREAD = cast(Any, object()), cast(Any, object())
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Columns and rows of a tensor in a batch: where the tensor is, and where in it the ids are.
+    """Position of ids within a batch: the path to their tensor, and the part of it that they are.
+
+    Torch views share memory, so `x[:, 2:4]` is recognized by its memory: same storage as `x`, same stride of
+    the first axis, and an offset of 2 from the start of a row.
 
     Attributes:
         path: Keys and indices from the batch to the tensor.
-        columns: The tensor's shape but for the first axis.
-        offset: From the first element of a row of the tensor to the first id in it.
-        shape: Shape of the ids, without its first axis.
-        strides: Strides of the ids; empty where they are the whole tensor in another shape.
-        rows: From where to where, if not all: the ids of a micro-batch.
+        columns: Shape of the tensor without its first axis.
+        offset: Number of elements from the start of a tensor's row to the first id in it.
+        shape: Shape of the ids without their first axis.
+        strides: Strides of the ids, or () if the ids are the whole tensor in another shape.
+        rows: First row and end of the rows that the ids cover, for a micro-batch, or None for all rows.
     """
 
     path: tuple[Any, ...]
@@ -71,7 +88,7 @@ class _Part:
 
     @staticmethod
     def find(batch: Any, ids: Tensor) -> "_Part | None":
-        """Find the ids in the batch; None: they are not in it."""
+        """Return the position of the ids in the batch, or None if they are not a part of it."""
         for path, tensor in _tensors(batch, ()):
             if tensor.dtype != ids.dtype or tensor.dim() == 0 or ids.dim() == 0 or ids.numel() == 0:
                 continue
@@ -89,7 +106,7 @@ class _Part:
         return None
 
     def of(self, batch: Any) -> Tensor | None:
-        """The same part of another batch; None: it has no such part."""
+        """Return the same part of another batch, or None if that batch has no such part."""
         for path, tensor in _tensors(batch, ()):
             if path == self.path:
                 return self._cut(tensor)
@@ -113,7 +130,7 @@ class _Part:
 
 
 class _Ahead:
-    """The watcher of one loop over a loader."""
+    """Watcher of the look-ups in one loop over a loader, which predicts those of the next batch."""
 
     def __init__(self, batches: Iterator[Any], choose: Chooser | None) -> None:
         self._batches = batches
@@ -123,7 +140,7 @@ class _Ahead:
         self._parts: dict[int, list[_Part]] = {}
 
     def turn(self) -> bool:
-        """Go on to the next batch; False: there is none."""
+        """Advance `batch` to the next batch. Returns False if the loader has ended."""
         self.batch, self._following = self._next(), _UNREAD
         self._parts = {}
         for rows in living_rows():
@@ -135,14 +152,15 @@ class _Ahead:
         return self.batch is not _END
 
     def end(self) -> None:
-        """The loop is over."""
+        """End the loop, so that another one may begin."""
         self.batch = self._following = _END
         for rows in living_rows():
             if rows.watcher is self:
                 rows.watcher = None
 
     def _next(self) -> Any:
-        # Not before it is needed: the loader may wait for other workers at its end (fleet.shard).
+        # Read as late as possible, so that it does not hold back this worker's push: at its end, a loader of
+        # `fleet.shard` may wait for other workers.
         if self._following is _UNREAD:
             self._following = next(self._batches, _END)
         return self._following
@@ -166,7 +184,7 @@ class _Ahead:
 
 
 def _tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Every tensor in a batch with its place."""
+    """Yield every tensor in a batch with its path."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):

@@ -1,4 +1,10 @@
-"""PyTorch modules as ONNX graphs. Rows come in as inputs: whoever predicts looks them up."""
+"""Export of a PyTorch module as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
+
+An embedding's rows do not fit into a graph, so each look-up becomes an input of the graph, named after the
+embedding. Who runs the graph looks the rows up first; the graph's metadata says which input has rows of which
+table. torch.onnx.export traces the module once with an example. `_check` then runs the graph with a second
+example, because a trace silently turns Python numbers that depend on the input into constants.
+"""
 
 import inspect
 import warnings
@@ -22,17 +28,21 @@ from psfleet.torch.feature_embedding import FeatureEmbedding
 
 _OPSET = 17
 _EXPORT: Callable[..., Any] = torch.onnx.export
-# The exporter that traces needs no package but onnx.
+# The tracing exporter needs only the package onnx; the newer one (dynamo) needs onnxscript too.
 _NAMED = {"dynamo": False} if "dynamo" in inspect.signature(_EXPORT).parameters else {}
 
 
 class _LookUps:
-    """The look-ups of a module: they give what they find, or the values of `given` in place of it.
+    """Look-ups of a module, replaced so that their results can be recorded and then fed in.
+
+    The first run looks rows up as usual and records them in `found`. Later runs, such as the trace, take them
+    from `given`, so that the trace sees inputs and no look-ups. Names count the calls of a module: "item",
+    "item.2" and so on.
 
     Attributes:
-        tables: By the name of an input of the graph its table; of a Number none.
-        found: By this name what the last run has found.
-        given: Likewise what the next runs get.
+        tables: Table of each graph input. Inputs of a Number feature have none.
+        found: Rows that the last recording run looked up, by name of the graph input.
+        given: Rows that look-ups return now, by the same names. Empty while a run records.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,7 +64,7 @@ class _LookUps:
                 )
 
     def restart(self, rows: dict[str, Tensor]) -> None:
-        """A run of the model begins."""
+        """Begin a run of the model, which takes its rows from `rows`, or records them if that is empty."""
         self.given = rows
         self._counts.clear()
 
@@ -88,7 +98,11 @@ class _LookUps:
 
 
 class _Graph(nn.Module):
-    """A module as a function of the rows that it looks up, and of the tensors that it is called with."""
+    """Wrapper that computes a module from its looked-up rows and then the tensors of its arguments.
+
+    The tracing exporter wants a flat list of tensors. So arguments, which may be nested, are flattened, and
+    their tensors are replaced in `leaves` before the module is called.
+    """
 
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
         super().__init__()
@@ -97,7 +111,7 @@ class _Graph(nn.Module):
         self.look_ups = _LookUps(self.model)
 
     def take(self, example: Any) -> None:
-        """Run the module with an example, to know its inputs and outputs."""
+        """Run the module with an example, and note the names and values of its inputs and outputs."""
         self.look_ups.restart({})
         out = self.predict(example)
         self.outputs = list(out) if isinstance(out, Mapping) else ["output"]
@@ -109,7 +123,7 @@ class _Graph(nn.Module):
         self.tensors = {keys[i] if flat else f"input.{i}": self.leaves[i] for i in self.places}
 
     def inputs(self) -> dict[str, Tensor]:
-        """The example of each input."""
+        """Return an example value for each input of the graph: rows first, then tensors."""
         tensors = {
             name if name not in self.rows else f"ids.{name}": t for name, t in self.tensors.items()
         }
@@ -118,8 +132,8 @@ class _Graph(nn.Module):
     def forward(self, *tensors: Tensor) -> Any:
         self.look_ups.restart(dict(zip(self.rows, tensors, strict=False)))
         leaves = list(self.leaves)
-        for place, tensor in zip(self.places, tensors[len(self.rows) :], strict=True):
-            leaves[place] = tensor
+        for position, tensor in zip(self.places, tensors[len(self.rows) :], strict=True):
+            leaves[position] = tensor
         example = tree_unflatten(leaves, self.tree)
         out = self.model(*example) if isinstance(example, tuple) else self.model(example)
         return tuple(out.values()) if isinstance(out, Mapping) else out
@@ -135,14 +149,16 @@ def write_onnx(
     """Write a module as an ONNX graph, as `psfleet.serving.export` describes it.
 
     Args:
-        where: The file.
-        model: The module.
-        runtime: Has the values of its tables.
-        features: Its inputs, of which examples are made. The graph takes what their transforms make.
-        example: An example of its inputs in place of that.
+        where: Path of the file.
+        model: The module. Its features may be changed, so do not train or predict with it afterwards.
+        runtime: Source of the values of its tables.
+        features: Inputs of the module. If `example` is None, examples are made from them. The graph takes
+            the outputs of their transforms.
+        example: Arguments of the module, with at least two samples; a tuple stands for several arguments.
 
     Raises:
-        ConfigError: It has no inputs that are known, or its graph does not compute the same.
+        ConfigError: Neither features nor an example are given, torch cannot export the module, or the graph
+            does not compute the same as the module.
     """
     batches = [example, tree_map(_reversed, example)]
     if example is None:
@@ -183,14 +199,16 @@ def _write(where: Path, graph: _Graph) -> None:
         )
     except PsfleetError:
         raise
-    except Exception as error:  # whatever torch raises: it says which operation
+    except Exception as error:  # torch raises many kinds; the message names the operation
         raise ConfigError(
             f"torch makes no ONNX graph of the module: {str(error).strip().splitlines()[0]}"
         ) from None
     document: Any = onnx.load(str(where))
     names = {name for node in document.graph.node for name in node.input}
-    for unused in [each for each in document.graph.input if each.name not in names]:
-        document.graph.input.remove(unused)  # ids that are only looked up
+    for unused in [
+        graph_input for graph_input in document.graph.input if graph_input.name not in names
+    ]:
+        document.graph.input.remove(unused)  # ids: their rows are inputs, so nothing reads the ids
     tables = {f"rows of {name}": table for name, table in graph.look_ups.tables.items()}
     onnx.helper.set_model_props(document, tables)
     onnx.checker.check_model(document, full_check=True)
@@ -198,7 +216,10 @@ def _write(where: Path, graph: _Graph) -> None:
 
 
 def _check(where: Path, graph: _Graph) -> None:
-    """Refuse a graph that has an input of its example as a constant."""
+    """Refuse a graph that has a value of the traced example as a constant.
+
+    The graph is run with another example, which then differs from the module's output.
+    """
     from onnx.reference import ReferenceEvaluator
 
     evaluator, inputs = ReferenceEvaluator(str(where)), graph.inputs()
@@ -207,8 +228,8 @@ def _check(where: Path, graph: _Graph) -> None:
     expected = graph(*inputs.values())
     arrays = expected if isinstance(expected, tuple) else (expected,)
     same = len(outputs) == len(arrays) and all(
-        np.allclose(mine, theirs.numpy(), rtol=1e-4, atol=1e-5)
-        for mine, theirs in zip(outputs, arrays, strict=True)
+        np.allclose(computed, reference.numpy(), rtol=1e-4, atol=1e-5)
+        for computed, reference in zip(outputs, arrays, strict=True)
     )
     if not same:
         raise ConfigError(
@@ -223,22 +244,22 @@ def _reversed(leaf: Any) -> Any:
 
 
 def _behind_transforms(features: FeatureSet) -> FeatureSet:
-    """The set whose values are ids and numbers as the transforms of this one make them."""
-    return FeatureSet(replace(each, transform=(), inputs=(), dtype=None) for each in features)
+    """Return the features without their transforms, so that they take the ids and numbers these produce."""
+    return FeatureSet(replace(feature, transform=(), inputs=(), dtype=None) for feature in features)
 
 
 def _batch(features: FeatureSet, samples: int) -> dict[str, Any]:
-    """So many samples with some ids and numbers."""
+    """Return a batch with this number of samples, two ids for each feature, and some numbers."""
     batch: dict[str, Any] = {}
-    for each in features:
-        if not isinstance(each, Feature):
-            values = np.linspace(-samples, 1, samples * each.dim, dtype=np.float32)
-            batch[each.name] = values.reshape(samples, each.dim)
-        elif each.pooling == "none" and not each.last:
+    for member in features:
+        if not isinstance(member, Feature):
+            values = np.linspace(-samples, 1, samples * member.dim, dtype=np.float32)
+            batch[member.name] = values.reshape(samples, member.dim)
+        elif member.pooling == "none" and not member.last:
             raise ConfigError(
-                f"feature {each.name!r} has as many rows as ids, of which no ONNX graph knows the samples; "
+                f"feature {member.name!r} has as many rows as ids, of which no ONNX graph knows the samples; "
                 "give it a pooling, or `last`"
             )
         else:
-            batch[each.name] = [[samples + i, i] for i in range(samples)]
+            batch[member.name] = [[samples + i, i] for i in range(samples)]
     return batch

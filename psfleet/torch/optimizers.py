@@ -101,9 +101,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._dense, self._sparse = self._make(plan, states)
         for optimizer in originals:
             _retire(optimizer)
-        self._modules: list[nn.Module] | None = None  # that this process trains; None: all
+        self._modules: list[nn.Module] | None = (
+            None  # modules that this process trains, or None for all
+        )
         self._narrow()
-        owners = [each.owner for each in self._sparse if isinstance(each.owner, FleetOptimizer)]
+        owners = [
+            binding.owner for binding in self._sparse if isinstance(binding.owner, FleetOptimizer)
+        ]
         self._owners = list({id(owner): owner for owner in owners}.values())
         self._stale = False  # the model may have older values than the fleet
         self.refresh()
@@ -129,12 +133,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Create the tables with the values and state of worker 0, unless they have been trained already."""
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         dense, sparse = self._client.create(plan.make, joins_late)
+        # A worker that joins late must not write: the tables have trained values, not the model's first ones.
         if not joins_late:
-            writes = [each.rows.fill for each in sparse]
+            writes = [binding.rows.fill for binding in sparse]
             writes += state_dicts.begun(self.runtime, dense, sparse, states)
             self._client.exclusively(lambda: _all(writes))
-        for each in sparse:
-            each.rows.content = None
+        for binding in sparse:
+            binding.rows.content = None
         return dense, sparse
 
     def _wake(self, parameters: Collection[Tensor] = ()) -> None:
@@ -254,6 +259,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state_dicts.check_saved(self._settings, self.runtime.worker_num)
         if self._merger is not None:
             check_none_waits(self._merger.waiting, "a state dict")
+        # Torch's own state_dict() lays out the servers' state, so the layout is torch's in every version. The
+        # state is only filled in for the call: training never reads it.
         self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
             state = super().state_dict()
@@ -277,6 +284,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UsageError, ShapeError: The state belongs to another model, or to other optimizers or options.
                 Nothing was changed.
         """
+        # Torch's own load_state_dict() checks and parses. Its result is taken out again, because nothing may
+        # change before the checks below have passed.
         groups = self.param_groups
         try:
             super().load_state_dict(state_dict)
@@ -312,31 +321,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Choose the tables that this process trains."""
         self._own, self._own_rows = self._dense, self._sparse
         if self._modules is not None:
-            own = {id(p) for part in self._modules for p in part.parameters()}
-            self._own = [dense for dense in self._dense if id(dense.parameter) in own]
-            self._own_rows = [sparse for sparse in self._sparse if id(sparse.rows.weight) in own]
+            stage_parameters = {id(p) for part in self._modules for p in part.parameters()}
+            self._own = [dense for dense in self._dense if id(dense.parameter) in stage_parameters]
+            self._own_rows = [
+                sparse for sparse in self._sparse if id(sparse.rows.weight) in stage_parameters
+            ]
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
         """Return the gradients to push and their number of samples, or None if they are held for a later
         step."""
         pairs: list[Pair] = []
-        own: list[DenseBinding | SparseBinding] = [*self._own, *self._own_rows]
-        for each in own:
-            grad = each.gradient()
+        bindings: list[DenseBinding | SparseBinding] = [*self._own, *self._own_rows]
+        for binding in bindings:
+            grad = binding.gradient()
             if grad is not None:
-                pairs.append((each, grad))
+                pairs.append((binding, grad))
         if self._merger is None:
             return pairs, samples
-        # zero_grad() may set the memory of these gradients to zero.
-        return self._merger.take([(each, _copied(grad)) for each, grad in pairs], samples)
+        # Copies, because zero_grad() may set the memory of these gradients to zero before they are pushed.
+        return self._merger.take([(binding, _copied(grad)) for binding, grad in pairs], samples)
 
     def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:
         """Return the gradients to push."""
-        gradients = [gradient_of(each.spec.key, grad, each.rate()) for each, grad in pairs]
+        gradients = [gradient_of(binding.spec.key, grad, binding.rate()) for binding, grad in pairs]
         if self._scaler is None:
             return gradients
         outgoing = self._scaler.take(
-            [(each, one) for (each, _), one in zip(pairs, gradients, strict=True)]
+            [(binding, pushed) for (binding, _), pushed in zip(pairs, gradients, strict=True)]
         )
         return [gradient for _, gradient in outgoing]
 
@@ -346,11 +357,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Pull dense parameters, and rows for lookups to come, in one call."""
         keys = [*map(_key_of, bindings)]
-        values, rows = self._client.pull(keys, [(each.key, ids) for each, ids in ahead])
+        values, rows = self._client.pull(keys, [(rows_state.key, ids) for rows_state, ids in ahead])
         for dense, array in zip(bindings, values, strict=True):
             dense.set(array)
-        for (each, ids), array in zip(ahead, rows, strict=True):
-            each.hold(ids, array)
+        for (rows_state, ids), array in zip(ahead, rows, strict=True):
+            rows_state.hold(ids, array)
 
     def _ahead(self) -> list[tuple[EmbeddingRows, Ids]]:
         """Drop the held rows, and return the lookups of the next step as far as they are known."""
@@ -371,8 +382,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if groups is None:
                 settings.check(settings.group)
                 continue
-            place = next(i for i, own in enumerate(self.param_groups) if own is settings.group)
-            settings.check(settings.group | groups[place], " of the state dict")
+            group_index = next(
+                i for i, own_group in enumerate(self.param_groups) if own_group is settings.group
+            )
+            settings.check(settings.group | groups[group_index], " of the state dict")
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Hook before the whole model computes or is saved: pull the values that other workers have
@@ -398,9 +411,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Hook after the whole model was loaded: write its values into the fleet's tables."""
         if self._model() is not module:
             return
-        own = {id(parameter) for parameter in module.parameters()}
+        model_parameters = {id(parameter) for parameter in module.parameters()}
         for dense in self._dense:
-            if id(dense.parameter) not in own:
+            if id(dense.parameter) not in model_parameters:
                 raise UsageError(
                     f"parameter {dense.spec.name!r} of the model is another object than the one that "
                     "was converted, so it would not be trained; load without assign=True, and "
@@ -429,8 +442,8 @@ def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, A
     set."""
     if not optimizers:
         return {}
-    first, *others = (optimizer.defaults for optimizer in optimizers)
-    return {key: first[key] for key in first if all(key in other for other in others)}
+    first, *other_defaults = (optimizer.defaults for optimizer in optimizers)
+    return {key: first[key] for key in first if all(key in defaults for defaults in other_defaults)}
 
 
 def _retire(optimizer: torch.optim.Optimizer) -> None:
@@ -450,7 +463,7 @@ def _copied(grad: Grad) -> Grad:
 
 
 def _refusal(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)  # keeps the mark by which schedulers know their wrapper
+    @functools.wraps(method)  # keeps the mark that tells schedulers the method is wrapped
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise UsageError(
             f"{method.__name__}() was called on an optimizer whose parameters are on the servers; "

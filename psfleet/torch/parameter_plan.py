@@ -1,4 +1,11 @@
-"""Plan of a distributed optimizer, checked before any table is made."""
+"""Plan of a distributed optimizer: the table, rule and learning rate that each torch parameter gets.
+
+`psfleet.torch.convert` first builds a ParameterPlan, which refuses a model or an optimizer that the servers
+could not train exactly as torch would, and only then lets it create tables. An error therefore leaves
+neither a table on the servers nor a half-converted model. The plan yields a DenseBinding for each dense
+parameter and a SparseBinding for each embedding; the optimizer of psfleet.torch.optimizers asks them for
+gradients and rates at every step. One thread uses them: that of the training script.
+"""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,15 +33,20 @@ Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
 _living: "weakref.WeakSet[DenseBinding]" = weakref.WeakSet()
+"""Bindings of all optimizers that are still in use, by which a second conversion of a model is noticed. Weak
+references, so that a script may drop a model and its optimizer and convert another one."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DenseBinding:
-    """A dense parameter, its table, and the group that has its rate.
+    """Connection between a dense parameter and its table on the servers.
 
     Attributes:
-        parameter, spec, group: As passed.
-        version: Torch's count of changes of the parameter when it last had the fleet's values.
+        parameter: The torch parameter.
+        spec: Definition of its table.
+        group: The optimizer's parameter group, whose "lr" is the learning rate.
+        version: Torch's change counter of the parameter (`_version`) when it last got the fleet's values. A
+            different count at the next step means that the script has changed the parameter in place.
     """
 
     parameter: nn.Parameter
@@ -43,19 +55,20 @@ class DenseBinding:
     version: int = -1
 
     def set(self, values: NDArray[np.float32]) -> None:
-        """Give the parameter the fleet's values."""
+        """Copy the fleet's values into the parameter."""
         self.parameter.copy_(as_tensor(values))
         self.version = self.parameter._version
 
     def rate(self) -> float:
-        """The learning rate of the next update."""
+        """Return the learning rate of the next update."""
         return float(self.group["lr"])
 
     def gradient(self) -> NDArray[np.float32] | None:
-        """Return the gradient of the backward passes since the last zero_grad; None: there was none.
+        """Return the gradient that backward passes have summed since zero_grad, or None if there was no pass.
 
         Raises:
-            UsageError: The servers cannot apply it, or the parameter has other values than theirs.
+            UsageError: The gradient is sparse or not float32, or the parameter was changed in place, so that
+                its values differ from those on the servers.
         """
         grad = self.parameter.grad
         if self.parameter._version != self.version:
@@ -75,7 +88,7 @@ class DenseBinding:
         return array_of(grad)
 
     def check_type(self, values: Tensor) -> None:
-        """Refuse a parameter or gradient that `.half()` or the like has changed after the conversion."""
+        """Refuse values that `.half()` or a similar call has turned into another dtype than float32."""
         if values.dtype != torch.float32:
             raise UsageError(
                 f"parameter {self.spec.name!r} has become {values.dtype}, and servers hold torch.float32; "
@@ -86,7 +99,13 @@ class DenseBinding:
 
 @dataclass(frozen=True, slots=True)
 class SparseBinding:
-    """An embedding's rows and whatever has their rate."""
+    """Connection between an embedding and its table of rows.
+
+    Attributes:
+        rows: The embedding's rows.
+        owner: Holder of their learning rate: a parameter group of a torch optimizer, or the psfleet optimizer
+            that the embedding was built with.
+    """
 
     rows: EmbeddingRows
     owner: dict[str, Any] | FleetOptimizer
@@ -97,18 +116,29 @@ class SparseBinding:
         return self.rows.spec
 
     def gradient(self) -> SparseGrad | None:
-        """Return the gradient, as DenseBinding.gradient does."""
+        """Return the rows' gradient since zero_grad, or None if no backward pass reached them."""
         return self.rows.gradient()
 
     def rate(self) -> float:
-        """The learning rate of the next update."""
+        """Return the learning rate of the next update."""
         owner = self.owner
         return owner.get_lr() if isinstance(owner, FleetOptimizer) else float(owner["lr"])
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Settings of a parameter group at the time when its tables were made."""
+    """Settings of a parameter group when its tables were made, to notice a later change.
+
+    A table keeps the rule it was created with; only the learning rate travels with each push. So a scheduler
+    may change "lr", but a changed "betas" or "momentum" would be ignored, and `check` refuses it.
+
+    Attributes:
+        kind: The torch optimizer's class.
+        group: The live parameter group.
+        rows: True for embeddings' rows, False for dense parameters.
+        formula: The rule that was found for the group.
+        options: Copy of the group's options at that time.
+    """
 
     kind: type[torch.optim.Optimizer]
     group: dict[str, Any]
@@ -117,7 +147,15 @@ class GroupSettings:
     options: dict[str, Any]
 
     def check(self, group: dict[str, Any], where: str = "") -> None:
-        """Refuse options of the group by which the servers would have to compute otherwise."""
+        """Refuse options that would need another rule than the one the tables have.
+
+        Args:
+            group: Options to check: those of the live group, or of a state dict that is to be loaded.
+            where: Origin of the options, for the message, such as " of the state dict".
+
+        Raises:
+            UsageError: An option other than "lr" has changed, and the change matters to the rule.
+        """
         if group == {**self.options, "params": group["params"], "lr": group["lr"]}:
             return
         before = {
@@ -146,7 +184,22 @@ class _UntrainedParameter:
 
 
 class ParameterPlan:
-    """Checks everything before anything is made."""
+    """Tables that a model needs for its optimizers. Everything is checked here, before a table exists.
+
+    Args:
+        model: The model, whose embeddings are already TableModules.
+        groups: Parameter groups of all optimizers.
+        kinds: The optimizer class of each group.
+        prefix: Prefix of the table names, without the dot; may be empty.
+        states: State that the optimizers have already, by parameter, if they trained before the conversion.
+
+    Attributes:
+        groups: Settings of each group. A group that has both dense parameters and rows has two entries.
+
+    Raises:
+        UsageError: A parameter belongs to no optimizer or to two, or the model was converted before.
+        ConfigError: psfleet has no rule that computes the same as an optimizer.
+    """
 
     def __init__(
         self,
@@ -181,7 +234,7 @@ class ParameterPlan:
             )
 
     def _check_unconverted(self, model: nn.Module) -> None:
-        """Refuse a model whose parameters or embeddings another distributed optimizer has."""
+        """Refuse a model of which another distributed optimizer trains a parameter or an embedding."""
         trained = {id(binding.parameter) for binding in _living}
         names = [name for name, p in model.named_parameters() if id(p) in trained]
         names += [name for name, module in self._modules.items() if module.table.bound]
@@ -192,9 +245,11 @@ class ParameterPlan:
             )
 
     def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
-        own = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
+        self_optimized = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
         for parameter in group["params"]:
-            if id(parameter) in own:
+            # An embedding with an optimizer of its own keeps it, although `model.parameters()` hands its
+            # weight to the torch optimizer too.
+            if id(parameter) in self_optimized:
                 continue
             if parameter.requires_grad or id(parameter) in self._begun:
                 self._join(parameter, group, kind)
@@ -204,17 +259,19 @@ class ParameterPlan:
     def _join(
         self, parameter: nn.Parameter, group: dict[str, Any], kind: type[torch.optim.Optimizer]
     ) -> None:
-        """Have the parameter trained with its group's options."""
+        """Add a parameter to the plan, with the rule that its group's options call for."""
         if id(parameter) in self._renormed:
             raise ConfigError(self._renormed[id(parameter)])
         rows = isinstance(parameter, TableWeight)
         settings = next((g for g in self.groups if g.group is group and g.rows == rows), None)
+        # A group may hold both dense parameters and rows, whose rules differ; then it has two entries.
         if settings is None:
             formula = formula_of(kind, group, rows=rows)
             settings = GroupSettings(kind, group, rows, formula, dict(group))
             self.groups.append(settings)
         self._admit(parameter)
         self._group_of[id(parameter)] = (group, settings.formula)
+        # Translate the state now, only to raise before a table exists if it does not fit the rule.
         state = self._begun.get(id(parameter))
         if state is not None:
             slots_of(
@@ -224,13 +281,20 @@ class ParameterPlan:
             self._parameters.append(parameter)
 
     def waking(self, parameters: Collection[Tensor] = ()) -> bool:
-        """Take up parameters that were frozen and are trained from now on; whether there are any.
+        """Plan tables for parameters that were frozen at the conversion and are trained from now on.
+
+        `make_dense` then makes tables for these parameters only.
 
         Args:
-            parameters: Those that have state, and are taken up although they are frozen.
+            parameters: Parameters to plan even if they are still frozen, because a loaded state dict has
+                state for them.
+
+        Returns:
+            True if there is any such parameter.
 
         Raises:
-            UsageError: One has sparse gradients; its rows belong into a table of rows.
+            UsageError: A parameter has a sparse gradient. It needs a table of rows, which can only be made
+                at the conversion.
         """
         if not self._resting:
             return False
@@ -265,11 +329,11 @@ class ParameterPlan:
             )
 
     def dense_tables(self, runtime: Runtime) -> list[str]:
-        """The names that the dense tables are going to have."""
+        """Return the names that the dense tables will have."""
         return [self._dense_name(runtime, parameter) for parameter in self._parameters]
 
     def tables(self, runtime: Runtime) -> list[str]:
-        """The names that all tables are going to have."""
+        """Return the names that all tables will have, dense ones first."""
         rows = [self._rows_name(runtime, *pair) for pair in self._modules.items()]
         return self.dense_tables(runtime) + rows
 
@@ -280,13 +344,13 @@ class ParameterPlan:
         return module.table.name or _free(runtime, _joined(self._prefix, path or "embedding"))
 
     def make(self, client: ParameterClient) -> tuple[list[DenseBinding], list[SparseBinding]]:
-        """The tables, all new to this worker."""
+        """Create all tables, or open them if another worker has created them, and return their bindings."""
         return self.make_dense(client), [
             self._make_rows(client, path, module) for path, module in self._modules.items()
         ]
 
     def make_dense(self, client: ParameterClient) -> list[DenseBinding]:
-        """The dense tables."""
+        """Create or open the planned dense tables and return their bindings."""
         runtime, dense = client.runtime, []
         for parameter in self._parameters:
             group, formula = self._group_of[id(parameter)]
@@ -298,6 +362,7 @@ class ParameterPlan:
                 formula.decay,
             )
             runtime.create(spec, array_of(parameter))
+            # A large embedding without sparse gradients travels whole in each step, so hint at sparse=True.
             if id(parameter) in self._untied:
                 instead = "with sparse=True, trained by SparseAdam, Adagrad or SGD"
                 name = self._names[id(parameter)]
@@ -309,17 +374,26 @@ class ParameterPlan:
     def _make_rows(self, client: ParameterClient, path: str, module: TableModule) -> SparseBinding:
         rows = module.table
         name = self._rows_name(client.runtime, path, module)
-        own = module.optimizer
-        if own is not None:
-            rows.bind(client, name, RuleMapping(own.rule(), own.decay(), own.every_row))
-            return SparseBinding(rows, own)
+        module_optimizer = module.optimizer
+        if module_optimizer is not None:
+            rows.bind(
+                client,
+                name,
+                RuleMapping(
+                    module_optimizer.rule(), module_optimizer.decay(), module_optimizer.every_row
+                ),
+            )
+            return SparseBinding(rows, module_optimizer)
         group, formula = self._group_of[id(module.weight)]
         rows.bind(client, name, formula)
         return SparseBinding(rows, group)
 
 
 def _renormed(model: nn.Module) -> Iterator[tuple[int, str]]:
-    """The weights that a forward pass shortens, by their ids, with the sentence that refuses each."""
+    """Yield each weight whose embedding has `max_norm`: its id() and the error message that refuses it.
+
+    With max_norm a forward pass shortens rows in place, which the servers would not see.
+    """
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             yield (
@@ -330,15 +404,21 @@ def _renormed(model: nn.Module) -> Iterator[tuple[int, str]]:
 
 
 def _untied(model: nn.Module) -> set[int]:
-    """The ids of the weights that embeddings alone use, and could have as rows."""
+    """Return the id() of each weight that only embeddings use, so that it could be a table of rows."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    others = (module for module in model.modules() if not isinstance(module, kinds))
-    of_others = {id(parameter) for module in others for parameter in module._parameters.values()}
-    return {id(m.weight) for m in model.modules() if isinstance(m, kinds)} - of_others
+    other_modules = (module for module in model.modules() if not isinstance(module, kinds))
+    other_weights = {
+        id(parameter) for module in other_modules for parameter in module._parameters.values()
+    }
+    return {id(m.weight) for m in model.modules() if isinstance(m, kinds)} - other_weights
 
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:
-    """The model's embeddings by their places, one for each table."""
+    """Return the model's embeddings by path. Of embeddings that share a table, the first one stands for all.
+
+    Raises:
+        UsageError: A weight was assigned by hand, or two tables have the same name.
+    """
     tables: dict[str, TableModule] = {}
     for name, module in model.named_modules():
         if not isinstance(module, TableModule):
@@ -358,7 +438,11 @@ def _tables_of(model: nn.Module) -> dict[str, TableModule]:
 
 
 def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    """The optimizers."""
+    """Return the optimizers that a caller has passed as one, several or None, as a list.
+
+    Raises:
+        UsageError: A value is no torch optimizer, or an optimizer has step hooks.
+    """
     if optimizers is None:
         return []
     originals: list[Any] = [optimizers]
@@ -376,7 +460,7 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
 
 
 def _free(runtime: Runtime, name: str) -> str:
-    """The name, numbered if this worker has a table of that name."""
+    """Return a table name that this worker does not use yet: `name`, or else `name~2`, `name~3` and so on."""
     tables, number, free = runtime.specs(), 1, name
     while key_of(free) in tables:
         number += 1
@@ -389,6 +473,6 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def array_of(value: Tensor) -> NDArray[np.float32]:
-    """The tensor's values without a copy where they lie in main memory."""
+    """Return the tensor's values as an array. It shares the memory of a CPU tensor; others are copied."""
     array: NDArray[np.float32] = value.detach().cpu().numpy()
     return array

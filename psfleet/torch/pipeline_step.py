@@ -1,4 +1,16 @@
-"""One step of a pipeline, as one stage takes it: messages, micro-batches through its modules, and back."""
+"""Training step of one pipeline stage of a torch model: micro-batches forward, gradients back, losses shared.
+
+Every stage process runs a PipelineStep for each batch. The schedule (psfleet.core.runtime.stages) says in
+which order micro-batches go forward and back:
+
+    stage 0   inputs -> modules -- activations --> stage 1 -> modules -- ... --> last stage -> loss
+              leaf gradients   <-- gradients ---   stage 1            <-- ... --
+
+The results must not depend on where the model was cut, down to the last bit. For this, random numbers are
+seeded by module and micro-batch (StepSeeds), and tensors between modules are contiguous even where no message
+is sent (`_smooth`). At the end of a step all stages exchange losses and buffers, such as running statistics,
+so that each returns the whole loss and has the current buffers.
+"""
 
 import hashlib
 import json
@@ -18,7 +30,7 @@ from psfleet.core.runtime import stages as ways
 from psfleet.core.runtime.stages import PipelineEngine, here
 from psfleet.torch.strategy_support import grouped
 
-_PLAIN = {torch.bfloat16: torch.int16}  # what NumPy has no name for travels as
+_PLAIN = {torch.bfloat16: torch.int16}  # NumPy has no bfloat16, so its bits are sent as int16
 _KINDS = {str(kind): kind for kind in _PLAIN}
 
 
@@ -26,10 +38,14 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def tensors_of(value: Any, maker: str) -> list[Tensor]:
-    """The tensors of what a module gives: a tensor, or a tuple of them.
+    """Return the output of a module, a tensor or a tuple of tensors, as a list.
+
+    Args:
+        value: The output.
+        maker: Description of the module, for the message.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The output is something else, which cannot be sent to another stage.
     """
     parts = list(value) if isinstance(value, tuple) else [value]
     for part in parts:
@@ -42,7 +58,11 @@ def tensors_of(value: Any, maker: str) -> list[Tensor]:
 
 
 def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
-    """Contiguous tensors, some of which may be missing, as arrays that share their memory."""
+    """Return tensors as arrays for a message: first a JSON header as bytes, then the values.
+
+    The header has for each tensor null if it is None, or else [dtype, requires_grad], where dtype is empty
+    unless NumPy lacks it. Arrays share the memory of contiguous CPU tensors.
+    """
     header = [
         None if t is None else [str(t.dtype) if t.dtype in _PLAIN else "", t.requires_grad]
         for t in tensors
@@ -52,7 +72,7 @@ def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
 
 
 def from_arrays(arrays: Sequence[Array]) -> list[Tensor | None]:
-    """Return the sent values, in memory of their own; they require gradients where the sender's did."""
+    """Return the tensors of a message as copies, which require gradients where the sender's tensors did."""
     header, values = json.loads(arrays[0].tobytes()), iter(arrays[1:])
     return [None if about is None else _tensor(next(values), *about) for about in header]
 
@@ -63,15 +83,15 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _tensor(array: Array, kind: str, needs_gradient: bool) -> Tensor:
-    tensor = torch.tensor(array)  # in memory that is aligned as torch's kernels like it
+    tensor = torch.tensor(array)  # copies: a message's memory is not aligned for torch's kernels
     return (tensor.view(_KINDS[kind]) if kind else tensor).requires_grad_(needs_gradient)
 
 
 def samples_of(batch: Any) -> int:
-    """Return the number of samples of a batch: the length of every tensor in it but for single numbers.
+    """Return the number of samples of a batch: the length of all its tensors, except zero-dimensional ones.
 
     Raises:
-        ShapeError: They differ, or there is none.
+        ShapeError: The lengths differ, or the batch has no tensor.
     """
     lengths = sorted({len(tensor) for tensor in _tensors(batch)})
     if len(lengths) != 1:
@@ -83,7 +103,10 @@ def samples_of(batch: Any) -> int:
 
 
 def micro_batch(batch: Any, start: int, end: int) -> Any:
-    """The samples from start to end of every tensor, at any depth of tuples, lists and dicts."""
+    """Return a batch with the samples `start` to `end` - 1 of every tensor.
+
+    Tensors may be nested in tuples, lists and dicts to any depth. Everything else is passed on as it is.
+    """
     if isinstance(batch, Tensor):
         return batch[start:end] if batch.dim() else batch
     if isinstance(batch, Mapping):
@@ -105,10 +128,18 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 class StageModules:
-    """The model's modules by stage, and those that this stage trains.
+    """Modules of the stage that this process runs, and the buffers of all stages.
 
     Args:
-        places: Places of each stage's modules in the model.
+        model: The whole model, which every process has.
+        places: Indices in the model of each stage's modules.
+        recomputes: True to drop activations and compute them again in the backward pass.
+        queue_size: Number of messages that may wait between two stages.
+
+    Attributes:
+        places: Indices of this stage's modules.
+        own: This stage's modules.
+        queue_size: As passed.
     """
 
     def __init__(
@@ -129,7 +160,7 @@ class StageModules:
         self.changed()
 
     def forward(self, value: Any, micro: int, seeds: "StepSeeds") -> Any:
-        """Return the output of this stage's modules for a micro-batch."""
+        """Return the output of this stage's modules for the micro-batch number `micro`."""
         if not (self._recomputes and torch.is_grad_enabled()):
             return self._through(self.places, value, micro, seeds)
         for span in grouped(len(self.places)):
@@ -141,23 +172,26 @@ class StageModules:
                 micro,
                 seeds,
                 use_reentrant=False,
-                preserve_rng_state=False,  # the seeds do it
+                preserve_rng_state=False,  # `seeds` give the second pass the same random numbers
             )
         return value
 
-    def _through(self, places: range, value: Any, micro: int, seeds: "StepSeeds") -> Any:
-        for place in places:
-            with seeds.of(micro, place):
-                value = _smooth(self._model[place](value), place)
+    def _through(self, indices: range, value: Any, micro: int, seeds: "StepSeeds") -> Any:
+        for index in indices:
+            with seeds.of(micro, index):
+                value = _smooth(self._model[index](value), index)
         return value
 
     def changed(self) -> list[tuple[int, Tensor]]:
-        """Buffers of this stage that have changed since the last call, with their numbers."""
+        """Return this stage's buffers that have changed since the last call, each with its number.
+
+        A number counts the buffers of the whole model, so it names the same buffer in every process.
+        """
         buffers = []
         for number, (stage, holder) in enumerate(self._buffers):
             if stage != here().stage:
                 continue
-            # By value: not every kernel of torch counts its changes in the tensor's version.
+            # Compare values: not every torch kernel counts its changes in the tensor's version.
             buffer, before = holder(), self._told.get(number)
             if before is None or not torch.equal(buffer, before):
                 self._told[number] = buffer.clone()
@@ -166,21 +200,27 @@ class StageModules:
 
     @torch.no_grad()
     def set_buffer(self, number: int, value: Tensor) -> None:
-        """Take over a buffer of another stage."""
+        """Copy the value of another stage's buffer into this process's model."""
         self._buffers[number][1]().copy_(value)
 
 
 class StepSeeds:
-    """Seeds of one step's random numbers: of each module and micro-batch its own, in any stage.
+    """Seeds of one step's random numbers, a different one for each module and micro-batch.
 
-    Random numbers that the script draws itself are what they were.
+    So a dropout mask depends neither on the stage that runs a module nor on the order of micro-batches. The
+    generator's state is restored after each module, so numbers that the script draws are not affected.
+
+    Args:
+        seed: Seed of the training.
+        worker: Number of the worker.
+        step: Number of the step.
     """
 
     def __init__(self, seed: int, worker: int, step: int) -> None:
         self._begin = f"{seed}/{worker}/{step}"
 
     def of(self, micro: int, place: int) -> "_SeededRandom":
-        """A context in which a module computes."""
+        """Return a context in which the module with index `place` computes the micro-batch `micro`."""
         text = f"{self._begin}/{micro}/{place}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return _SeededRandom(int.from_bytes(digest, "little") >> 1)
@@ -199,16 +239,21 @@ class _SeededRandom:
 
 
 def _buffers(module: nn.Module) -> Iterator[Callable[[], Any]]:
-    """Yield a getter of each buffer, which its module may replace."""
+    """Yield a getter for each buffer. A module may assign a new tensor, so the tensor itself may be
+    outdated."""
     for part in module.modules():
         for key, buffer in part._buffers.items():
             if buffer is not None:
                 yield partial(part._buffers.__getitem__, key)
 
 
-def _smooth(value: Any, place: int) -> Any:
-    """Lay out a module's output as if it and its gradient were sent, so that bits do not depend on cuts."""
-    tensors = [contiguous(tensor) for tensor in tensors_of(value, f"module {place}")]
+def _smooth(value: Any, index: int) -> Any:
+    """Make a module's output and its gradient contiguous, as a message would.
+
+    Torch's kernels may round differently for another memory layout. So the layout must be the same whether or
+    not the model is cut after this module.
+    """
+    tensors = [contiguous(tensor) for tensor in tensors_of(value, f"module {index}")]
     for tensor in tensors:
         if tensor.requires_grad:
             tensor.register_hook(contiguous)
@@ -216,12 +261,22 @@ def _smooth(value: Any, place: int) -> Any:
 
 
 def contiguous(tensor: Any) -> Any:
-    """The tensor with its values side by side; None is None."""
+    """Return the tensor in contiguous memory, or None for None."""
     return None if tensor is None else tensor.contiguous()
 
 
 class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
-    """One step of this stage."""
+    """Training step of this stage for one batch.
+
+    Args:
+        parts: This stage's modules.
+        kind: Order of forward and backward passes.
+        sizes: Number of samples of each micro-batch.
+        inputs: Inputs of the whole batch, used by the first stage.
+        targets: Targets of the whole batch, used by the last stage.
+        loss: Computes the mean loss of a micro-batch from outputs and targets.
+        seeds: Seeds of the step.
+    """
 
     _pack = staticmethod(to_arrays)
     _unpack = staticmethod(from_arrays)
@@ -236,20 +291,20 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         loss: Loss,
         seeds: StepSeeds,
     ) -> None:
-        place = here()
-        links = ways.links(parts.queue_size) if place.processes > 1 else None
-        super().__init__(kind, sizes, place, links, ways.next_step())
+        position = here()
+        links = ways.links(parts.queue_size) if position.processes > 1 else None
+        super().__init__(kind, sizes, position, links, ways.next_step())
         self._parts = parts
         self._inputs = inputs
         self._targets = targets
         self._loss = loss
         self._seeds = seeds
-        # By micro-batch: the leaves that came in and what went out.
+        # For each micro-batch in flight: tensors received from the stage before, and outputs of this stage.
         self._runs: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self._losses: dict[int, float] = {}
 
     def complete(self) -> float:
-        """Forward and back through this stage's modules; the loss of the whole batch."""
+        """Run the step and return the loss of the whole batch, which is the same in every stage."""
         self._take_actions()
         self._share()
         return sum(self._fractions[micro] * loss for micro, loss in sorted(self._losses.items()))
@@ -268,7 +323,8 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         if stage:
             message = self._receive("forward", stage - 1, micro)
             leaves = _all(message)
-            # Copies are no leaves, so that a module may change its input in place.
+            # Torch forbids in-place changes of a leaf that requires gradients. A clone is no leaf, so a
+            # module may change its input in place, and the gradient still reaches the leaf.
             copies = tuple(leaf.clone() for leaf in leaves)
             value = copies if message[0] is None else copies[0]
         value = self._parts.forward(value, micro, self._seeds)
@@ -276,7 +332,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
             out = [self._loss_of(value, micro)]
         else:
             out = tensors_of(value, f"module {self._parts.places[-1]}")
-            # A tuple differs from a tensor by an empty place in front.
+            # A leading None tells the next stage that the output was a tuple.
             self._send("forward", stage + 1, micro, [None, *out] if type(value) is tuple else out)
         self._runs[micro] = leaves, out
 
@@ -304,14 +360,14 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
             self._send("back", stage - 1, micro, [contiguous(leaf.grad) for leaf in leaves])
 
     def _share(self) -> None:
-        """Tell the other stages the losses and the buffers that have changed; take in theirs."""
+        """Exchange losses and changed buffers with the other stages."""
         if self._links is None:
             return
-        own = self._parts.changed()
-        numbers = torch.tensor([number for number, _ in own])
+        changed_buffers = self._parts.changed()
+        numbers = torch.tensor([number for number, _ in changed_buffers])
         losses = torch.tensor(list(self._losses.items()), dtype=torch.float64)
-        mine = to_arrays([losses, numbers, *(buffer for _, buffer in own)])
-        for message in self._exchange("end", range(self._place.processes), mine):
+        outgoing = to_arrays([losses, numbers, *(buffer for _, buffer in changed_buffers)])
+        for message in self._exchange("end", range(self._place.processes), outgoing):
             pairs, order, *buffers = _all(from_arrays(message))
             self._losses |= {int(micro): loss for micro, loss in pairs.tolist()}
             for number, buffer in zip(order.tolist(), buffers, strict=True):

@@ -1,4 +1,10 @@
-"""Mapping of torch optimizers to rules of the same arithmetic, and of their state to torch's layout."""
+"""Translation between torch optimizers and the rules of psfleet's servers, for options and for state.
+
+`formula_of` finds the rule that computes exactly what a torch optimizer would, or refuses: an almost equal
+rule would train a slightly different model without a warning. `slots_of` and `entry_of` translate optimizer
+state from and to torch's `state_dict` layout, so that checkpoints of torch can be loaded and saved. Each rule
+declares its torch counterparts itself (`Rule.torch`); nothing is listed here.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -21,13 +27,18 @@ Group = Mapping[str, Any]
 
 
 Floats = NDArray[np.float32]
-_DERIVED = ("step", "mu_product")  # beside the slots
+_DERIVED = ("step", "mu_product")  # in torch's state, but computed from the table's step count here
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMapping:
-    """Update rule of a parameter on the servers. Attributes as in
-    psfleet.core.engine.schema.table.TableSpec."""
+    """Update rule of a parameter's table.
+
+    Attributes:
+        rule: The optimizer's arithmetic.
+        decay: Weight decay, as in psfleet.core.engine.schema.table.TableSpec.
+        every_row: True if a step updates all rows, also those without a gradient, as in TableSpec.
+    """
 
     rule: Rule
     decay: DecaySpec = field(default_factory=DecaySpec)
@@ -35,34 +46,37 @@ class RuleMapping:
 
 
 def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -> RuleMapping:
-    """The formula of one parameter group.
+    """Return the rule that computes the same as a torch optimizer with these options.
+
+        group = torch.optim.Adam(parameters, betas=(0.9, 0.99)).param_groups[0]
+        formula_of(torch.optim.Adam, group, rows=False).rule  # Adam with these betas
 
     Args:
         kind: The optimizer's class.
         group: One of its `param_groups`.
-        rows: For an embedding's rows with their sparse gradients; else for dense parameters.
+        rows: True for an embedding's rows with sparse gradients, False for dense parameters.
 
     Raises:
-        ConfigError: psfleet has no rule that computes the same.
+        ConfigError: psfleet has no rule for the optimizer, or none with these options.
     """
     candidates = [(rule, spec) for rule, spec in _declared() if (spec.rows if rows else spec.dense)]
-    own = [
+    matching = [
         (rule, spec)
         for rule, spec in candidates
         if getattr(torch.optim, spec.optimizer, None) is kind
     ]
-    if not own:
-        what = "an embedding's rows (sparse gradients)" if rows else "dense parameters"
+    if not matching:
+        trained_kind = "an embedding's rows (sparse gradients)" if rows else "dense parameters"
         raise ConfigError(
-            f"torch.optim.{kind.__name__} has no exact rule for {what}; "
+            f"torch.optim.{kind.__name__} has no exact rule for {trained_kind}; "
             f"use {', '.join(sorted({spec.optimizer for _, spec in candidates}))}"
         )
     for option in ("maximize", "differentiable"):
         _require(kind, group, option, False)
     if rows:
         _require(kind, group, "weight_decay", 0, "torch refuses it for sparse gradients too")
-    own.sort(key=lambda pair: not pair[1].when)  # a rule for special options goes first
-    rule, spec = next(pair for pair in own if _chosen(pair[1], group))
+    matching.sort(key=lambda pair: not pair[1].when)  # a rule for special options goes first
+    rule, spec = next(pair for pair in matching if _chosen(pair[1], group))
     for option, value in spec.required.items():
         _require(kind, group, option, value, spec.hint.get(option, ""))
     return _formula(rule, spec, group)
@@ -87,9 +101,9 @@ def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> RuleMapping:
 
 
 def _option(group: Group, path: str) -> Any:
-    """An option, or `betas.0`: one of the numbers that an option holds."""
-    name, _, place = path.partition(".")
-    return group[name][int(place)] if place else group[name]
+    """Return an option of the group by name; "betas.0" is the first number of the option "betas"."""
+    name, _, index = path.partition(".")
+    return group[name][int(index)] if index else group[name]
 
 
 def _require(
@@ -105,11 +119,11 @@ def _require(
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """A table's state but for its weights.
+    """State of a table without its weights.
 
     Attributes:
-        step: Number of updates that the table has had; None: unknown.
-        values: One array per slot of the rule, float32 in the parameter's shape.
+        step: Number of updates that the table has had, or None if torch's optimizer does not record it.
+        values: One float32 array in the parameter's shape for each slot of the rule.
     """
 
     step: int | None
@@ -117,7 +131,7 @@ class StateSlots:
 
 
 def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
-    """Return the state that torch's optimizer would keep of a parameter; empty for a rule without state.
+    """Return a parameter's state as torch's optimizer would keep it. A rule without state yields {}.
 
     Args:
         rule: Rule of the parameter's table.
@@ -139,16 +153,17 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
 def slots_of(
     name: str, rule: Rule, shape: tuple[int, ...], entry: Mapping[str, Any] | None
 ) -> StateSlots:
-    """The state that an entry of torch's optimizer stands for; None: of a parameter never updated.
+    """Return the table state that is equivalent to a parameter's state in a torch optimizer.
 
     Args:
         name: Name of the parameter, for messages.
         rule: Rule of its table.
         shape: Shape of the parameter.
-        entry: Its part of an optimizer's state.
+        entry: The parameter's part of the optimizer's state, or None if it was never updated.
 
     Raises:
-        UsageError: The entry is of another optimizer. ShapeError: It is of another parameter.
+        UsageError: The state was saved by another optimizer.
+        ShapeError: The state has another shape, so it belongs to another parameter.
     """
     names = _names(rule)
     if entry is None:
@@ -181,7 +196,7 @@ def _names(rule: Rule) -> list[str]:
 
 
 def _needless(rule: Rule) -> set[str]:
-    """Return the slots that torch does not keep where nothing depends on them."""
+    """Return the slots that torch leaves out because its result does not depend on them."""
     return {"momentum_buffer"} if isinstance(rule, TorchRMSprop) and not rule.momentum else set()
 
 

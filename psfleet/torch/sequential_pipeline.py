@@ -120,9 +120,9 @@ def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]
     modes = {module: module.training for module in model.modules()}
     model.eval()  # neither masks nor running statistics are touched
     try:
-        for place, child in enumerate(model):
+        for index, child in enumerate(model):
             value, multiplications = _watched(child, value)
-            size = sum(tensor.numel() for tensor in tensors_of(value, f"module {place}"))
+            size = sum(tensor.numel() for tensor in tensors_of(value, f"module {index}"))
             work.append((multiplications + size) / samples)
             crossing.append(math.ceil(size / samples))
     finally:
@@ -147,14 +147,16 @@ def _watched(child: nn.Module, value: Any) -> tuple[Any, float]:
 
 def _multiplications(module: nn.Module, out: Any) -> float:
     """Return the number of multiplications by a module's own dense parameters, on the whole batch."""
-    own = [p for p in module._parameters.values() if p is not None]
-    size = sum(p.numel() for p in own if not isinstance(p, TableWeight))
+    parameters = [p for p in module._parameters.values() if p is not None]
+    size = sum(p.numel() for p in parameters if not isinstance(p, TableWeight))
     first = out[0] if isinstance(out, tuple) and out else out
     if not size or not isinstance(first, Tensor):
         return size
+    # Parameters times positions, where the output has `width` values for each position. Every position of a
+    # linear layer or convolution uses every parameter once.
     width = 1
     if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-        width = module.weight.shape[0]  # each of these results has used every parameter once
+        width = module.weight.shape[0]
     elif first.dim():
         width = math.prod(first.shape[1:])
     return size * first.numel() / max(width, 1)
@@ -254,6 +256,7 @@ class Pipeline:
         Raises:
             ShapeError: Tensors differ in length, or the loss is no single number.
         """
+        # The model is cut at the first step, because measuring the modules' work needs a batch.
         samples = samples_of((inputs, targets))
         sizes = even_sizes(samples, self._asked.micro_batches)
         if self._parts is None:
@@ -273,9 +276,10 @@ class Pipeline:
         chunks = chunks_of(self.model, self._cuts, max(self._asked.stages, stages), batch)
         refuse_shared(self.model, chunks)
         check_share(len(chunks), stages)
+        # Every stage trains a run of neighbouring chunks: with 4 chunks on 2 stages, 0 and 1 on stage 0.
         last = len(chunks) // stages - 1
         firsts = range(0, len(chunks), last + 1)
-        places = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]
-        parts = StageModules(self.model, places, self._recomputes, self._asked.queue_size)
+        stage_spans = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]
+        parts = StageModules(self.model, stage_spans, self._recomputes, self._asked.queue_size)
         self.optimizer.narrow(parts.own)
         return parts

@@ -68,10 +68,10 @@ def entries(
 ) -> dict[Tensor, dict[str, Any]]:
     """Return the state of every parameter in the form that torch's optimizers keep."""
     states: dict[Tensor, dict[str, Any]] = {}
-    for each in dense:
-        if each.spec.rule.slots:
-            state = runtime.read_table(each.spec.key)
-            states[each.parameter] = entry_of(each.spec.rule, state.step, state.values[1:])
+    for binding in dense:
+        if binding.spec.rule.slots:
+            state = runtime.read_table(binding.spec.key)
+            states[binding.parameter] = entry_of(binding.spec.rule, state.step, state.values[1:])
     for table in sparse:
         if _in_layout(table) and table.spec.rule.slots:
             step, _, slots = table.rows.saved_state()
@@ -115,23 +115,23 @@ def prepared(
     Raises:
         UsageError, ShapeError: The state belongs to another model or to other optimizers.
     """
-    own = {table.spec.name: table for table in sparse if not _in_layout(table)}
-    specs = [each.spec for each in dense] + [each.spec for each in sparse]
+    stored_rows = {table.spec.name: table for table in sparse if not _in_layout(table)}
+    specs = [binding.spec for binding in dense] + [binding.spec for binding in sparse]
     if not states and not tables and any(spec.rule.slots for spec in specs):
         raise UsageError(
             "the state dict has no optimizer state: it was saved before the first step, or by a "
             "psfleet that left the state on the servers; load the fleet's with fleet.load_model, or "
             "leave the call out to begin anew"
         )
-    unlike = sorted(set(own) ^ set(tables))
+    unlike = sorted(set(stored_rows) ^ set(tables))
     if unlike:
         where = "the state dict" if unlike[0] in tables else "the model"
         raise UsageError(f"only {where} has the table {unlike[0]!r}; load it into the same model")
-    slots = [_slots(each, states) for each in dense]
+    slots = [_slots(binding, states) for binding in dense]
     writes = [_dense_write(runtime, *pair) for pair in zip(dense, slots, strict=True)]
     for table in sparse:
         name = table.spec.name
-        if name in own:
+        if name in stored_rows:
             writes.append(_table_write(table, tables[name]))
         else:
             writes.append(_rows_write(table, _slots(table, states)))
@@ -146,9 +146,9 @@ def begun(
 ) -> list[Write]:
     """Return the writes for the state that torch's optimizers had before the conversion."""
     writes = []
-    for each in dense:
-        if each.parameter in states:
-            writes.append(_dense_write(runtime, each, _slots(each, states)))
+    for binding in dense:
+        if binding.parameter in states:
+            writes.append(_dense_write(runtime, binding, _slots(binding, states)))
     for table in sparse:
         if _in_layout(table) and table.rows.weight in states:
             writes.append(_rows_write(table, _slots(table, states)))
@@ -160,16 +160,18 @@ def _in_layout(table: SparseBinding) -> bool:
     return table.rows.count is not None and not isinstance(table.owner, FleetOptimizer)
 
 
-def _slots(each: DenseBinding | SparseBinding, states: Mapping[Tensor, Entry]) -> StateSlots:
-    parameter = each.parameter if isinstance(each, DenseBinding) else each.rows.weight
-    return slots_of(each.spec.name, each.spec.rule, tuple(parameter.shape), states.get(parameter))
+def _slots(binding: DenseBinding | SparseBinding, states: Mapping[Tensor, Entry]) -> StateSlots:
+    parameter = binding.parameter if isinstance(binding, DenseBinding) else binding.rows.weight
+    return slots_of(
+        binding.spec.name, binding.spec.rule, tuple(parameter.shape), states.get(parameter)
+    )
 
 
-def _dense_write(runtime: Runtime, each: DenseBinding, slots: StateSlots) -> Write:
+def _dense_write(runtime: Runtime, binding: DenseBinding, slots: StateSlots) -> Write:
     def write() -> None:
-        table = runtime.read_table(each.spec.key)
+        table = runtime.read_table(binding.spec.key)
         step = table.step if slots.step is None else slots.step
-        runtime.write_table(each.spec.key, TableState(step, [table.values[0], *slots.values]))
+        runtime.write_table(binding.spec.key, TableState(step, [table.values[0], *slots.values]))
 
     return write
 

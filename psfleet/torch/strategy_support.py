@@ -1,6 +1,8 @@
-"""Support for strategies in torch: the parts that a torch model trains with, and recompute.
+"""Strategy parts for torch models: which ones psfleet.torch supports, and recomputation of activations.
 
-The work is torch.utils.checkpoint's; here is which blocks there are, and how a module becomes one.
+Recomputation saves memory: a block of the model keeps only its input, and runs its forward pass a second time
+when its gradients are computed. torch.utils.checkpoint does this; this module chooses the blocks and makes
+modules use it. Checks run before training begins and raise ConfigError or UsageError.
 """
 
 import math
@@ -25,15 +27,15 @@ _OTHER_OPTIMIZERS = {
 
 
 def check_strategy(settings: Settings, *, cut: bool) -> None:
-    """Refuse what psfleet.torch cannot do.
+    """Refuse a strategy that psfleet.torch cannot carry out.
 
     Args:
-        settings: The strategy that counts.
-        cut: The model is trained by psfleet.torch.Pipeline.
+        settings: The strategy in effect.
+        cut: True if psfleet.torch.Pipeline trains the model.
 
     Raises:
-        ConfigError: The strategy has a part that torch's optimizers have no counterpart for.
-        UsageError: It asks for a pipeline and the script does not train with one.
+        ConfigError: The strategy has a part that no torch optimizer has a counterpart for.
+        UsageError: The strategy asks for a pipeline, and the script does not use one.
     """
     for part, instead in _OTHER_OPTIMIZERS.items():
         if getattr(settings, part) is not None:
@@ -56,10 +58,10 @@ def check_strategy(settings: Settings, *, cut: bool) -> None:
 
 
 def pipeline_of(settings: Settings) -> PipelineSettings:
-    """The pipeline that is asked for; one stage and one micro-batch by default.
+    """Return the strategy's pipeline, by default one stage and one micro-batch.
 
     Raises:
-        ConfigError: psfleet.torch cannot run it.
+        ConfigError: The pipeline has several copies of a stage, which psfleet.torch cannot run.
     """
     pipeline = settings.pipeline or PipelineSettings()
     if max(pipeline.copies, default=1) > 1:
@@ -71,11 +73,11 @@ def pipeline_of(settings: Settings) -> PipelineSettings:
 
 
 def recompute(model: nn.Module, settings: RecomputeSettings) -> None:
-    """Make blocks of the model drop their activations in training.
+    """Make blocks of the model drop their activations in training and compute them again when needed.
 
-    A block keeps its input only, and its forward pass is run again when its gradients are computed;
-    gradients are the same bits, dropout masks included. A module changes its class for one of the same
-    name that is derived from it, so copies and state dicts are what they were.
+    A block keeps only its input, and its forward pass runs again when its gradients are computed. Gradients
+    have the same bits as without recomputation, dropout masks included. Each block gets a class that is
+    derived from its own class and has the same name, so copies and state dicts do not change.
     """
     blocks = blocks_of(model, settings)
     for block in blocks:
@@ -89,12 +91,13 @@ def recompute(model: nn.Module, settings: RecomputeSettings) -> None:
 
 
 def blocks_of(model: nn.Module, settings: RecomputeSettings) -> list[nn.Module]:
-    """The modules that `checkpoints` names; else each plain nn.Sequential, and each module of a ModuleList.
+    """Return the modules that `checkpoints` names, or else the blocks that the model's structure suggests.
 
-    Of modules within each other the outermost counts.
+    These are each plain nn.Sequential and each module of an nn.ModuleList. If such modules are nested, only
+    the outermost one is a block.
 
     Raises:
-        ConfigError: There is none, a name is unknown, or a block cannot be run twice.
+        ConfigError: The model has no block, a name is unknown, or a block cannot be run twice.
     """
     modules = dict(model.named_modules())
     for name in settings.checkpoints:
@@ -115,23 +118,23 @@ def blocks_of(model: nn.Module, settings: RecomputeSettings) -> list[nn.Module]:
 
 
 def grouped(count: int) -> list[range]:
-    """0 to count - 1 in about sqrt(count) runs, which is what keeps least (Chen et al. 2016)."""
+    """Split 0 to count - 1 into about sqrt(count) ranges, which needs the least memory (Chen et al. 2016)."""
     runs = max(math.isqrt(count), 1)
     edges = [round(i * count / runs) for i in range(runs + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 
 
 def check_repeatable(name: str, block: nn.Module) -> None:
-    """Refuse a block that does not give the same a second time.
+    """Refuse a block that has a side effect if it runs twice on the same batch.
 
     Raises:
-        ConfigError: It has running statistics.
+        ConfigError: The block has a batch norm with running statistics.
     """
     for path, module in block.named_modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats:
-            place = ".".join(part for part in (name, path) if part)
+            module_path = ".".join(part for part in (name, path) if part)
             raise ConfigError(
-                f"recompute would count each batch twice in the running statistics of {place!r}, a "
+                f"recompute would count each batch twice in the running statistics of {module_path!r}, a "
                 f"{type(module).__name__}; name other modules in checkpoints"
             )
 
@@ -149,18 +152,18 @@ def _found(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
 
 
 class _Recomputed:
-    """Mixed into a module's class: the module is one block."""
+    """Mixin for a module's class that recomputes the module as one block."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute as the module's own forward does."""
-        own = super().forward  # type: ignore[misc]  # the module's class is behind this one
+        compute = super().forward  # type: ignore[misc]  # the module's class is behind this one
         if not torch.is_grad_enabled():
-            return own(*inputs, **options)
-        return checkpoint(own, *inputs, use_reentrant=False, **options)
+            return compute(*inputs, **options)
+        return checkpoint(compute, *inputs, use_reentrant=False, **options)
 
 
 class _RecomputedRuns:
-    """Mixed into nn.Sequential: runs of its modules are blocks."""
+    """Mixin for nn.Sequential that recomputes groups of its modules, about sqrt(n) of n, as blocks."""
 
     def forward(self, input: Any) -> Any:
         """Compute as nn.Sequential's own forward does."""

@@ -36,8 +36,10 @@ _NAMED = {"reason": _REASON} if "reason" in inspect.signature(_disable).paramete
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-_ROOM = 2**31  # lookups between two steps that a table without a number of rows can tell apart
-_MOST = 2**30  # numbers of bags begin anew before they get there
+_ROOM = (
+    2**31
+)  # shape[0] of a weight whose ids are any int64: maximum number of looked-up ids between steps
+_MOST = 2**30  # numbers of bags start again from 0 before they reach this
 
 
 def refuse_graph() -> None:
@@ -75,10 +77,12 @@ class TableWeight(nn.Parameter):
     """
 
     source: Callable[[], Tensor | None] = staticmethod(lambda: None)
-    """Brings the rows; None: there is no table of so many rows."""
+    """Function that pulls all rows, or returns None if there is no table or its number of rows is not
+    fixed."""
 
     @staticmethod
     def __new__(cls, rows: int | None, dim: int, requires_grad: bool = True) -> "TableWeight":
+        # A single NaN with strides of 0: the tensor has any shape and takes 4 bytes.
         data = torch.full((1, 1), float("nan")).expand(_ROOM if rows is None else rows, dim)
         weight: TableWeight = torch.Tensor._make_subclass(cls, data, requires_grad)
         return weight
@@ -104,7 +108,11 @@ class GradientIds:
 
     If the number of rows is fixed, the index is the id, as in torch. If ids are any int64, torch's indices
     are too narrow. The index is then a running number of looked-up ids, and this object keeps the id of
-    each number, with its shows and clicks.
+    each number, with its shows and clicks:
+
+        look-ups        [9, 70]   [-3]          ids of any int64
+        indices          0  1      2            what torch's sparse gradient has
+        _ids            [9, 70, -3]             id of each index
     """
 
     def __init__(self, weight: TableWeight, bounded: bool) -> None:
@@ -139,6 +147,8 @@ class GradientIds:
         if grad is None or indices is None:
             self._ids, self._scores, self._count = [], [], 0
             return None
+        # Number the ids that the gradient uses from 0 again. Otherwise look-ups without a backward pass would
+        # make `_ids` grow for as long as gradients accumulate.
         ids = np.concatenate(self._ids)[indices] if self._ids else indices
         scores = np.concatenate(self._scores)[indices] if self._scores else None
         self._ids, self._count = [ids], len(ids)
@@ -246,11 +256,14 @@ class GradientBags:
             return None
         indices = grad._indices()[0].cpu().numpy()
         values = grad._values().detach().cpu().numpy()
+        # Bags are numbered in order, so bags below the lowest index belong to steps whose gradient was reset.
         lowest = indices.min(initial=_MOST)
         while len(self._of) > 1 and lowest >= self._first + len(self._of[0]):
-            self._first += len(self._of.pop(0))  # of an earlier step
+            self._first += len(self._of.pop(0))
         gradient = PooledGradient(joined_ids(self._of), values)
         ends = self._first, self._first + len(gradient.of)
+        # Usually the gradient has exactly the kept bags, in order, and stays as it is. If bags are missing or
+        # doubled, or the numbers get large, both are numbered from 0 again.
         if not np.array_equal(indices, np.arange(*ends)):
             gradient = _chosen(gradient, indices - self._first)
         elif ends[1] < _MOST:
