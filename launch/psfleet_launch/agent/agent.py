@@ -214,8 +214,8 @@ class Agent:
         assert self._engine is not None
         events: list[Event | Shown] = []
         # A message of the launcher stays to be read, so that something ready does not mean output.
-        while self._wait(0) and (more := self._engine.events()):
-            events += more
+        while self._wait(0) and (new_events := self._engine.events()):
+            events += new_events
         return events
 
     def _send(self, messages: Iterator[AgentMessage]) -> None:

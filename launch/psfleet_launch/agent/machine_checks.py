@@ -123,10 +123,10 @@ def _gpu_memory() -> Iterator[Finding]:
     sizes = gpu_memory()
     if not sizes:
         return
-    most = from_variable(JobSettings, "device_memory", os.environ)
+    tables_limit = from_variable(JobSettings, "device_memory", os.environ)
     text = "; ".join(
         f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, "
-        f"{tables_share(free, most) / 2**30:.1f} for the tables of a server"
+        f"{tables_share(free, tables_limit) / 2**30:.1f} for the tables of a server"
         for free, total in sizes
     )
     yield Finding("GPU memory", text)
@@ -167,11 +167,13 @@ def _clock() -> Finding:
 
 
 def _open_files() -> Finding:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_few = most != resource.RLIM_INFINITY and most < _FEW_FILES
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_few = hard_limit != resource.RLIM_INFINITY and hard_limit < _FEW_FILES
     advice = f"raise the hard limit to {_FEW_FILES} (ulimit -Hn, LimitNOFILE)" if is_few else ""
     return Finding(
-        "open files", "unlimited" if most == resource.RLIM_INFINITY else f"{most}", advice
+        "open files",
+        "unlimited" if hard_limit == resource.RLIM_INFINITY else f"{hard_limit}",
+        advice,
     )
 
 
@@ -203,7 +205,7 @@ def _huge_pages(root: Path) -> Finding:
 def _kernel_cache() -> Finding:
     """Check that processes may keep compiled kernels: in a folder that only its owner can write."""
     folder = Path(from_variable(UserSettings, "cache", os.environ)).expanduser()
-    nearest = next(one for one in (folder, *folder.parents) if one.exists())
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     status = nearest.stat()
     is_open = status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if os.access(nearest, os.W_OK) and not (nearest == folder and is_open):
@@ -278,16 +280,16 @@ class PeerCheck:
         deadline = time.monotonic() + self._seconds
         names: dict[str, bytes] = {}
         findings: dict[str, Finding] = {}
-        others = [host for host in self._addresses if host != self._host]
-        while len(names) < len(others) or not self._came >= set(names.values()):
-            for host in [one for one in others if one not in names]:
+        other_hosts = [host for host in self._addresses if host != self._host]
+        while len(names) < len(other_hosts) or not self._came >= set(names.values()):
+            for host in [peer for peer in other_hosts if peer not in names]:
                 findings[host], name = self._measure(host)
                 if name:
                     names[host] = name
             if time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE)
-        for host in others:
+        for host in other_hosts:
             yield findings[host]
             if host in names and names[host] not in self._came:
                 advice = (
@@ -347,11 +349,11 @@ class _EchoHandler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.settimeout(_CONNECT)
         with contextlib.suppress(OSError):
-            other = _read(self.request, _NAME)
+            peer_name = _read(self.request, _NAME)
             self.request.sendall(self.server.name)
             for _ in range(_ROUNDS):
                 self.request.sendall(_read(self.request, 1))
-            self.server.came.add(other)
+            self.server.came.add(peer_name)
 
 
 def _read(line: socket.socket, size: int) -> bytes:
@@ -362,19 +364,19 @@ def _read(line: socket.socket, size: int) -> bytes:
     """
     data = b""
     while len(data) < size:
-        more = line.recv(size - len(data))
-        if not more:
+        chunk = line.recv(size - len(data))
+        if not chunk:
             raise ConnectionResetError("the connection has ended")
-        data += more
+        data += chunk
     return data
 
 
 def _echo(line: socket.socket) -> float:
     """Seconds that a byte takes there and back."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     line.sendall(b"?")
     _read(line, 1)
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def _peer_address(host: str) -> str:

@@ -313,14 +313,14 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
 def version_mismatch(theirs: Hello) -> str:
     """Return why an agent cannot work with this launcher, or an empty text if it can."""
     ours = Hello()
-    for what, their, our in (
+    for part, their, our in (
         ("psfleet", theirs.psfleet, ours.psfleet),
         ("Python", theirs.python, ours.python),
         ("agent protocol", str(theirs.protocol), str(ours.protocol)),
     ):
         if their != our:
             return (
-                f"it has {what} {their} and the launcher has {our}; install the same version on "
+                f"it has {part} {their} and the launcher has {our}; install the same version on "
                 "every machine"
             )
     return ""
@@ -328,7 +328,7 @@ def version_mismatch(theirs: Hello) -> str:
 
 def write_request(request: JobRequest) -> bytes:
     """The request as a JSON document."""
-    fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
+    fields = {entry.name: getattr(request, entry.name) for entry in dataclasses.fields(request)}
     return json.dumps(_REQUEST.document(**fields)).encode()
 
 
@@ -339,7 +339,7 @@ def read_request(document: bytes) -> JobRequest:
         ConfigError: It cannot be satisfied here, for instance because the script is missing.
         ValueError: It is no such document.
     """
-    names = [one.name for one in dataclasses.fields(JobRequest)]
+    names = [entry.name for entry in dataclasses.fields(JobRequest)]
     values = exact(_REQUEST.parse(document), "job request", **dict.fromkeys(names, object))
     fields = dict(zip(names, values, strict=True))
     fields_read: dict[str, Any] = {
@@ -372,7 +372,7 @@ def write_secrets(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
 
 def user_variables() -> dict[str, str]:
     """Return the environment variables that the launcher's user has set for psfleet."""
-    names = [one.env for one in settings_of(UserSettings)]
+    names = [setting.env for setting in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -403,11 +403,11 @@ class JobFiles:
 
     def present(self) -> dict[str, bytes]:
         """What the files say that may go there."""
-        found = {}
+        contents = {}
         for name in self._goes:
             with contextlib.suppress(OSError):  # it is not there
-                found[name] = (self._folder / name).read_bytes()
-        return found
+                contents[name] = (self._folder / name).read_bytes()
+        return contents
 
     def changed(self, present: Mapping[str, bytes]) -> Iterator[JobFile]:
         """Yield the files that are to be sent, of those that are present."""

@@ -214,7 +214,9 @@ class ConnectionChecks:
     def forget(self, member: Member) -> None:
         """Its process has ended."""
         self._checks = {
-            where: one for where, one in self._checks.items() if one.ready.member != member
+            endpoint: check
+            for endpoint, check in self._checks.items()
+            if check.ready.member != member
         }
 
 

@@ -77,9 +77,9 @@ def address_towards(host: str, port: int = 1) -> str:
     """
     try:
         infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = infos[0]
+        family, kind, protocol, _, socket_address = infos[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(where)
+            probe.connect(socket_address)
             return bracketed(str(probe.getsockname()[0]))
     except OSError as error:
         raise ConfigError(f"host {host}: there is no way to it ({error.strerror})") from None
@@ -96,14 +96,18 @@ def own_address() -> str:
         infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         infos = []
-    own = [ipaddress.ip_address(where[0]) for *_, where in infos]
-    usable = [one for one in own if not one.is_loopback and not one.is_link_local]
+    own_addresses = [ipaddress.ip_address(where[0]) for *_, where in infos]
+    usable = [
+        address
+        for address in own_addresses
+        if not address.is_loopback and not address.is_link_local
+    ]
     if not usable:
         raise ConfigError(
             f"the name of this machine, {name!r}, has no address that others could reach; name one with "
             "--listen"
         )
-    return bracketed(str(min(usable, key=lambda one: one.version)))
+    return bracketed(str(min(usable, key=lambda address: address.version)))
 
 
 def why_unreachable(endpoint: str) -> str:

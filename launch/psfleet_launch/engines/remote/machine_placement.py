@@ -53,12 +53,15 @@ class MachinePlacement:
     def _with_standbys(self, servers: Iterable[Member]) -> Resources:
         """Return the resources for the fullest machine once these servers have their standbys."""
         for server in servers:
-            others = set(self._machines) - {self._where[server]}
-            self.put_standby(Member("server", server.rank, copy=1), others)
+            allowed = set(self._machines) - {self._where[server]}
+            self.put_standby(Member("server", server.rank, copy=1), allowed)
         used = [self._used(machine) for machine in self._machines]
         for server in servers:
             del self._where[Member("server", server.rank, copy=1)]
-        return Resources(max(one.cores for one in used), max(one.memory for one in used))
+        return Resources(
+            max(used_resources.cores for used_resources in used),
+            max(used_resources.memory for used_resources in used),
+        )
 
     def __getitem__(self, member: Member) -> str:
         return self._where[member]
@@ -68,7 +71,9 @@ class MachinePlacement:
 
     def on(self, machine: str) -> list[Member]:
         """The members of a machine: servers first, by rank."""
-        return sorted(member for member, where in self._where.items() if where == machine)
+        return sorted(
+            member for member, its_machine in self._where.items() if its_machine == machine
+        )
 
     def of_server(self, rank: int) -> str:
         """The machine of a server; a further one gets its place now."""
@@ -100,11 +105,11 @@ class MachinePlacement:
 
     def _put(self, seats: Iterable[Member]) -> None:
         """Place seats, each rank on one machine."""
-        places: dict[int, str] = {}
+        machine_of_rank: dict[int, str] = {}
         for seat in seats:
-            if seat.rank not in places:
-                places[seat.rank] = self._emptiest(seat, self._machines)
-            self._where[seat] = places[seat.rank]
+            if seat.rank not in machine_of_rank:
+                machine_of_rank[seat.rank] = self._emptiest(seat, self._machines)
+            self._where[seat] = machine_of_rank[seat.rank]
 
     def _emptiest(self, member: Member, machines: Sequence[str]) -> str:
         """The machine with the fewest processes of the member's kind, of those that have room for it.
@@ -114,10 +119,10 @@ class MachinePlacement:
         """
         needs = needed(self._request, [member])
         load = self._load("server" if member.role == "server" else "")
-        room = [machine for machine in machines if needs <= self._free(machine)]
-        if not room and not self._has_started:
+        fitting = [machine for machine in machines if needs <= self._free(machine)]
+        if not fitting and not self._has_started:
             raise ConfigError(self._no_room(member, needs, machines))
-        return min(room or machines, key=lambda machine: load[machine])
+        return min(fitting or machines, key=lambda machine: load[machine])
 
     def _used(self, machine: str) -> Resources:
         return needed(self._request, self.on(machine))
@@ -126,17 +131,17 @@ class MachinePlacement:
         return self._sizes.get(machine, BOUNDLESS) - self._used(machine)
 
     def _no_room(self, member: Member, needs: Resources, machines: Sequence[str]) -> str:
-        what = "standby of " * (member.copy >= 0) + str(member.seat)
+        member_text = "standby of " * (member.copy >= 0) + str(member.seat)
         best = max(machines, key=lambda machine: astuple(self._free(machine)))
-        free, whole = (one.said(needs) for one in (self._free(best), self._sizes[best]))
+        free, whole = (resources.said(needs) for resources in (self._free(best), self._sizes[best]))
         return (
-            f"{what} needs {needs}, and no machine has room for it: {best!r} has most left, {free} of "
+            f"{member_text} needs {needs}, and no machine has room for it: {best!r} has most left, {free} of "
             f"{whole}; name more machines, or ask for less with --{member.role}-cores and "
             f"--{member.role}-memory"
         )
 
     def _load(self, role: str) -> Counter[str]:
-        return Counter(where for seat, where in self._where.items() if role in ("", seat.role))
+        return Counter(machine for seat, machine in self._where.items() if role in ("", seat.role))
 
 
 @dataclass
@@ -177,7 +182,7 @@ class ServerLocations:
 
     def lose(self, members: Iterable[Member]) -> None:
         """These members' machine is lost; a server that another machine has taken over is not."""
-        self.lost |= {one.rank for one in members if self._holder.get(one.rank) == one}
+        self.lost |= {member.rank for member in members if self._holder.get(member.rank) == member}
 
 
 class RunningMembers(dict[Member, str]):
@@ -196,6 +201,6 @@ class RunningMembers(dict[Member, str]):
         """
         return {
             name
-            for one, name in self.items()
-            if (one.role, one.rank) == (member.role, member.rank) and one != but
+            for running, name in self.items()
+            if (running.role, running.rank) == (member.role, member.rank) and running != but
         }

@@ -49,7 +49,9 @@ class _Actor:
     def run(self, endpoint: str, name: str) -> str:
         """Run the agent until it ends; the last line that it has written."""
         hidden = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them from the bundle's size
-        environment = {one: value for one, value in os.environ.items() if one != hidden[0]}
+        environment = {
+            variable: value for variable, value in os.environ.items() if variable != hidden[0]
+        }
         if not environment.get(hidden[1]):
             environment.pop(hidden[1], None)
         # Ray's own processes block it, and what the agent starts would never hear of Ctrl-C.
@@ -161,8 +163,8 @@ class _Driver:
         strategy = importlib.import_module("ray.util.scheduling_strategies")
         made = ray.remote(_Actor)
         variables = {
-            name: said
-            for name, said in os.environ.items()
+            name: value
+            for name, value in os.environ.items()
             if name.startswith("PSFLEET_") and name != MARKER
         }
         actors = [
@@ -185,12 +187,12 @@ class _Driver:
         """Print the last output of each agent that has ended."""
         ray = _ray()
         ends, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
-        for one in ends:
+        for ended_run in ends:
             try:
-                report = ray.get(one)
+                report = ray.get(ended_run)
             except ray.exceptions.RayError as error:
                 report = f"its actor has ended: {type(error).__name__}"
-            print(f"{FAILED}host {agents.pop(one)}: {report}", flush=True)
+            print(f"{FAILED}host {agents.pop(ended_run)}: {report}", flush=True)
 
 
 def _ray() -> Any:
@@ -223,9 +225,9 @@ def names_of(addresses: Sequence[str]) -> list[str]:
     """Return the names of agents: those of their machines, with a number where one has several."""
     count, seen_so_far = Counter(addresses), Counter[str]()
     names = []
-    for one in addresses:
-        seen_so_far[one] += 1
-        names.append(one if count[one] == 1 else f"{one}-{seen_so_far[one]}")
+    for address in addresses:
+        seen_so_far[address] += 1
+        names.append(address if count[address] == 1 else f"{address}-{seen_so_far[address]}")
     return names
 
 
@@ -244,8 +246,8 @@ def _input_has_ended(seconds: float) -> bool:
 
 def _main() -> int:
     line = b""
-    while not line.endswith(b"\n") and (more := os.read(0, 1 << 16)):
-        line += more
+    while not line.endswith(b"\n") and (data := os.read(0, 1 << 16)):
+        line += data
     try:
         _Driver(json.loads(sys.argv[1]), line).run()
     except ConfigError as error:

@@ -155,8 +155,8 @@ class RemoteEngine(Engine):
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         names = list(self.agents) or list(self.machines())
-        places = self._places or self._placed(names)
-        return {name: places.on(name) for name in names}
+        placement = self._places or self._placed(names)
+        return {name: placement.on(name) for name in names}
 
     def _placed(self, names: Sequence[str]) -> MachinePlacement:
         """Return the placement on these machines, within the resources that agents have reported."""
@@ -175,8 +175,8 @@ class RemoteEngine(Engine):
         self._placed(names)  # refuses what cannot be placed while nothing has started
         self._guard = start_guard(self.job.token, self.job.folder)
         self._logs.open_all()
-        own, secret = self.control_credentials()
-        access = Access(Credentials.read(own))
+        credentials_folder, secret = self.control_credentials()
+        access = Access(Credentials.read(credentials_folder))
         self._hub = AgentHub(access, self._waker.wake)
         endpoint = self._hub.listen(listen_endpoint(self.launch.listen or self.default_address()))
         # Signals that end a job are as SIGINT: there is no supervisor yet.
@@ -185,8 +185,8 @@ class RemoteEngine(Engine):
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
             set_addresses(addresses, self.agents)
             # As the user has named them, others by name; not by arrival, which is chance.
-            order = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
-            self._places = self._placed(order)
+            machine_names = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
+            self._places = self._placed(machine_names)
             with self._opening.told(self.agents, self._places):
                 replies = self._opening.replies
                 self._await(lambda: len(replies) == len(self.agents), "answers of all agents")
@@ -249,21 +249,21 @@ class RemoteEngine(Engine):
         )
         self.agents[name].send(Spawn(member, parameters))
 
-    def _place(self, member: Member, told: Told) -> str:
+    def _place(self, member: Member, start: Told) -> str:
         assert self._places is not None
         if not self.agents:
             raise ConfigError(f"no machine is left for {member}")
-        if told.follows:
-            return self._places.put_standby(member, self._free_for(member, told))
+        if start.follows:
+            return self._places.put_standby(member, self._free_for(member, start))
         if member.role == "server" and member.rank in self._locations.lost:
             self._opening.check_log(member)
         # A standby that had taken over has no place of its own once its machine is lost.
         return self._places[member if member in self._places else member.seat]
 
-    def _free_for(self, standby: Member, told: Told) -> set[str]:
+    def _free_for(self, standby: Member, start: Told) -> set[str]:
         """The machines that can take a standby: others than its server's, which can be reached."""
         away = {name for name, agent in self.agents.items() if agent.is_cut_off}
-        return set(self.agents) - self._running.of_server(standby, told.displaces) - away
+        return set(self.agents) - self._running.of_server(standby, start.displaces) - away
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
         """Return the endpoints, new ones for servers that have moved and are not ready yet."""
@@ -321,8 +321,8 @@ class RemoteEngine(Engine):
                 self._events.append(Said(None, f"host {agent.name} cannot be reached"))
             if agent.is_cut_off:
                 self._events.append(self._cut_off(agent.name))
-        for member, told in [*self._unplaced.items()]:
-            if self._free_for(member, told):
+        for member, start in [*self._unplaced.items()]:
+            if self._free_for(member, start):
                 self.spawn(member, self._unplaced.pop(member))
         self.share()
         events, self._events = self._events, []
@@ -363,9 +363,9 @@ class RemoteEngine(Engine):
             case LivenessSignal() | ProcessEnding() | Said():
                 self._events.append(message)
 
-    def _is_ready(self, told: ServerReady) -> list[Event | Shown]:
+    def _is_ready(self, event: ServerReady) -> list[Event | Shown]:
         """Let all machines know if the server is not where it was; at its first start have them connect."""
-        ready, has_moved = self._locations.ready(told)
+        ready, has_moved = self._locations.ready(event)
         if has_moved:
             moved = Relocations(dict(self._locations.moved))
             with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
@@ -422,7 +422,9 @@ class RemoteEngine(Engine):
             self._checks.forget(member)
         self._events.append(Said(None, cause))
         self._events += self._checks.lose(agent.name)
-        self._events += causes_first(ProcessExited(one, _KILLED, cause=cause) for one in lost)
+        self._events += causes_first(
+            ProcessExited(lost_member, _KILLED, cause=cause) for lost_member in lost
+        )
 
     # -- end -------------------------------------------------------------------------------------
 
