@@ -39,7 +39,7 @@ class JoinSettings:
 
 
 class JoinEngine(RemoteEngine):
-    """Waits for agents that somebody else starts."""
+    """Waits for agents that the user starts."""
 
     name = "join"
     settings = JoinSettings

@@ -113,7 +113,7 @@ class Job:
     Attributes:
         request: Settings of the job.
         name: Name of the job and of the folder of its logs.
-        token: Unique text in the environment of every process of the job, by which the guard finds them.
+        token: Unique text in the environment of every process of the job. The guard finds processes by it.
         folder: Private folder (mode 0700) for sockets and ready files, removed at the end.
         logs: Folder of the job's logs.
         credentials: Folder of each role's credentials. Empty if the job needs none.
@@ -166,7 +166,7 @@ class Job:
 
     @property
     def reader(self) -> Environment:
-        """Environment with the credentials by which the launcher calls the servers. It uses a worker's."""
+        """Environment with the launcher's credentials for calls to servers, which are those of a worker."""
         tls = str(self.credentials.get("worker", ""))
         return Environment(tls=tls, insecure=self.request.insecure)
 

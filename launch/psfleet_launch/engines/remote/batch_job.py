@@ -31,7 +31,7 @@ _QUEUE_TIMEOUT = 60.0  # seconds without an answer of the queue until the job is
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings of any batch queue, from which each engine's settings derive."""
+    """Settings of any batch queue. An engine's settings class derives from this class."""
 
     nodes: int = setting(
         1, "Batch queues: how many nodes to ask for", names="--nodes engine.batch.nodes", least=1

@@ -121,6 +121,8 @@ class JobOpening:
         logs."""
         probe = self._job.logs / f".probe.{secrets.token_hex(8)}"
         probe.touch()
+        # Each agent gets a token of its own below, so that its sweep kills only its own processes: several
+        # agents may run on one machine, as with --engine ray.
         secret, request = secrets_of(self._job), write_request(self._job.request)
         for name, agent in agents.items():
             opened = OpenJob(

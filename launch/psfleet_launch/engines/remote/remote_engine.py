@@ -106,7 +106,7 @@ class RemoteEngine(Engine):
         self.agents: dict[str, AgentConnection] = {}
         self.starters: dict[str, AgentStarter] = {}
         self._running = RunningMembers()
-        self._hosts: dict[Member, str] = {}  # machine on which each member was started last
+        self._hosts: dict[Member, str] = {}  # machine of each member's last start
         self._unplaced: dict[Member, Told] = {}  # standbys that wait for a machine
         self._locations = ServerLocations()
         self._checks = ConnectionChecks()
@@ -148,7 +148,7 @@ class RemoteEngine(Engine):
         return folders["server"], invitation(folders["worker"])
 
     def check_agents(self) -> None:  # most engines cannot know
-        """Check, while the engine waits for agents, whether one of them can no longer come.
+        """Check, while the engine waits for agents, whether an agent can no longer come.
 
         Raises:
             ConfigError: An agent cannot come; the text says why.
