@@ -247,8 +247,8 @@ class ChaosSchedule:
         # Time of the end, fault and victim of each fault that has a duration.
         self._endings: list[tuple[float, ProcessFault, Member]] = []
         self._struck: set[Member] = set()  # killed, or stopped and not continued yet
-        # Server whose machine is being lost. The schedule waits for its exit: until then it does not know which
-        # other processes run on that machine, and could hit their partners.
+        # Server whose machine is being lost. The schedule waits for its exit: until then it does not know
+        # which other processes run on that machine, and could hit their partners.
         self._losing: Member | None = None
 
     @property

@@ -204,10 +204,10 @@ def _once(run: FinishedJob) -> PromiseResult:
     pushes = read_pushed(run.audit)
     if len(run.held) < run.servers:
         return _unknown(promise, run)
-    # A row of the audit starts at 0, each applied push adds 1, and pushes of a worker to a server are numbered one
-    # after the other. So the count must lie between the acknowledged and the sent pushes of that row:
-    # a push may have taken effect although its reply was lost, but not twice. Rows are summed over all servers,
-    # since a row that was copied to a second server must not count twice either.
+    # A row of the audit starts at 0, each applied push adds 1, and the sequences of a worker's pushes have no
+    # gaps. So the count must lie between the acknowledged and the sent pushes of that row: a push may have
+    # taken effect although its reply was lost, but not twice. Rows are summed over all servers, since a row
+    # that was copied to a second server must not count twice either.
     counts: Counter[tuple[int, int]] = Counter()
     for _, worker, row, count in _counted(run):
         counts[worker, row] += count

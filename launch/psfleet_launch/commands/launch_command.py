@@ -189,10 +189,10 @@ def launch(
 
 def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str]:
     """Return the settings that `--render` stands for."""
-    chosen_engine = given(context, launch.settings).get("engine", engine)
-    if chosen_engine not in (engine, "join"):
+    chosen = given(context, launch.settings).get("engine", engine)
+    if chosen not in (engine, "join"):
         raise ConfigError(
-            f"--render {engine} is for jobs whose agents run in pods, and --engine is {chosen_engine!r}; leave one "
+            f"--render {engine} is for jobs whose agents run in pods, and --engine is {chosen!r}; leave one "
             "of them out"
         )
     return {"engine": engine, "render": str(local_path(folder))}
