@@ -1,4 +1,7 @@
-"""`psfleet-launch`, and `python -m psfleet_launch`: a light door, so that Ctrl-C is heard from the start."""
+"""Entry point of `psfleet-launch` and `python -m psfleet_launch`.
+
+It imports little itself, so that Ctrl-C while the launcher's modules load ends it without a stack trace.
+"""
 
 import faulthandler
 import os
@@ -6,19 +9,19 @@ import sys
 
 
 def main() -> int:
-    """Run the command; its exit code."""
+    """Run the command, and return its exit code."""
     _open_missing_streams()
     faulthandler.enable(2)  # a crash of machine code shows the stack of every thread
     try:
-        from psfleet_launch.commands.launch_command import main as run  # loads much
+        from psfleet_launch.commands.launch_command import main as run  # imports most of psfleet
 
         return run()
-    except KeyboardInterrupt:  # before there was a job to stop
+    except KeyboardInterrupt:  # before a job was started; a job handles the signal itself
         return 130
 
 
 def _open_missing_streams() -> None:
-    """Streams that were closed lead nowhere; else the next file or socket would take their numbers."""
+    """Open standard streams that are closed as /dev/null. Otherwise the next file would get their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115  # stays open

@@ -1,4 +1,12 @@
-"""Runs a job: performs the supervisor's actions through an engine, and passes it the events."""
+"""Main loop of the launcher: passes events of the engine to the supervisor and performs its actions.
+
+The supervisor decides and the engine knows processes; the runner connects them, and adds what neither does:
+signals to the launcher, the screen, chaos, and changes of the number of servers. It all happens in the main
+thread, four times a second or when a file descriptor becomes readable. Every event and action is also given
+to `takers`, such as the job's history, in the order in which it happened.
+
+A full disk does not end a job: requests and relocation files are then written later, or not at all.
+"""
 
 import contextlib
 import signal
@@ -48,18 +56,21 @@ from psfleet_launch.supervision.supervisor import Supervisor
 Taker = Callable[[Event | Shown | Action, float], None]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_REFRESH = 0.25  # seconds between two pictures of the progress
+_REFRESH = (
+    0.25  # seconds between two updates of the progress, and between two looks of the hang detector
+)
 
 
 class JobRunner:
-    """Runs one job. The calling thread must be the main thread: it takes the signals.
+    """Runs one job. Call it from the main thread, which receives the signals.
 
     Attributes:
         ended_at: Time at which the last process of a member ended.
-        takers: Are given all that happens and is done, with the time of the monotonic clock.
-        on_training: Is called when the workers have been started, and when the number of servers has changed.
-        endpoints: Endpoints of the servers, in order of rank, as far as they are known.
-        usage: Gets looks at the job, and asks for another number of servers.
+        takers: Functions that receive every event and action, with its time on the monotonic clock.
+        on_training: Called when the workers have been started, and when the number of servers has changed.
+        endpoints: Endpoints of the servers, in order of rank. A server that is not ready has its requested
+            endpoint.
+        usage: Measurements of the servers, which ask for another number of servers if the user lets them.
     """
 
     def __init__(
@@ -80,15 +91,19 @@ class JobRunner:
         self.takers: list[Taker] = []
         self.on_training: Callable[[], None] = lambda: None
         self.endpoints = engine.endpoints()
-        self._ends: dict[Member, str] = {}  # how they have ended
-        self._answering: set[Member] = set()
-        self._asked: list[int] = []
+        self._ends: dict[Member, str] = {}  # how a member's last process ended, in words
+        self._answering: set[Member] = set()  # servers and standbys that are ready
+        self._asked: list[
+            int
+        ] = []  # numbers of signals to the launcher, appended by the signal handler
         self._final: FinalSnapshot | None = None
         self._exit_code: int | None = None
         self._generation = 0
         self._resume = job.request.resume
         self._notice = StandbyNotice()
-        self._leaving: set[Member] = set()  # servers that the job has no more, until they end
+        self._leaving: set[Member] = (
+            set()
+        )  # members that were removed from the job and have not ended yet
         self.usage = ServerUsageWatch(job)
         self._scaling = ScalingRequests(
             job.logs, self._too_many, engine.asked_endpoint, self._prepared_standbys
@@ -97,7 +112,7 @@ class JobRunner:
             chaos.scales = not self._too_many(job.request.servers)
 
     def run(self) -> int:
-        """Start the job, see it through and return its exit code; nothing is left running."""
+        """Start the job, wait for its end and return its exit code. No process is left running."""
         try:
             with wakes_on_signals(self._engine.selector, _ENDING, self._asked.append):
                 self._perform(self._supervisor.begin(time.monotonic()))
@@ -119,7 +134,8 @@ class JobRunner:
             self._perform(self._supervisor.handle(event, time.monotonic()))
         if self._supervisor.phase is Phase.TRAINING:
             self._scale()
-        if self._chaos is not None:  # which strikes those that the job has now
+        # After the change of servers, so that a fault hits members that the job has now.
+        if self._chaos is not None:
             self._make(self._chaos)
         if self._supervisor.phase is Phase.TRAINING:
             standbys = self._supervisor.standbys
@@ -127,10 +143,8 @@ class JobRunner:
                 self._screen.say(line)
             self._screen.refresh()
 
-    # -- what happens ----------------------------------------------------------------------------
-
     def _wait(self, timeout: float) -> bool:
-        """Wait for anything to read, and have it read. Was there any?"""
+        """Wait until a registered file becomes readable, read it, and return whether there was any."""
         ready = self._engine.selector.select(timeout)
         for key, _ in ready:
             key.data()
@@ -149,18 +163,19 @@ class JobRunner:
                     self._leaving.discard(member)
                 case ServerReady(member, endpoint):
                     self._answering.add(member)
-                    # Not a new server, nor a standby that a move has dropped while it started.
+                    # A new server is not alive for the supervisor yet, and a standby that a move has dropped
+                    # while it started is not alive any longer: neither may replace a present endpoint.
                     if member in self._supervisor.alive:
                         self.endpoints[member.rank] = endpoint
-        theirs = [event for event in events if self._is_of_new_server(event)]
-        for event in theirs:
+        new_server_events = [event for event in events if self._is_of_new_server(event)]
+        for event in new_server_events:
             self._scaling.take(event)
             if isinstance(event, ServerReady) and self._supervisor.standbys is not None:
                 self._supervisor.standbys.is_ready(event.member)
-        return [*stops, *self._show([event for event in events if event not in theirs])]
+        return [*stops, *self._show([event for event in events if event not in new_server_events])]
 
     def _is_of_new_server(self, event: Event | Shown) -> TypeGuard[ProcessExited | ServerReady]:
-        """Return whether it has happened to a server that is none of the job's yet."""
+        """Return whether it has happened to a new server or standby that does not belong to the job yet."""
         return isinstance(event, ProcessExited | ServerReady) and self._scaling.is_new(event.member)
 
     def _tell(self, item: Event | Shown | Action) -> None:
@@ -168,7 +183,7 @@ class JobRunner:
             take(item, time.monotonic())
 
     def _stops(self) -> Iterator[StopRequested]:
-        """Signals that end the job now; SIGUSR1 ends it once there is a snapshot."""
+        """Yield the stops that are due: a signal's at once, SIGUSR1's once there is a snapshot."""
         for _ in range(len(self._asked)):
             number = self._asked.pop(0)
             if number != signal.SIGUSR1 or not self._takes_snapshot():
@@ -179,7 +194,7 @@ class JobRunner:
             yield StopRequested(signal.SIGUSR1)
 
     def _takes_snapshot(self) -> bool:
-        """Have a last snapshot taken, if the job keeps any and trains; whether it is under way."""
+        """Begin a last snapshot if the job trains and keeps snapshots; return whether one is under way."""
         request = self._job.request
         if not request.keeps_snapshots:
             self._screen.say(
@@ -194,7 +209,7 @@ class JobRunner:
         return False
 
     def _show(self, events: Sequence[Event | Shown]) -> list[Event]:
-        """Show what members write and say; the other events."""
+        """Show the output and messages among these events, and return the events for the supervisor."""
         for event in events:
             match event:
                 case Output(data, is_error):
@@ -204,21 +219,22 @@ class JobRunner:
         return [event for event in events if not isinstance(event, Output | Said)]
 
     def _named(self, member: Member) -> str:
-        """The member, and its machine where there are several."""
+        """Return the member's name, with its machine if the job may have several."""
         where = f" on host {self._engine.host(member)}" if self._engine.spans_machines else ""
         return f"{member}{where}"
 
     def _make(self, chaos: ChaosSchedule) -> None:
-        """Do what chaos wants now; processes are stopped and killed from here alone."""
-        trains, standbys = self._supervisor.phase is Phase.TRAINING, self._supervisor.standbys
+        """Carry out the faults that are due. Chaos itself stops and kills no process."""
+        is_training, standbys = self._supervisor.phase is Phase.TRAINING, self._supervisor.standbys
         servers = {member for member in self._supervisor.alive if member.role == "server"}
         living = self._supervisor.alive - servers | servers & self._answering
-        if standbys is None or self._job.request.keeps_log:  # else such a death may end the job
+        # With standbys but without logs the death of a new server may end the job, so it is left alone.
+        if standbys is None or self._job.request.keeps_log:
             living |= self._scaling.ready
         for fault in chaos.due(
             time.monotonic(),
             living,
-            trains=trains,
+            trains=is_training,
             standbys=standbys,
             moving=self._scaling.under_way,
             whole=servers <= self._answering and not self._scaling.starts,
@@ -231,17 +247,17 @@ class JobRunner:
                 self._engine.kill_machine(fault.member)
             elif fault.signal:
                 self._engine.send(fault.member, fault.signal)
-        if trains and self._followers is not None:
+        if is_training and self._followers is not None:
             for text in self._followers.due(time.monotonic()):
                 self._say(text)
-
-    # -- what is done ----------------------------------------------------------------------------
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, StartProcesses):
                 self._start(action.members)
-            self._tell(action)  # which machine a process has got is known now
+            self._tell(
+                action
+            )  # after the start, because only now the machine of a process is known
             match action:
                 case SendSignal(members, number):
                     for member in members:
@@ -268,10 +284,8 @@ class JobRunner:
                 case FinishJob(code):
                     self._exit_code = code
 
-    # -- another number of servers ----------------------------------------------------------------
-
     def _too_many(self, servers: int) -> str:
-        """Why the job cannot have so many servers; empty: it can."""
+        """Return why the job cannot have this number of servers, or "" if it can."""
         request = self._job.request
         if not 1 <= servers <= MOST_SERVERS:
             return f"{servers} servers are wanted; ask for 1 to {MOST_SERVERS}"
@@ -280,12 +294,16 @@ class JobRunner:
         return ""
 
     def _prepared_standbys(self, servers: int) -> tuple[Member, ...]:
-        """Standbys of so many servers, which take rows while these move. Logs do without."""
+        """Return the standbys that receive rows with these future servers; none for a job with logs.
+
+        With logs the moved rows are safe on disk, and the new standbys start after the decision.
+        """
         standbys = self._supervisor.standbys
         return () if standbys is None or self._job.request.keeps_log else standbys.prepare(servers)
 
     def _watch_usage(self) -> None:
-        """Choose the number of servers from now on, if the user leaves that open and it can change."""
+        """Let the measured usage choose the number of servers, if --servers is a range that can be
+        reached."""
         count = self._job.request.server_count
         if count.most > count and (why := self._too_many(count.most)):
             self._say(f"the number of servers stays as it is: {why}")
@@ -293,11 +311,14 @@ class JobRunner:
             self.usage.follow(len(self.endpoints))
 
     def _scale(self) -> None:
-        """Do what there is to be done for another number of servers."""
-        if self._leaving:  # the end of one would be taken for that of a new one in its place
+        """Take the next step of a request for another number of servers, if there is one."""
+        # A removed server that still runs has the same name as a new one with its rank, so its exit would be
+        # taken for the new server's.
+        if self._leaving:
             return
+        # A request begins only when the endpoint of every server is known.
         if not self._scaling.under_way and not self._supervisor.primaries <= self._answering:
-            return  # it is not known yet where they are
+            return
         try:
             if line := self.usage.ask():
                 self._say(line)
@@ -308,16 +329,17 @@ class JobRunner:
             )
 
     def _keep_servers(self, member: Member) -> None:
-        """Give up what is not decided: this process takes a server's place, and holds its rows of before.
+        """Give up an undecided change of servers because this new process has the rows of before the move.
 
-        A standby does so without logs: it would have a later number than the one that follows after the move.
+        A new standby matters only in a job without logs: its number would be higher than that of the prepared
+        standby, which follows after the move.
         """
         follows = self._follows(member)
-        counts = member.role == "server" and not (follows and self._job.request.keeps_log)
-        if counts and self._scaling.under_way:
-            what = "standby" if follows else "process"
-            why = f"{member.seat} has a new {what}; ask once more"
-            with contextlib.suppress(OSError):  # it is written later
+        takes_place = member.role == "server" and not (follows and self._job.request.keeps_log)
+        if takes_place and self._scaling.under_way:
+            newcomer = "standby" if follows else "process"
+            why = f"{member.seat} has a new {newcomer}; ask once more"
+            with contextlib.suppress(OSError):  # `ScalingRequests.step` tries to write it again
                 self._take_step(self._scaling.give_up(why, self.endpoints))
 
     def _take_step(self, step: ScalingStep) -> None:
@@ -325,14 +347,14 @@ class JobRunner:
             self._chaos.follow(step)
         for member in step.start:
             endpoints = self._scaling.endpoints(self.endpoints)
-            takes = self._supervisor.standbys is not None
-            self._engine.spawn(member, Told(endpoints, takes_commands=takes))
+            takes_commands = self._supervisor.standbys is not None
+            self._engine.spawn(member, Told(endpoints, takes_commands=takes_commands))
             self._tell(StartProcesses((member,)))
         for member in step.standbys:
             assert self._supervisor.standbys is not None
             before = self._supervisor.standbys.standby.get(member.rank)
-            told = Told(step.endpoints, follows=True, takes_commands=True, displaces=before)
-            self._engine.spawn(member, told)
+            start = Told(step.endpoints, follows=True, takes_commands=True, displaces=before)
+            self._engine.spawn(member, start)
             self._tell(StartProcesses((member,)))
         if step.servers is not None:
             self.endpoints[:] = step.endpoints
@@ -351,7 +373,7 @@ class JobRunner:
             self._say(step.said)
 
     def _rescale(self, servers: tuple[Member, ...]) -> None:
-        """The job has these servers from now on."""
+        """Let the supervisor and the engine go over to these servers, and perform what follows from it."""
         supervisor = self._supervisor
         primaries, members = supervisor.primaries, {*supervisor.servers, *supervisor.alive}
         actions = supervisor.rescale(servers)
@@ -361,18 +383,20 @@ class JobRunner:
         self._perform(actions)
 
     def _say(self, line: str) -> None:
-        said = Said(None, line)
-        self._tell(said)
-        self._show([said])
+        message = Said(None, line)
+        self._tell(message)
+        self._show([message])
 
     def _publish(self) -> None:
-        """Tell readers where the servers are."""
+        """Write the endpoints of the servers to the job's folder, for readers and followers."""
         known = self._job.known_at(self.endpoints, self._engine.spans_machines)
-        with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk keeps readers away, but must not end the job
             write_running_job(self._job.logs, known)
 
     def _left_alone(self) -> str:
-        """Why a silent server is not killed."""
+        """Return the words of a report that say why a silent server is not killed."""
         if self._job.request.keeps_log:
             return "; workers wait for it. --restart-hung would have it go on from its log"
         return "; workers wait for it. What it has in memory would be lost with it, so it is not killed"
@@ -407,6 +431,8 @@ class JobRunner:
     def _promote(self, promote: PromoteStandby) -> None:
         self._keep_servers(promote.member)
         self._answering.discard(promote.member)
+        # The old ready file is forgotten before the command is sent, so that the next one means that the
+        # takeover is complete.
         self._engine.expect(promote.member)
         self._engine.command(promote.member, f"promote {promote.term}")
         end = self._ends.get(promote.before)
@@ -414,7 +440,7 @@ class JobRunner:
         self._screen.say(f"{promote.before} {why}; {promote.member} takes over")
 
     def _go_back(self) -> None:
-        """Everything has ended; the job starts from its last snapshot."""
+        """Prepare a new start from the job's last snapshot, after all processes have ended."""
         self._generation = self._supervisor.generation
         if self._chaos is not None:
             self._chaos.went_back()
@@ -427,10 +453,10 @@ class JobRunner:
         )
 
     def _restart(self, member: Member) -> str:
-        """Return the message about a member that starts again."""
-        often, what = self._supervisor.restarts, "it goes on from its log"
+        """Return the message about the restart of a member."""
+        allowed, remedy = self._supervisor.restarts, "it goes on from its log"
         if member.role == "worker":
-            often, what = self._supervisor.worker_restarts, "a new process takes its seat"
+            allowed, remedy = self._supervisor.worker_restarts, "a new process takes its seat"
         count = self._supervisor.restarted[member]
         end = self._ends[member]
-        return f"{member} ended with {end}; {what} (restart {count} of {often})"
+        return f"{member} ended with {end}; {remedy} (restart {count} of {allowed})"

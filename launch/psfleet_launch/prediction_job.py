@@ -1,4 +1,8 @@
-"""Request of `psfleet predict`, and one process's part of it: python -m psfleet_launch.prediction_job JOB"""
+"""Offline prediction of `psfleet predict`: the request, and the program of each process that works on it.
+
+`psfleet predict` starts processes with `python -m psfleet_launch.prediction_job JOB`, where JOB is a
+PredictionJob in JSON. Each process writes parts of the predictions that no other process has written.
+"""
 
 import functools
 import json
@@ -24,15 +28,19 @@ from psfleet.serving.prediction import PROGRAM, check_model, find_predictor
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """A prediction: model, data and target.
+    """Request for predictions of a model for all rows of some files.
 
     Attributes:
-        model: The folder of an inference model, or MODULE:NAME of a function that makes the model.
-        data: Files and folders of Parquet files, or files that `TextFiles` reads.
-        features: A TOML or JSON file, or MODULE:NAME of a FeatureSet; "": those of the model's folder.
-        checkpoint: The snapshot that has the weights; "": the inference model has them.
-        columns: Columns of the files that come with the predictions.
-        bad_rows, batch_size, part_rows: See `ParquetFiles` and `ParquetPredictions`.
+        model: Folder of an inference model, or MODULE:NAME of a function that makes the model.
+        data: Parquet files and folders of them, or files that `TextFiles` reads.
+        target: Folder for the predictions.
+        features: TOML or JSON file, or MODULE:NAME of a FeatureSet, or "" for the features in the model's
+            folder.
+        checkpoint: Snapshot with the weights, or "" if the inference model has them.
+        columns: Columns of the data that are copied to the predictions.
+        bad_rows: "skip" to leave out rows that cannot be read, or "fail"; as in `ParquetFiles`.
+        batch_size: Number of rows that the model gets at a time; as in `ParquetPredictions`.
+        part_rows: Rows after which a file of predictions ends, with a whole row group of the data.
     """
 
     model: str
@@ -47,10 +55,10 @@ class PredictionJob:
 
     @functools.cached_property
     def feature_set(self) -> FeatureSet:
-        """The inputs of the model.
+        """Description of the model's inputs.
 
         Raises:
-            ConfigError: The model has none, or they cannot be read.
+            ConfigError: There is no description, or it cannot be read.
         """
         features = features_of(self.model, self.features or None)
         if features is None:
@@ -61,7 +69,7 @@ class PredictionJob:
         return features
 
     def predictions(self) -> ParquetPredictions:
-        """The predictions, as far as they are written."""
+        """Return the predictions in the target, of which some or all may be written already."""
         for path in (self.model, self.target, self.checkpoint):
             local_path(path)  # no URL
         check_model(self.model, has_weights=bool(self.checkpoint))
@@ -79,14 +87,14 @@ class PredictionJob:
         )
 
     def run(self) -> None:
-        """Write what no other process has written."""
+        """Write the parts of the predictions that no other process has written."""
         predictions = self.predictions()
         tables = FrozenRuntime(self.checkpoint) if self.checkpoint else None
         predictions.write(find_predictor(self.model, self.feature_set, tables))
 
 
 def main(text: str) -> int:
-    """Do this process's part of the job, given as JSON; its exit code."""
+    """Do this process's part of the job, given as JSON, and return the exit code."""
     try:
         import_rules(read_environment().rules)  # snapshots refer to them
         PredictionJob(**json.loads(text)).run()

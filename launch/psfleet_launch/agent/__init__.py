@@ -1,1 +1,5 @@
-"""The agent: one process per machine, which runs processes of a job for a launcher elsewhere."""
+"""Agent: the process on each machine that runs a job's processes for a launcher elsewhere.
+
+Start with `agent.py`. The messages are in `engines/remote/agent_messages.py`, since the launcher uses them
+too. `machine_checks.py` is `psfleet doctor`.
+"""

@@ -1,4 +1,13 @@
-"""The engine of an agent: this machine, what processes use of it, and what they write."""
+"""Agent: runs the processes of one job on this machine for a launcher elsewhere (`psfleet agent`).
+
+It carries out the launcher's messages with the engine of one machine, and sends back events and output. It
+decides nothing. Its loop runs in the main thread and must not block for long, since a second without
+messages makes the launcher suspect that the machine is lost.
+
+An agent never leaves processes behind. It kills them and ends itself when the job is over, when the
+connection is lost, when its standard input ends (for agents that ssh or srun has started), and at SIGINT,
+SIGTERM or SIGHUP.
+"""
 
 import contextlib
 import os
@@ -54,38 +63,44 @@ from psfleet_launch.supervision.job_events import (
 
 _CHUNK = 1 << 16  # bytes
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LOOK = 0.1  # seconds between looks for output and for the end of the connection
+_LOOK = 0.1  # seconds between looks at output files and at the connection
 
 
 class AgentEngine(LocalEngine):
-    """Processes of this machine, which die with the agent.
+    """Engine of an agent: runs processes on this machine, which die with the agent.
 
     Args:
-        workers: Workers of the job on this machine; they share its cores.
+        job: The job, with folders of this machine.
+        selector: Selector of the agent's loop.
+        workers: Number of the job's workers on this machine, which share its cores.
     """
 
     def __init__(self, job: Job, selector: selectors.BaseSelector, workers: int) -> None:
         super().__init__(job, selector)
-        # LocalEngine divides the cores by the job's workers, of which only these are here.
+        # LocalEngine gives each worker cores / (all workers of the job). Scale the cores so that each worker
+        # here gets cores of this machine / (workers on this machine).
         self._cores = len(os.sched_getaffinity(0)) * len(job.workers) // max(workers, 1)
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
-        """None: the launcher places members."""
+        """Return no members, since the launcher places them."""
         return {}
 
     def endpoints(self) -> list[str]:
-        """None: the launcher chooses them."""
+        """Return no endpoints, since the launcher chooses them."""
         return []
 
     def with_usage(self, event: ProcessExited) -> ProcessExited:
-        """Return the event of a process that has ended, with the resources that the process has used."""
+        """Return the event of an ended process with the resources that the process has used."""
         usage = self._used.pop(self._processes[event.member].pid)
         words = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return ProcessExited(event.member, event.code, event.left, event.cause, words)
 
 
 class OutputTails:
-    """Read positions in the members' output files. The shown member's output comes by pipes."""
+    """Reads what members append to their output files, to send it to the launcher.
+
+    Output of the shown member does not pass through a file: the engine reads it from pipes.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -97,13 +112,13 @@ class OutputTails:
             self._read.setdefault(member, 0)
 
     def fresh(self) -> Iterator[AgentMessage]:
-        """One chunk of each file that has grown."""
+        """Yield one chunk, at most 64 KiB, of each file that has grown."""
         for member in self._read:
             if data := self._next(member):
                 yield OutputChunk(member, data)
 
     def rest(self, member: Member) -> Iterator[AgentMessage]:
-        """All that a file holds."""
+        """Yield all output of a member that was not read yet."""
         while member in self._read and (data := self._next(member)):
             yield OutputChunk(member, data)
 
@@ -119,11 +134,13 @@ class OutputTails:
 
 
 class Agent:
-    """Runs processes of one job on this machine. The calling thread must be the main thread.
+    """Runs processes of one job on this machine. Call `run` from the main thread, which receives signals.
 
     Args:
-        folder: Private; sockets, ready files, credentials and output.
-        lifeline: A file descriptor whose end of file ends the agent; -1: none.
+        link: Connection to the launcher.
+        folder: Private folder for sockets, ready files, credentials and output.
+        name: Name of the machine, for people.
+        lifeline: File descriptor whose end of file ends the agent, or -1 for none.
     """
 
     def __init__(self, link: LauncherLink, folder: Path, name: str, lifeline: int = -1) -> None:
@@ -139,7 +156,12 @@ class Agent:
         self._refused = ""
 
     def run(self) -> int:
-        """Serve until the job is over; 0, or 1 if the connection was lost or the job was refused."""
+        """Serve until the end of the job.
+
+        Returns:
+            Exit code: 0 if the job is over; 1 if the connection was lost, or the agent was refused or asked
+            to end.
+        """
         self._selector.register(self._link, selectors.EVENT_READ, lambda: None)
         if self._lifeline >= 0:
             self._selector.register(self._lifeline, selectors.EVENT_READ, self._read_lifeline)
@@ -158,7 +180,7 @@ class Agent:
         return 0 if over else 1
 
     def _hear_refusal(self) -> None:
-        """Log the reason that the launcher sent just before it closed the connection."""
+        """Take a reason that the launcher sent just before it closed the connection."""
         for message in self._link.take():
             if isinstance(message, Refused):
                 self._perform(message)
@@ -168,8 +190,6 @@ class Agent:
         for message in self._link.take():
             self._perform(message)
         self._tell()
-
-    # -- what happens ----------------------------------------------------------------------------
 
     def _note(self, number: int) -> None:
         self._asked = f"it was asked to end by {signal.Signals(number).name}"
@@ -185,7 +205,7 @@ class Agent:
         return bool(ready)
 
     def _tell(self) -> None:
-        """Send on what has happened; output before the end of who has written it."""
+        """Send events and output to the launcher; all output of a process before its exit."""
         if self._engine is None or self._tails is None:
             return
         events = self._engine.events()
@@ -213,16 +233,15 @@ class Agent:
         """Return the shown member's output that was not read yet."""
         assert self._engine is not None
         events: list[Event | Shown] = []
-        # A message of the launcher stays to be read, so that something ready does not mean output.
-        while self._wait(0) and (more := self._engine.events()):
-            events += more
+        # `_wait` is also true while a message of the launcher waits to be read, so the loop ends when no new
+        # events come.
+        while self._wait(0) and (new_events := self._engine.events()):
+            events += new_events
         return events
 
     def _send(self, messages: Iterator[AgentMessage]) -> None:
         for message in messages:
             self._link.send(message)
-
-    # -- what is done ----------------------------------------------------------------------------
 
     def _perform(self, message: LauncherMessage) -> None:
         match message:
@@ -254,9 +273,11 @@ class Agent:
                 self._files.take(message)
             case Die():
                 engine.sweep()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(
+                    os.getpid(), signal.SIGKILL
+                )  # without a word to the launcher, like a power loss
             case Connect(endpoint):
-                # In a thread, because the loop must not wait.
+                # In a thread, because an attempt may take seconds and the loop must not block.
                 ServiceThread(self._connect, "connect", (endpoint,)).start()
 
     def _connect(self, endpoint: str) -> None:
@@ -264,7 +285,7 @@ class Agent:
         self._link.send(Connected(endpoint, next(errors, "")))
 
     def _open(self, message: OpenJob) -> Opened:
-        """Make ready for processes of the job."""
+        """Prepare this machine for processes of the job, and return the reply for the launcher."""
         try:
             os.chdir(message.working_folder)
             job = self._job(message)
@@ -283,7 +304,9 @@ class Agent:
 
     def _job(self, message: OpenJob) -> Job:
         logs, spool = Path(message.logs), self._folder / "output"
-        if not (logs / message.probe).exists():  # else it is the launcher's own, and shared
+        if not (
+            logs / message.probe
+        ).exists():  # with the probe file the folder is the launcher's, shared
             os.close(open_own_folder(logs))
         spool.mkdir(mode=0o700)
         return Job(
@@ -309,7 +332,7 @@ class Agent:
         self._tails.follow(member)
 
     def _sweep(self) -> None:
-        """End every process, and report the rest of the events."""
+        """Kill every process, report the remaining events, and then that the sweep is complete."""
         if self._engine is None or self._tails is None:
             self._link.send(Swept())
             return
@@ -318,7 +341,10 @@ class Agent:
         self._link.send(Swept(self._engine.has_joined(), [*self._engine.left_behind()]))
 
     def _end(self) -> None:
-        """Leave nothing: no process, no connection."""
+        """Kill all processes, then close the connection.
+
+        The order matters: once the connection has ended, the launcher may start the members elsewhere.
+        """
         if self._asked:
             self._link.send(Leaving(self._asked))
         if self._engine is not None:
@@ -333,6 +359,8 @@ class Agent:
             self._engine.close()
             if self._files is not None:
                 self._files.clear()
-            with contextlib.suppress(OSError):  # it holds a server's log, or is the launcher's
+            with contextlib.suppress(
+                OSError
+            ):  # not empty: a server's log, or the launcher's folder
                 self._engine.job.logs.rmdir()
         self._selector.close()

@@ -1,7 +1,11 @@
-"""An agent's connection to the launcher: one call, whose end is the end of the agent.
+"""Agent's side of the connection to the launcher: one gRPC call, and pings that test it.
 
-A short interruption of the network is TCP's matter, which sends again. Silence beyond SILENCE_LIMIT is
-the end: the launcher then takes every process here for dead, so they must be.
+TCP repeats what a short interruption of the network has lost, so that needs no care here. After
+SILENCE_LIMIT seconds without an answer the connection counts as lost: the launcher then takes every process
+of this agent for dead, so the agent has to kill them. The call is never repeated.
+
+Two threads receive messages and send pings. The agent's loop takes messages from a queue, and its selector
+wakes by `fileno`.
 """
 
 import queue
@@ -30,12 +34,17 @@ from psfleet_launch.engines.remote.agent_messages import (
 )
 
 _EVERY = 1.0  # seconds between pings
-_FIRST = (2.0, 5.0)  # seconds for the first answer; after each the reason is looked for
-_FULL = 64  # messages that wait to be sent; more output stays in its files
+_FIRST = (2.0, 5.0)  # seconds of two attempts to connect; after each the link looks for a reason
+_FULL = 64  # while more messages than this are queued, output stays in its files
 
 
 class LauncherLink:
-    """The connection; `fileno` becomes readable when there is something to take."""
+    """Connection of an agent to its launcher. `fileno` becomes readable when a message has come.
+
+    Args:
+        endpoint: Endpoint of the launcher.
+        access: Credentials of agents.
+    """
 
     def __init__(self, endpoint: str, access: Access) -> None:
         self.endpoint = endpoint
@@ -51,11 +60,11 @@ class LauncherLink:
         self._answered = time.monotonic()
 
     def connect(self, hello: Hello) -> None:
-        """Connect and say hello.
+        """Connect and send the hello. Waits up to 7 s.
 
         Raises:
             AccessDenied: The launcher and these credentials are of different jobs.
-            ServerUnavailable: It does not answer.
+            ServerUnavailable: The launcher does not answer.
         """
         for seconds in _FIRST:
             if self._is_ready(seconds):
@@ -80,7 +89,7 @@ class LauncherLink:
             thread.start()
 
     def _is_ready(self, seconds: float) -> bool:
-        """Wait until the connection stands; whether it does."""
+        """Wait until the connection is established, and return whether it is."""
         try:
             grpc.channel_ready_future(self._channel).result(seconds)
         except grpc.FutureTimeoutError:
@@ -93,29 +102,30 @@ class LauncherLink:
 
     @property
     def is_full(self) -> bool:
-        """So much waits to be sent that output should wait in its files."""
+        """True while many messages wait to be sent. Output should then stay in its files."""
         return self._outbox.qsize() >= _FULL
 
     @property
     def lost(self) -> str:
-        """Why the connection is over; empty: it is not."""
+        """Reason why the connection has ended or counts as lost, or "" while it works."""
         if self._over.is_set():
             return self._why
         silent = time.monotonic() - self._answered > SILENCE_LIMIT
         return f"it has not answered for {SILENCE_LIMIT:g} s" if silent else ""
 
     def send(self, message: AgentMessage) -> None:
-        """Send a message, after all earlier ones."""
+        """Queue a message behind all earlier messages. Does not wait; any thread may call it."""
         self._outbox.put(message)
 
     def take(self) -> Iterator[LauncherMessage]:
         """Yield the messages of the launcher since the last call."""
+        # Drained before the queue is read: a message that comes in between wakes the selector again.
         self._waker.drain()
         for _ in range(self._inbox.qsize()):
             yield self._inbox.get()
 
     def close(self) -> None:
-        """Send what waits, for a moment at most, and let go."""
+        """Wait up to a second until queued messages are sent and the call has ended, then disconnect."""
         self._outbox.put(None)
         if self._threads:
             self._threads[0].join(_EVERY)
@@ -130,7 +140,7 @@ class LauncherLink:
         try:
             for message in self._call:
                 if isinstance(message, Ping):
-                    self._answered = message.sent_at
+                    self._answered = message.sent_at  # when it was sent, see Ping
                 elif not isinstance(message, Probe):
                     self._inbox.put(message)
                     self._waker.wake()

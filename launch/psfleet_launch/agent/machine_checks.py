@@ -1,7 +1,10 @@
-"""Checks that a machine is fit for a job, and that the machines of a job reach each other.
+"""Checks of `psfleet doctor`: whether this machine is fit for a job, and whether the machines reach each
+other.
 
-The same check runs on all of them at once. Each listens on the same port, connects to every other one and
-sends bytes that come back. Nothing else is answered on that port, and it is closed at the end.
+`check_machine` reads versions, limits, memory and settings of the kernel; it changes nothing. PeerCheck
+runs on all machines at the same time: each listens on the same port, connects to every other machine, and
+measures the time until a byte comes back. Only these bytes are answered on the port, and it is closed at
+the end.
 """
 
 import contextlib
@@ -37,15 +40,17 @@ from psfleet_launch.engines.remote.machine import (
 
 _CUDA_PACKAGES = ("cuda-toolkit", "numba-cuda")
 _PACKAGES = ("psfleet", "numpy", "numba", "grpcio", "protobuf")
-_FEW_FILES = 4096  # each connection of a server takes one
-_LITTLE_MEMORY = 1 << 30
-_TIME_ERROR = 5  # what adjtimex returns while nobody sets the clock
-_TIMEX = 512  # bytes, more than the kernel's struct has
+_FEW_FILES = (
+    4096  # open files below which a warning is given; each connection of a server takes one
+)
+_LITTLE_MEMORY = 1 << 30  # bytes
+_TIME_ERROR = 5  # result of adjtimex (TIME_ERROR) if the clock is not synchronized
+_TIMEX = 512  # bytes of the buffer for the kernel's struct timex, which is smaller
 _BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-_NAME = 16  # bytes by which a check knows another one
-_ROUNDS = 20  # bytes there and back; the median counts
+_NAME = 16  # bytes of the random name of a check
+_ROUNDS = 20  # round trips of one byte; the median counts
 _CONNECT = 2.0  # seconds for one try
 _PAUSE = 0.1  # seconds between looks and tries
 _SLOW = 0.005  # seconds; a step of training has several messages one after the other
@@ -53,11 +58,13 @@ _SLOW = 0.005  # seconds; a step of training has several messages one after the 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        advice: Advice for a change; empty: none is needed.
-        is_fatal: A job would fail.
+        name: Name of the check, or of the other machine.
+        value: Result in words.
+        advice: Advice on what to change, or "" if all is well.
+        is_fatal: True if a job would fail.
     """
 
     name: str
@@ -67,10 +74,11 @@ class Finding:
 
 
 def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Finding]:
-    """Yield findings about this machine that need no job.
+    """Yield findings about this machine.
 
     Args:
-        root: Folder with the kernel's files.
+        engine: Engine whose requirements are checked.
+        root: Parent of the folders /proc and /sys, for tests.
     """
     yield _versions()
     yield from _programs(engine)
@@ -96,7 +104,7 @@ def _versions() -> Finding:
 
 
 def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split these packages into those that are installed, with their versions, and those that are missing."""
+    """Return the installed packages, each with its version, and the missing packages."""
     versions, missing = [], []
     for package in packages:
         try:
@@ -119,14 +127,14 @@ def _cuda(has_gpu: bool) -> Finding:
 
 
 def _gpu_memory() -> Iterator[Finding]:
-    """Report the free memory of the GPUs, and the part of it that tables may take."""
+    """Report the free memory of the GPUs, and how much of it tables may take."""
     sizes = gpu_memory()
     if not sizes:
         return
-    most = from_variable(JobSettings, "device_memory", os.environ)
+    tables_limit = from_variable(JobSettings, "device_memory", os.environ)
     text = "; ".join(
         f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, "
-        f"{tables_share(free, most) / 2**30:.1f} for the tables of a server"
+        f"{tables_share(free, tables_limit) / 2**30:.1f} for the tables of a server"
         for free, total in sizes
     )
     yield Finding("GPU memory", text)
@@ -140,7 +148,7 @@ def _programs(engine: type[Engine]) -> Iterator[Finding]:
 
 
 def _address() -> Finding:
-    """The address of this machine's name, and whether one can listen and connect there."""
+    """Check that a process can listen on the address of this machine's name and connect to it."""
     try:
         address = own_address()
     except ConfigError as error:
@@ -156,6 +164,7 @@ def _address() -> Finding:
 
 
 def _clock() -> Finding:
+    # With a zeroed struct adjtimex changes nothing and returns the state of the clock.
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX))
     if state == _TIME_ERROR:
         advice = (
@@ -167,16 +176,18 @@ def _clock() -> Finding:
 
 
 def _open_files() -> Finding:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_few = most != resource.RLIM_INFINITY and most < _FEW_FILES
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_few = hard_limit != resource.RLIM_INFINITY and hard_limit < _FEW_FILES
     advice = f"raise the hard limit to {_FEW_FILES} (ulimit -Hn, LimitNOFILE)" if is_few else ""
     return Finding(
-        "open files", "unlimited" if most == resource.RLIM_INFINITY else f"{most}", advice
+        "open files",
+        "unlimited" if hard_limit == resource.RLIM_INFINITY else f"{hard_limit}",
+        advice,
     )
 
 
 def _memory(root: Path) -> Finding:
-    """Report the free memory: of the machine, or of the container if that may take less."""
+    """Report the free memory of the machine, or of the container if its limit is lower."""
     available = _kibibytes(root / "proc/meminfo", "MemAvailable:") << 10
     limit = _number(root / "sys/fs/cgroup/memory.max")
     free = (
@@ -201,9 +212,12 @@ def _huge_pages(root: Path) -> Finding:
 
 
 def _kernel_cache() -> Finding:
-    """Check that processes may keep compiled kernels: in a folder that only its owner can write."""
+    """Check that processes can keep compiled kernels, in a folder that only its owner can write.
+
+    Kernels are machine code, so psfleet does not load them from a folder that others can write.
+    """
     folder = Path(from_variable(UserSettings, "cache", os.environ)).expanduser()
-    nearest = next(one for one in (folder, *folder.parents) if one.exists())
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     status = nearest.stat()
     is_open = status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if os.access(nearest, os.W_OK) and not (nearest == folder and is_open):
@@ -233,7 +247,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int:
-    """The number in a file; 0 if there is none, as where nothing is limited."""
+    """Return the number in a file, or 0 if it has none, such as "max" for no limit."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else 0
 
@@ -246,13 +260,18 @@ def _kibibytes(path: Path, name: str) -> int:
 
 
 class PeerCheck:
-    """The check on this machine. `with PeerCheck(hosts, port, seconds) as check: check.findings()`.
+    """This machine's part of the check that all machines reach each other.
+
+        with PeerCheck(hosts, port, seconds) as check:
+            for finding in check.findings(): ...
 
     Args:
-        hosts: All machines, this one too; the same on each.
+        hosts: All machines including this one; the same list on every machine.
+        port: TCP port of the check on every machine.
+        seconds: Time after which the check of machines that do not answer ends.
 
     Raises:
-        ConfigError: A host has no address, none of them is this machine, or the port is taken.
+        ConfigError: A host has no address, no host is this machine, or the port is in use.
     """
 
     def __init__(self, hosts: Sequence[str], port: int, seconds: float) -> None:
@@ -274,20 +293,23 @@ class PeerCheck:
         self._thread.join()
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding for each other machine, once it is known or time is over."""
+        """Try until all machines are reached and have reached this one, or time is over. Then yield
+        findings."""
         deadline = time.monotonic() + self._seconds
         names: dict[str, bytes] = {}
         findings: dict[str, Finding] = {}
-        others = [host for host in self._addresses if host != self._host]
-        while len(names) < len(others) or not self._came >= set(names.values()):
-            for host in [one for one in others if one not in names]:
+        other_hosts = [host for host in self._addresses if host != self._host]
+        # `names` has the random name of the check on each machine that was reached, and `_came` the names of
+        # the checks that have reached this machine. The two match when both directions work.
+        while len(names) < len(other_hosts) or not self._came >= set(names.values()):
+            for host in [peer for peer in other_hosts if peer not in names]:
                 findings[host], name = self._measure(host)
                 if name:
                     names[host] = name
             if time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE)
-        for host in others:
+        for host in other_hosts:
             yield findings[host]
             if host in names and names[host] not in self._came:
                 advice = (
@@ -296,7 +318,10 @@ class PeerCheck:
                 yield Finding(host, f"has not reached {self._host}", advice, is_fatal=True)
 
     def _listen(self) -> tuple[str, "_EchoServer"]:
-        """The host that is this machine, and the server there."""
+        """Return the host name of this machine, and a server that listens there.
+
+        The first host on whose address this machine can listen is this machine.
+        """
         why = "none of them is this machine"
         for host, address in self._addresses.items():
             try:
@@ -307,7 +332,8 @@ class PeerCheck:
         raise ConfigError(f"--peers is {','.join(self._addresses)!r}; {why}")
 
     def _measure(self, host: str) -> tuple[Finding, bytes]:
-        """Return the finding for a host, and the name of the check there; empty: it was not reached."""
+        """Connect to a host. Return the finding and the name of the check there, or b"" if it is not
+        reached."""
         try:
             with socket.create_connection((self._addresses[host], self._port), _CONNECT) as line:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -327,7 +353,7 @@ class PeerCheck:
 
 
 class _EchoServer(socketserver.ThreadingTCPServer):
-    """Gives back what comes, and notes who came."""
+    """Sends received bytes back, and collects in `came` the names of the checks that have connected."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -340,41 +366,41 @@ class _EchoServer(socketserver.ThreadingTCPServer):
 
 
 class _EchoHandler(socketserver.BaseRequestHandler):
-    """One connection: names both ways, then bytes."""
+    """Serves one connection: exchanges the names of the checks, then sends single bytes back."""
 
     server: _EchoServer
 
     def handle(self) -> None:
         self.request.settimeout(_CONNECT)
         with contextlib.suppress(OSError):
-            other = _read(self.request, _NAME)
+            peer_name = _read(self.request, _NAME)
             self.request.sendall(self.server.name)
             for _ in range(_ROUNDS):
                 self.request.sendall(_read(self.request, 1))
-            self.server.came.add(other)
+            self.server.came.add(peer_name)
 
 
 def _read(line: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes.
+    """Read exactly `size` bytes.
 
     Raises:
-        OSError: The connection has ended.
+        OSError: The connection has ended before.
     """
     data = b""
     while len(data) < size:
-        more = line.recv(size - len(data))
-        if not more:
+        chunk = line.recv(size - len(data))
+        if not chunk:
             raise ConnectionResetError("the connection has ended")
-        data += more
+        data += chunk
     return data
 
 
 def _echo(line: socket.socket) -> float:
-    """Seconds that a byte takes there and back."""
-    began = time.perf_counter()
+    """Return the seconds of one byte's round trip."""
+    started_at = time.perf_counter()
     line.sendall(b"?")
     _read(line, 1)
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def _peer_address(host: str) -> str:

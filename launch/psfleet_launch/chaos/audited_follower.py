@@ -24,17 +24,19 @@ from psfleet.serving.following import AskChanges, TakeCut
 from psfleet_launch.chaos.audit import AuditedPushes, AuditedRow, read_pushed
 from psfleet_launch.chaos.injection import count_table
 
-_RETRY = 0.1  # seconds until a job that does not answer is looked for again
+_RETRY = 0.1  # seconds until the next attempt if the job does not answer
 
 
 class AuditedFollower(Follower):
-    """A follower that asks for no cut before it has read what was acknowledged, and counts it in the cut.
+    """Follower that checks whether each cut contains every push that was acknowledged before.
 
-    While a file `cut.<number>` is in the folder nothing that it calls answers.
+    It reads the workers' audit files before it asks for changes, and compares them with the counts in the
+    cut that it gets. Pushes that are acknowledged in between may be in the cut or not. While the folder has
+    a file `cut.<number>`, all its calls fail, as if the network were cut.
 
     Args:
-        job: The job's folder.
-        folder: Folder for notes: a line for each cut in a file `cuts.<number>.<pid>`.
+        job: Folder of the job.
+        folder: Folder of the audit files. Results go there too: a line for each cut in `cuts.<number>.<pid>`.
         number: Number of the follower.
     """
 
@@ -63,7 +65,8 @@ class AuditedFollower(Follower):
             raise ServerUnavailable("the network of this follower is cut")
 
     def _count_returns(self) -> int:
-        """Return how often the job has gone back to a snapshot, which undoes acknowledged pushes."""
+        """Return the number of times that the job went back to a snapshot, which undoes acknowledged
+        pushes."""
         return len(list(self._folder.glob("generation-*")))
 
     def _note(self) -> None:
@@ -80,19 +83,20 @@ class AuditedFollower(Follower):
     def _missing(self, key: AuditedRow) -> str:
         """Describe the acknowledged pushes of an incarnation that the cut lacks. Empty if it has all."""
         pushes, table = self._pushed[key], count_table(key.worker)
-        least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
+        needed = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
         count = 0
         if table in self.specs():
             count = round(float(self.look_up(table, np.array([key.row]))[0, 0]))
-        if count >= least:
+        if count >= needed:
             return ""
         return (
-            f"cut {self.cut} has {count} of {least} acknowledged pushes of incarnation {key.incarnation} of "
+            f"cut {self.cut} has {count} of {needed} acknowledged pushes of incarnation {key.incarnation} of "
             f"worker {key.worker} to server {key.server}"
         )
 
     def _digests(self) -> dict[str, str]:
-        """Return the SHA-256 of the weights of each table, without rows that have their first values."""
+        """Return the SHA-256 of the weights of each table, without rows that still have their initial
+        values."""
         specs = self.specs().values()
         return {spec.name: self._digest(spec) for spec in specs if not spec.name.startswith(OWN)}
 
@@ -107,13 +111,13 @@ class AuditedFollower(Follower):
 
 
 def main(job: str, folder: str, number: str) -> None:
-    """Follow until this process is ended."""
+    """Follow the job until this process is killed."""
     while True:
         try:
             with AuditedFollower(job, Path(folder), int(number)):
                 while True:
                     time.sleep(_RETRY)
-        except PsfleetError:  # the job is not there yet
+        except PsfleetError:  # the job has not started yet, or does not answer
             time.sleep(_RETRY)
 
 

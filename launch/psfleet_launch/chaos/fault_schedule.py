@@ -1,8 +1,9 @@
-"""Decides what `psfleet-launch --chaos SEED` does to which process, and when.
+"""Schedule of the faults of `psfleet-launch --chaos SEED`: kills, pauses, full disks, lost machines, scaling.
 
-`schedule` yields faults without end, of kinds that the job's own settings promise to survive. ChaosSchedule
+`schedule` yields an endless sequence of faults that follows from the seed. It contains only faults that the
+job's settings promise to survive, such as the death of a server with a log or a standby. ChaosSchedule
 turns the faults that are due into signals. Neither has a clock or touches a process: the job runner does
-that.
+that, in the launcher's main thread.
 """
 
 import random
@@ -20,32 +21,32 @@ from psfleet_launch.supervision.standbys import Standbys
 
 Kind = Literal["kill", "pause", "hang", "full", "lose", "scale"]
 
-_FIRST = 1.5  # seconds
-_PAUSE = (0.2, 1.5)
-_HANG = (1.0, 3.0)  # beyond the time after which it is given up
-_FULL = 0.4
-_NETWORK = {"drop": 0.02, "duplicate": 0.03, "delay": 0.03}
-_ROLL_BACKS = 3
-_MACHINES = 2  # stay: a server and its standby are never on one
-_OF_PAIRS = ("kill", "pause", "hang")
-_STANDBYS = 0.4  # share of a server's faults that its standby gets
-_SLOW = 0.2
-_MORE = 2  # servers than the job begins with, at most
+_FIRST = 1.5  # seconds from the start of training to the first fault
+_PAUSE = (0.2, 1.5)  # shortest and longest pause in seconds
+_HANG = (1.0, 3.0)  # seconds of a hang beyond --hung-after, when the process is given up
+_FULL = 0.4  # seconds during which a disk is full
+_NETWORK = {"drop": 0.02, "duplicate": 0.03, "delay": 0.03}  # shares of a worker's calls
+_ROLL_BACKS = 3  # times that a job with snapshots is made to go back
+_MACHINES = 2  # machines that are never lost, since a server and its standby need two
+_OF_PAIRS = ("kill", "pause", "hang")  # faults that may hit a standby instead of its server
+_STANDBYS = 0.4  # share of these faults that hit the standby
+_SLOW = 0.2  # pace of the schedule while a server starts
+_MORE = 2  # maximum of servers beyond those at the job's begin
 
 
 @dataclass(frozen=True)
 class ProcessFault:
-    """One thing that is done to a process.
+    """Planned fault of a worker, a server, a machine or the number of servers.
 
     Attributes:
-        at: Seconds since training began.
-        kind: kill: as `kill -9`; pause: SIGSTOP, and SIGCONT later; hang: the same, but so long that it
-            is given up; full: no room for its log; lose: its machine is lost with all that it runs;
-            scale: of no process: the job is asked for another number of servers.
-        member: A worker, or a server: the process that has this role at that time.
-        seconds: Duration; 0 for a kill.
-        standby: It is done to the standby of that server.
-        servers: Number of servers that are asked for.
+        at: Time of the fault, in seconds of the schedule since training began.
+        kind: Kind of the fault. "kill" is `kill -9`. "pause" is SIGSTOP, then SIGCONT. "hang" is a pause so
+            long that the process is given up. "full" leaves no room for a server's log. "lose" ends a
+            machine with all its processes. "scale" asks for another number of servers.
+        member: Worker or server. The fault hits the process that serves it at that time.
+        seconds: Duration of the fault, 0 for faults without one.
+        standby: True if the fault hits the standby of the server.
+        servers: Number of servers that "scale" asks for.
     """
 
     at: float
@@ -57,7 +58,7 @@ class ProcessFault:
 
     @property
     def target(self) -> str:
-        """`worker 0`, `server 1`, `standby of server 1`, `machine of server 1` or `servers to 3`."""
+        """Target in words: "worker 0", "standby of server 1", "machine of server 1" or "servers to 3"."""
         if self.kind == "scale":
             return f"servers to {self.servers}"
         if self.kind == "lose":
@@ -80,16 +81,24 @@ class ProcessFault:
 def schedule(
     seed: int, request: JobRequest, pace: float = 4.0, machines: int = 1, scales: bool = False
 ) -> Iterator[ProcessFault]:
-    """Faults without end, in order of time; the same for the same seed and request.
+    """Yield faults without end, in order of time. The same seed and request give the same faults.
 
-    Servers are killed where they come back, have a standby, or the job goes back; standbys too, and both
-    hang; workers are killed as often as they are started again; disks are full, which ends the workers
-    that push, where those are started again. Machines are lost where standbys and restarts of workers cover
-    it, until two are left. With `scales` the number of servers changes too. Between two faults lie 0.5 to
-    1.5 times `pace` seconds.
+    - Servers are killed if they have a log or a standby, or if the job can go back to a snapshot.
+    - Servers and standbys hang if hung processes are killed.
+    - Workers are killed as often as they are restarted.
+    - Disks are full if workers are restarted, since a full disk ends the workers that push.
+    - Machines are lost if standbys and restarts of workers cover it, until two machines are left.
+    - The number of servers changes with `scales`.
+
+    Args:
+        seed: Seed of the faults.
+        request: Job under chaos.
+        pace: Mean seconds between two faults; each time is 0.5 to 1.5 times as long.
+        machines: Number of machines of the job.
+        scales: True if the job can have another number of servers.
     """
     dice, cover = random.Random(seed), _Cover.of(request, machines, scales)
-    at, wanted = _FIRST, request.servers
+    at, servers = _FIRST, request.servers
     while True:
         kind, member = dice.choice(cover.kinds(dice))
         seconds = _lasting(kind, dice, request)
@@ -97,22 +106,24 @@ def schedule(
         has_standby = bool(request.replicas) and member.role == "server" and kind in _OF_PAIRS
         fault = ProcessFault(at, kind, member, seconds, has_standby and dice.random() < _STANDBYS)
         if kind == "scale":
-            wanted = dice.choice([n for n in range(1, cover.most + 1) if n != wanted])
-            fault = replace(fault, servers=wanted)
+            servers = dice.choice([n for n in range(1, cover.most + 1) if n != servers])
+            fault = replace(fault, servers=servers)
         yield fault
-        rests = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
-        at += pace * dice.uniform(0.5, 1.5) + rests
+        # A job that goes back starts all its processes again, which takes longer than other recoveries.
+        recovery_time = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
+        at += pace * dice.uniform(0.5, 1.5) + recovery_time
 
 
 @dataclass
 class _Cover:
-    """Faults that a job's settings still cover.
+    """Budget of faults that a job's settings still cover.
 
     Attributes:
-        restarts: Restarts of workers.
-        machines: That may be lost.
-        returns: To the last snapshot.
-        most: Servers that there may be.
+        request: Job under chaos.
+        restarts: Remaining restarts of workers.
+        machines: Number of machines that may still be lost.
+        returns: Remaining returns to the last snapshot.
+        most: Maximum number of servers.
     """
 
     request: JobRequest
@@ -129,7 +140,7 @@ class _Cover:
         return cls(request, request.worker_restarts, spare, returns, most)
 
     def kinds(self, dice: random.Random) -> list[tuple[Kind, Member]]:
-        """Faults that are covered now, each as often as it is likely."""
+        """Return the faults that are covered now. A fault that is twice in the list is twice as likely."""
         request = self.request
         servers = [Member("server", rank) for rank in range(self.most)]
         workers = [Member("worker", rank) for rank in range(request.workers)]
@@ -149,7 +160,7 @@ class _Cover:
         return faults
 
     def take(self, kind: Kind, member: Member) -> None:
-        """This fault happens: less is covered then."""
+        """Reduce the budget by this fault."""
         if kind == "full":
             self.restarts -= 2
         elif kind == "lose":
@@ -161,7 +172,7 @@ class _Cover:
 
 
 def _lasting(kind: Kind, dice: random.Random, request: JobRequest) -> float:
-    """Seconds for which a fault of this kind lasts."""
+    """Return the duration of a fault of this kind, in seconds."""
     match kind:
         case "full":
             return _FULL
@@ -174,7 +185,7 @@ def _lasting(kind: Kind, dice: random.Random, request: JobRequest) -> float:
 
 
 def _pause(dice: random.Random, request: JobRequest) -> float:
-    """Too short to be taken for a death."""
+    """Return seconds of a pause that is too short to count as a death or a hang."""
     longest = min(_PAUSE[1], request.dead_after / 4) if request.dead_after else _PAUSE[1]
     if request.watches:
         longest = min(longest, request.hung_after / 4)
@@ -183,10 +194,14 @@ def _pause(dice: random.Random, request: JobRequest) -> float:
 
 @dataclass(frozen=True)
 class FaultSignal:
-    """A signal for a process, or for all of its machine, and what to say about it.
+    """Fault that is due, for the job runner to carry out.
 
     Attributes:
-        servers: Number of servers that the job is asked for. There is no signal then.
+        member: Process to signal.
+        signal: Number of the signal, or 0 for none.
+        text: Line for the user, or "".
+        takes_machine: True to end the whole machine of the process.
+        servers: Number of servers to ask the job for, or 0. There is no signal then.
     """
 
     member: Member
@@ -198,16 +213,20 @@ class FaultSignal:
 
 @dataclass
 class ChaosSchedule:
-    """The chaos of one job, or with `is_calm` the same job without it, to compare with.
+    """Faults of one job. With `is_calm` the job has an audit but no faults, for comparison.
 
     Attributes:
-        folder: Folder for the processes' audit files; exists.
+        seed: Seed of the faults.
+        request: Job under chaos.
+        folder: Existing folder for the processes' audit files.
+        is_calm: True for the run without faults.
+        pace: Mean seconds between two faults.
         done: Faults so far.
-        followed: Faults of followers, as in `said`.
-        generations: Number of times that the job has gone back; audit files of earlier times are put aside.
-        machines: On which the job runs; known when it begins.
-        scales: The job may have another number of servers; known when it begins.
-        moves: How often it has had one.
+        followed: Faults of followers, in the form that `said` returns.
+        generations: Number of times that the job has gone back. Each time the audit files are put aside.
+        machines: Number of machines of the job. Set before it begins.
+        scales: True if the number of servers can change. Set before the job begins.
+        moves: Number of times that the number of servers has changed.
     """
 
     seed: int
@@ -224,10 +243,12 @@ class ChaosSchedule:
 
     def __post_init__(self) -> None:
         self._looked: float | None = None
-        self._now = 0.0  # seconds of the schedule
+        self._now = 0.0  # seconds of the schedule, which runs slowly while a server starts
+        # Time of the end, fault and victim of each fault that has a duration.
         self._endings: list[tuple[float, ProcessFault, Member]] = []
-        self._struck: set[Member] = set()  # killed, or stopped and not yet let go on
-        # A server whose machine is being lost. What else runs there is known when it has ended.
+        self._struck: set[Member] = set()  # killed, or stopped and not continued yet
+        # Server whose machine is being lost. The schedule waits for its exit: until then it does not know
+        # which other processes run on that machine, and could hit their partners.
         self._losing: Member | None = None
 
     @property
@@ -249,16 +270,17 @@ class ChaosSchedule:
     ) -> list[FaultSignal]:
         """Return the faults to inject at time `at`.
 
-        Of a server and its standby only one is struck at a time, and only if both are up.
+        Of a server and its standby only one is hit at a time, and only if both are up.
 
         Args:
-            living: Processes that run; of servers those that answer, else one that is killed again
-                and again before it is back would never be. (Tests kill servers while they recover.)
-            trains: All of them do, and none is being started or stopped otherwise.
-            standbys: Present primary of each server; None: there are no standbys.
-            moving: A request for another number of servers is under way.
-            whole: No server is being started. Else the time of the schedule goes slowly, so that a slow
-                machine has hardly more faults than a fast one for what it gets done.
+            at: Present time, in seconds of any clock.
+            living: Processes that run. Servers count only when they answer: a server that is killed before it
+                has recovered, again and again, would never recover. (Tests kill servers during recovery.)
+            trains: True in the phase of training, when faults may begin.
+            standbys: Standbys of the job, with the present primaries, or None without standbys.
+            moving: True while a request for another number of servers is under way.
+            whole: False while a server starts. The time of the schedule then runs slowly, so that a slow
+                machine does not get many more faults than a fast one for the same work.
         """
         if self.is_calm:
             return []
@@ -276,7 +298,7 @@ class ChaosSchedule:
         while trains and self._next.at <= self._now and self._losing not in living:
             fault, victim = self._next, _victim(self._next, standbys, living - self._struck)
             if fault.kind == "lose" and victim is None:
-                break  # it waits for standbys of all servers
+                break  # the fault, and all later ones, wait until every server has a ready standby
             self._next = next(self._schedule)
             is_there = not moving if fault.kind == "scale" else victim in living
             if is_there and victim is not None and not self._has_left(fault):
@@ -286,7 +308,8 @@ class ChaosSchedule:
         return strikes
 
     def went_back(self) -> None:
-        """The job starts again from a snapshot: what was pushed since then is gone by design."""
+        """Put the audit files aside, since the job starts again from a snapshot and later pushes are
+        undone."""
         self.generations += 1
         aside = self.folder / f"generation-{self.generations}"
         aside.mkdir()
@@ -296,7 +319,7 @@ class ChaosSchedule:
         self._struck.clear()
 
     def follow(self, step: ScalingStep) -> None:
-        """Note what becomes of requests for another number of servers."""
+        """Note a step of a request for another number of servers."""
         self.moves += step.servers is not None
         for (
             member
@@ -312,8 +335,10 @@ class ChaosSchedule:
         return sorted(faults + self.followed, key=lambda fault: fault["at"])
 
     def _has_left(self, fault: ProcessFault) -> bool:
-        """Return whether the fleet may end before the worker or the killed server returns, or the hung one is
-        detected."""
+        """Return whether the fleet may end before a fault takes effect, so that it would test nothing.
+
+        A worker or server may not be back in time, and a hang may not be detected in time.
+        """
         leavers = len([*self.folder.glob("left.*")])
         if fault.kind in ("hang", "lose", "scale"):
             return leavers > 0
@@ -365,7 +390,7 @@ def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) 
 
 
 def _are_all_up(standbys: Standbys, whole: set[Member]) -> bool:
-    """Return whether every server and its standby are up; a machine runs some of each."""
+    """Return whether every server and its standby are up, as each machine may run servers and standbys."""
     heirs = set(standbys.standby.values())
     return (
         len(heirs) == len(standbys.primary)

@@ -1,6 +1,7 @@
-"""Starts followers beside a job under chaos, and kills, pauses and cuts them off by the job's seed.
+"""Starts followers of a job under chaos, and kills, pauses and cuts them off as the job's seed says.
 
-The launcher's job runner calls `FollowerProcesses` in its loop. Each follower runs audited_follower.py.
+The launcher's job runner calls `FollowerProcesses` in its loop. Each follower runs audited_follower.py,
+which writes what it finds to files; report.py reads them here with `noted_cuts`.
 """
 
 import json
@@ -23,7 +24,7 @@ _WORDS = {"kill": "is killed", "pause": "is paused", "cut": "is cut off from the
 
 @dataclass(frozen=True)
 class NotedCut:
-    """A cut that a follower has noted.
+    """Result of a follower's checks of one cut.
 
     Attributes:
         round: Round of the cut, or None in a mode without rounds.
@@ -37,18 +38,19 @@ class NotedCut:
 
 
 def noted_cuts(folder: Path) -> Iterator[NotedCut]:
-    """The cuts of all followers; the last line of one that was killed may be half."""
+    """Yield the noted cuts of all followers."""
     for path in sorted(folder.glob("cuts.*")):
+        # Without the text after the last newline: a killed follower may have written half a line.
         for line in path.read_text().split("\n")[:-1]:
             note = json.loads(line)
             yield NotedCut(note["round"], note["tables"], tuple(note["wrong"]))
 
 
 class FollowerProcesses:
-    """The processes, on the machine of the launcher. One that has ended is started again.
+    """Processes of followers on the launcher's machine. A process that has ended is started again.
 
     Args:
-        chaos: The job's faults; those of followers are added to its report.
+        chaos: Faults of the job. Faults of followers are added to them.
         job: Folder of the job.
         count: Number of followers.
     """
@@ -58,10 +60,13 @@ class FollowerProcesses:
         self._dice = random.Random(f"followers {chaos.seed}")
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._next = self._began = 0.0
-        self._endings: dict[int, float] = {}  # of pauses and cuts, by follower
+        self._endings: dict[int, float] = {}  # end of each follower's pause or cut of the network
 
     def due(self, at: float) -> list[str]:
-        """Do what is due at time `at`, while the job trains; what is to be said about it."""
+        """Start missing followers and carry out what is due at time `at`; return lines for the user.
+
+        Called while the job trains.
+        """
         for number in range(self._count):
             process = self._processes.get(number)
             if process is None or process.poll() is not None:
@@ -104,7 +109,10 @@ class FollowerProcesses:
         return [f"chaos: follower {number} {_WORDS[kind]}"]
 
     def _has_cut(self, number: int) -> bool:
-        """Return whether its process has a cut; one that is killed again before that never would."""
+        """Return whether the follower's present process has had a cut.
+
+        A process without one is spared: if each were killed before its first cut, no follower would get one.
+        """
         return (self._chaos.folder / f"cuts.{number}.{self._processes[number].pid}").exists()
 
     def _let_go_on(self, number: int) -> None:
@@ -116,7 +124,7 @@ class FollowerProcesses:
         return self._chaos.folder / f"cut.{number}"
 
     def close(self) -> None:
-        """End them."""
+        """Kill all followers."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():

@@ -106,7 +106,7 @@ def _settings() -> ChaosSettings:
 
 
 class PushAudit:
-    """Hidden table of one worker, to which each push adds 1 on every server."""
+    """Hidden table of one worker. Each push adds 1 to one of its rows on every server."""
 
     def __init__(self, worker: int) -> None:
         zero = InitializerSpec("constant", 0.0)
@@ -196,8 +196,8 @@ def write_held_tables(shard: "Shard") -> None:
         for table in shard.tables.values()
         if not table.spec.name.startswith(_TABLE)
     }
-    where = Path(_settings().folder) / f"held.{shard.index}.json"
-    HELD.write(where, mode=shard.mode, audit=audit, tables=tables)
+    path = Path(_settings().folder) / f"held.{shard.index}.json"
+    HELD.write(path, mode=shard.mode, audit=audit, tables=tables)
 
 
 def audited(shard: "Shard") -> dict[int, dict[int, int]]:

@@ -12,19 +12,20 @@ from psfleet.core.base.faults import Send
 
 
 class MessageFaults:
-    """Loses replies and repeats requests; give it to a ClusterRuntime as `inject_faults`.
+    """Loses replies and repeats requests. Pass it to a ClusterRuntime as `inject_faults`.
 
-    A lost answer is the hard case: the server has done the work and the worker does not know. A
-    repeated request is the same bytes once more, or, for tensors, those of the one before,
-    as a slow network would deliver them.
+    A lost reply is the hard case: the server has done the work and the worker does not know. A repeated
+    request has the same bytes, or for pushes, pulls and exchanges those of the previous request, as a slow
+    network would deliver it late.
 
     Args:
-        seed: The same seed gives the same faults for the same calls to a server.
-        drop: Share of answers that are lost.
-        duplicate: Share of calls that come with a repeat.
+        seed: Seed of the faults. The same calls to a server then have the same faults.
+        drop: Share of replies that are lost (0 to 1).
+        duplicate: Share of calls that are followed by a repeated request (0 to 1).
 
     Attributes:
-        dropped, duplicated: Numbers so far.
+        dropped: Number of lost replies so far.
+        duplicated: Number of repeated requests so far.
     """
 
     def __init__(self, seed: int, drop: float = 0.0, duplicate: float = 0.0) -> None:
@@ -36,7 +37,7 @@ class MessageFaults:
         self._lock = threading.Lock()
 
     def __call__(self, server: int, send: Send) -> Send:
-        """`send` of one server, with faults."""
+        """Return a `send` for one server that injects faults into the given one."""
         dice = random.Random(f"{self.seed}/{server}")
         before: dict[str, bytes] = {}
 
@@ -44,7 +45,9 @@ class MessageFaults:
             reply = send(method, request, seconds)
             if dice.random() < self.duplicate:
                 self._count(duplicated=1)
-                with contextlib.suppress(PsfleetError):  # the answer of a repeat is not used
+                with contextlib.suppress(
+                    PsfleetError
+                ):  # the reply to a repeated request is not used
                     send(method, before.get(method, request), seconds)
             if method in ("Shard/Push", "Shard/Pull", "Shard/Exchange"):
                 before[method] = request

@@ -27,7 +27,7 @@ from psfleet_launch.chaos.audit import HELD, AuditedPushes, AuditedRow, read_pus
 from psfleet_launch.chaos.follower_processes import NotedCut, noted_cuts
 
 _REPORT = Format("chaos report")
-_MOMENT = 30.0  # seconds
+_MOMENT = 30.0  # seconds that gRPC may take to close its file descriptors
 _VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
 
 
@@ -71,7 +71,7 @@ class FinishedJob:
         private: Folder of the sockets, which should be gone.
         before: Resources that existed before the job.
         began: Number of servers at the start of the job.
-        moves: How often the number of servers has changed.
+        moves: Number of times that the number of servers has changed.
     """
 
     code: int
@@ -144,14 +144,17 @@ def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
 
 
 def _differs(cut: NotedCut, expected: Mapping[int, Mapping[str, str]]) -> bool:
-    """Return whether a table has other weights than at that round, or lacks though it was there before.
+    """Return whether a table has other weights than in the run without faults, or is missing.
 
-    A table is made between two rounds, in each run at its own time: one that only one cut has may be new.
+    A table is created between two rounds, earlier or later in each run. So a table that only one of the
+    cuts has may be new; it is missing only if the run without faults had it at an earlier round.
     """
     assert cut.round is not None
-    own = expected[cut.round]
+    expected_digests = expected[cut.round]
     older = {name for number in expected if number < cut.round for name in expected[number]}
-    differs = any(own.get(name, digest) != digest for name, digest in cut.tables.items())
+    differs = any(
+        expected_digests.get(name, digest) != digest for name, digest in cut.tables.items()
+    )
     return differs or not older <= cut.tables.keys()
 
 
@@ -178,11 +181,11 @@ def _tables(run: FinishedJob) -> dict[str, tuple[int, int, int]]:
             parts[name].append(part)
     return {
         name: (
-            max(part["step"] for part in found),
-            sum(part["rows"] for part in found),
-            sum(part["sum"] for part in found) % 2**64,
+            max(part["step"] for part in table_parts),
+            sum(part["rows"] for part in table_parts),
+            sum(part["sum"] for part in table_parts) % 2**64,
         )
-        for name, found in parts.items()
+        for name, table_parts in parts.items()
     }
 
 
@@ -201,20 +204,24 @@ def _once(run: FinishedJob) -> PromiseResult:
     pushes = read_pushed(run.audit)
     if len(run.held) < run.servers:
         return _unknown(promise, run)
+    # A row of the audit starts at 0, each applied push adds 1, and the sequences of a worker's pushes have no
+    # gaps. So the count must lie between the acknowledged and the sent pushes of that row: a push may have
+    # taken effect although its reply was lost, but not twice. Rows are summed over all servers, since a row
+    # that was copied to a second server must not count twice either.
     counts: Counter[tuple[int, int]] = Counter()
     for _, worker, row, count in _counted(run):
         counts[worker, row] += count
     wrong = [text for key, steps in pushes.items() if (text := _miscounted(counts, key, steps))]
     if wrong:
         return PromiseResult(promise, False, "; ".join(wrong[:3]))
-    least = sum(p.acknowledged - p.first + 1 for p in pushes.values() if p.acknowledged)
-    most = sum(p.last - p.first + 1 for p in pushes.values())
+    acknowledged = sum(p.acknowledged - p.first + 1 for p in pushes.values() if p.acknowledged)
+    sent = sum(p.last - p.first + 1 for p in pushes.values())
     incarnations = len({(row.worker, row.incarnation) for row in pushes})
     servers = len({row.server for row in pushes})
     return PromiseResult(
         promise,
         bool(pushes) or None,
-        f"{least:,} acknowledged of {most:,} pushes to {servers} servers in {incarnations} "
+        f"{acknowledged:,} acknowledged of {sent:,} pushes to {servers} servers in {incarnations} "
         "incarnations are counted by the audit tables",
     )
 
@@ -232,24 +239,24 @@ def _miscounted(
 ) -> str:
     """Describe an error in the count of one incarnation on one server. Empty if the count is right."""
     count = counts.get((key.worker, key.row), 0)
-    least = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
-    most = pushes.last - pushes.first + 1
-    if least <= count <= most:
+    acknowledged = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
+    sent = pushes.last - pushes.first + 1
+    if acknowledged <= count <= sent:
         return ""
     return (
         f"{count} pushes of incarnation {key.incarnation} of worker {key.worker} to server {key.server} "
-        f"are counted, of which it has sent {most} and got {least} acknowledged"
+        f"are counted, of which it has sent {sent} and got {acknowledged} acknowledged"
     )
 
 
 def _moved(run: FinishedJob) -> PromiseResult:
     promise = "9 rows move to other servers, all and once"
-    asked, _ = read_scale(run.logs)
+    total, _ = read_scale(run.logs)
     if not run.moves:
-        evidence = f"none of {asked} requests was carried out, at a collective" if asked else "none"
+        evidence = f"none of {total} requests was carried out, at a collective" if total else "none"
         why = (
             f"{evidence}; a longer job with more collectives"
-            if asked
+            if total
             else "the job cannot, or had no time"
         )
         return PromiseResult(promise, None, why)
@@ -270,7 +277,7 @@ def _moved(run: FinishedJob) -> PromiseResult:
     return PromiseResult(
         promise,
         not run.code,
-        f"{run.moves} of {asked} requests carried out; {len(rows)} rows of the audit are each on its owner",
+        f"{run.moves} of {total} requests carried out; {len(rows)} rows of the audit are each on its owner",
     )
 
 
@@ -329,6 +336,8 @@ def _torn(path: str) -> list[str]:
     shard = Shard()
     load_shard(path, shard)
     differences = []
+    # Every push goes to all servers, so at one cut a worker's rows have the same count. Only the rows of its
+    # last incarnation and period are compared: an incarnation that died may have reached only some servers.
     for worker, rows in audited(shard).items():
         present = max(map(counted_in, rows), default=None)
         counts = [count for row, count in rows.items() if counted_in(row) == present]
@@ -350,7 +359,7 @@ def _ended(run: FinishedJob) -> PromiseResult:
 
 
 def _descriptors_beyond(before: Leftovers) -> list[str]:
-    """Descriptors that were not there before. gRPC closes its own a moment after its last use."""
+    """Return the file descriptors that were not open before, after a wait for gRPC to close its own."""
     gc.collect()  # a call that its client has not ended keeps gRPC's server in a cycle
     deadline = time.monotonic() + _MOMENT
     while True:
@@ -364,9 +373,9 @@ def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed
     """Print the findings and write them to a JSON file. Returns False if a promise is broken."""
     kinds: dict[str, int] = {}
     for fault in faults:
-        what = f"{fault['kind']} {fault['member'].split()[0]}"
-        kinds[what] = kinds.get(what, 0) + 1
-    total = ", ".join(f"{count} x {what}" for what, count in sorted(kinds.items())) or "none"
+        label = f"{fault['kind']} {fault['member'].split()[0]}"
+        kinds[label] = kinds.get(label, 0) + 1
+    total = ", ".join(f"{count} x {label}" for label, count in sorted(kinds.items())) or "none"
     table = Table(title=f"chaos {seed}: {total}; answers lost, calls doubled and late")
     for column in ("promise", "verdict", "evidence"):
         table.add_column(column)

@@ -189,10 +189,10 @@ def launch(
 
 def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str]:
     """Return the settings that `--render` stands for."""
-    other = given(context, launch.settings).get("engine", engine)
-    if other not in (engine, "join"):
+    chosen = given(context, launch.settings).get("engine", engine)
+    if chosen not in (engine, "join"):
         raise ConfigError(
-            f"--render {engine} is for jobs whose agents run in pods, and --engine is {other!r}; leave one "
+            f"--render {engine} is for jobs whose agents run in pods, and --engine is {chosen!r}; leave one "
             "of them out"
         )
     return {"engine": engine, "render": str(local_path(folder))}
@@ -210,7 +210,9 @@ def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
     }
     for name in sorted(set(names) - known):
         unknown = next(setting for setting in EngineSettings.settings() if setting.name == name)
-        names = " or ".join(f"--engine {other}" for other in EngineSettings.engines_with(name))
+        names = " or ".join(
+            f"--engine {engine_name}" for engine_name in EngineSettings.engines_with(name)
+        )
         raise ConfigError(
             f"{unknown.flag} is of {names}, and this job is for --engine {engine.name}; use {names}, "
             f"or leave {unknown.flag} out"
@@ -224,8 +226,8 @@ def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
 
 def _resumed(request: JobRequest, name: str, logs: Path) -> JobRequest:
     """The request of a job that has run before: it starts from its last snapshot."""
-    place = job_folder.place_of(request.snapshot_store, name, logs)
-    snapshot = latest_snapshot(place) or request.resume
+    snapshots = job_folder.place_of(request.snapshot_store, name, logs)
+    snapshot = latest_snapshot(snapshots) or request.resume
     click.echo(
         f"the job runs again, from {snapshot or 'its beginning: it has no snapshot'}", err=True
     )
@@ -257,8 +259,8 @@ def _place(
         private_folder() as folder,
         selectors.DefaultSelector() as selector,
     ):
-        place = job_folder.place_of(request.snapshot_store, name, logs)
-        job_folder.clear(place, request.resume)
+        snapshots = job_folder.place_of(request.snapshot_store, name, logs)
+        job_folder.clear(snapshots, request.resume)
         credentials: Mapping[str, Path] = {}
         if request.port is not None and not request.insecure:
             from psfleet.core.net.connections.certificates import (
@@ -278,7 +280,7 @@ def _place(
             engine.close()
     audit, moves = (logs, 0) if chaos is None else (chaos.folder, chaos.moves)
     left = engine.left_behind()
-    return FinishedJob(code, left, audit, logs, place, folder, before, request.servers, moves)
+    return FinishedJob(code, left, audit, logs, snapshots, folder, before, request.servers, moves)
 
 
 def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> int:

@@ -70,11 +70,11 @@ def agent(endpoint: str, credentials: str, wait: float, name: str, address: str)
 
     check_address(endpoint)
     with private_folder() as folder:
-        place = Path(credentials)
-        if not place.is_dir():
+        credentials_folder = Path(credentials)
+        if not credentials_folder.is_dir():
             files = read_invitation(_read(credentials), credentials)
-            place = write_secrets(folder, files)["agent"]
-        access = Access(Credentials.read(place))
+            credentials_folder = write_secrets(folder, files)["agent"]
+        access = Access(Credentials.read(credentials_folder))
         deadline = time.monotonic() + wait
         while time.monotonic() < deadline and why_unreachable(endpoint):
             time.sleep(_AGAIN)

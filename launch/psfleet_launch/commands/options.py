@@ -184,10 +184,12 @@ def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type
             raise ConfigError(f"{where} has no table {table!r}; it has {', '.join(keys)}, strategy")
         for key in values:
             if key not in keys[table]:
-                others = [f"; {other!r} has one" for other in keys if key in keys[other]]
+                hints = [
+                    f"; {other_table!r} has one" for other_table in keys if key in keys[other_table]
+                ]
                 raise ConfigError(
                     f"table {table!r} of {where} has no setting {key!r}; it has "
-                    f"{', '.join(keys[table])}{next(iter(others), '')}"
+                    f"{', '.join(keys[table])}{next(iter(hints), '')}"
                 )
 
 
@@ -229,9 +231,9 @@ class GroupedCommand(click.Command):
         tables: Mapping[str, str],
         examples: Iterable[tuple[str, str]],
         usual: Iterable[str],
-        **rest: Any,
+        **keywords: Any,
     ) -> None:
-        super().__init__(*arguments, **rest)
+        super().__init__(*arguments, **keywords)
         options: dict[str, Any] = {"is_flag": True, "is_eager": True, "callback": _help_all}
         options |= {"expose_value": False, "help": "Show all options and exit."}
         self.params.append(click.Option(["--help-all"], **options))
@@ -293,16 +295,16 @@ class CommandGroup(click.Group):
     """
 
     def __init__(
-        self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **rest: Any
+        self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **keywords: Any
     ) -> None:
-        super().__init__(*arguments, **rest)
+        super().__init__(*arguments, **keywords)
         self._headings = headings or {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by heading."""
         named = {name for names in self._headings.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in named]
-        for heading, names in {**self._headings, "Commands": others}.items():
+        without_heading = [name for name in self.list_commands(ctx) if name not in named]
+        for heading, names in {**self._headings, "Commands": without_heading}.items():
             rows = [(name, self.commands[name].get_short_help_str(sys.maxsize)) for name in names]
             if rows:
                 with formatter.section(heading):

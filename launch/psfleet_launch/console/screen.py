@@ -152,14 +152,14 @@ class Screen:
 
         After a failure the report shows the last traceback.
         """
-        rest = self._tracebacks.rest()
+        unshown = self._tracebacks.rest()
         if code == 0:
-            self._show(rest, is_error=True)
+            self._show(unshown, is_error=True)
         if self._live:
             with _as_long_as_somebody_looks():
                 self._live.stop()
-        for is_error, rest in self._unfinished.items():
-            _write(sys.stderr if is_error else sys.stdout, rest)
+        for is_error, unshown in self._unfinished.items():
+            _write(sys.stderr if is_error else sys.stdout, unshown)
         if code == 0:
             self.say(f"finished  in {time.monotonic() - self._began:.1f} s")
 

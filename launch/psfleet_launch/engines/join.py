@@ -1,6 +1,7 @@
-"""The engine of machines that the user starts: it prints the command to run on each, and waits.
+"""Engine `join`: prints the command of an agent, and waits until the user has run it on each machine.
 
-So psfleet runs under PBS, LSF, MPI, Nomad, SkyPilot, Kubernetes or by hand.
+It makes psfleet run under PBS, LSF, MPI, Nomad, SkyPilot or Kubernetes, or by hand. The command names a
+file of credentials, which has to be on the machine too.
 """
 
 import os
@@ -19,7 +20,7 @@ from psfleet_launch.engines.remote.remote_engine import RemoteEngine
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """Settings of the engine."""
+    """Settings of engine join."""
 
     agents: int = setting(
         1,
@@ -38,7 +39,7 @@ class JoinSettings:
 
 
 class JoinEngine(RemoteEngine):
-    """Takes the agents that come."""
+    """Waits for agents that the user starts."""
 
     name = "join"
     settings = JoinSettings

@@ -1,8 +1,9 @@
-"""Files of a job for Kubernetes (`--render kubernetes`): a pod of the launcher and pods of agents.
+"""Engine `kubernetes`: writes the manifests of a job (`--render kubernetes FOLDER`) and does not start it.
 
-The objects are the templates in `manifests/`, filled in with what the job asks for. They hold no secrets,
-except `secrets.json`: pods name the Secret that they mount. The launcher's pod runs `psfleet-launch --engine
-join` with a job file from a ConfigMap, so it can do whatever that engine can.
+The manifests are the templates in `manifests/`, filled in with what the job asks for: a pod for the
+launcher and pods for agents. The launcher's pod runs `psfleet-launch --engine join` with a job file from a
+ConfigMap, so everything that engine join can do works there. Secrets are in `secrets.json` alone; the pods
+name the Secret that they mount.
 """
 
 import json
@@ -33,18 +34,24 @@ Manifest = dict[str, Any]
 OPTIONAL_FILES = ("agents.json", "jobset.json", "launcher.json", "log-volume.json")
 
 _LAUNCHER, _AGENT = "launcher", "agent"
-_PORT = 7163  # where the launcher waits for agents
+_PORT = 7163  # port of the launcher for agents
 _WAIT = 600  # seconds that an agent waits for the launcher's pod
 _LOGS = "/logs"
 _SECRETS = "secrets.json"
 _CREDENTIALS = {_LAUNCHER: "server", _AGENT: "worker"}
-"""Role whose credentials each pod has."""
+"""Role whose credentials each pod uses; agents are the clients of the launcher."""
 
 
 def manifests(
     request: JobRequest, name: str, launch: Launch, chosen: "KubernetesSettings"
 ) -> dict[str, Manifest]:
-    """Return the files of a job, by name.
+    """Return the manifests of a job, by file name.
+
+    Args:
+        request: Job to run.
+        name: Name of the job, which becomes part of the names of all objects.
+        launch: Settings of the launch.
+        chosen: Settings of the engine.
 
     Raises:
         ConfigError: Kubernetes cannot run the job as it is asked for.
@@ -71,7 +78,8 @@ def manifests(
     launcher_pod = pod(
         role=_LAUNCHER,
         command=["psfleet-launch", "--config", "/job/job.toml"],
-        # The notes of chaos are for all pods, so they are in the folder that all pods have.
+        # All pods must see the audit files of chaos, which are in the temporary folder: put that on the
+        # volume of the logs.
         notes_of_chaos=None if launch.chaos is None else {"name": "TMPDIR", "value": _LOGS},
         config_mount={"name": "config", "mountPath": "/job"},
         config_volume={"name": "config", "configMap": {"name": name}},
@@ -116,10 +124,13 @@ def manifests(
 def _filled(template: str, name: str, role: str = "", **values: Any) -> Manifest:
     """Return an object from its template, into which values are inserted as JSON.
 
-    What is None is left out of the object.
+    An entry whose value is None is left out of the object.
 
     Args:
-        name, role: Name of the job and role of a pod, which are parts of texts.
+        template: File name of the template.
+        name: Name of the job, which is inserted into texts.
+        role: Role of the pod, which is inserted into texts.
+        values: Values of the template's other variables.
     """
     text = files("psfleet_launch.engines.manifests").joinpath(template).read_text("utf-8")
     inserted = {key: json.dumps(value) for key, value in values.items()}
@@ -131,35 +142,39 @@ def _filled(template: str, name: str, role: str = "", **values: Any) -> Manifest
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(one) for key, one in value.items() if one is not None}
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_none(one) for one in value if one is not None]
+        return [_without_none(item) for item in value if item is not None]
     return value
 
 
 def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
-    """Return a job file with what these groups of settings hold; defaults are left out."""
+    """Return a job file (TOML) with the values of these groups of settings; defaults are left out."""
     lines = {
-        one.key: value
+        setting.key: value
         for group, item in items.items()
-        for one in settings_of(group)
-        if one.key and (value := getattr(item, one.name)) != one.default
+        for setting in settings_of(group)
+        if setting.key and (value := getattr(item, setting.name)) != setting.default
     }
     lines |= {f"strategy.{part}": options for part, options in strategy.items()}
     return "".join(f"{key} = {_toml(value)}\n" for key, value in lines.items())
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML, which has the texts, numbers and switches of JSON."""
+    """Return a value as TOML, whose strings, numbers and booleans are written as in JSON."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
 def _resources(request: JobRequest, name: str, agents: int) -> Manifest | None:
-    """Requests of the fullest agent, or None. It has no limits: it may take over from a lost agent."""
+    """Return the resource requests for each agent's pod, sized for the fullest agent, or None for no
+    requests.
+
+    There are no limits, because an agent may have to run the processes of a lost agent too.
+    """
     job = Job(request, name, "", Path(), Path(_LOGS))
     machines = [f"{_AGENT} {number}" for number in range(agents)]
     needs = MachinePlacement(job, machines).largest.with_headroom
@@ -171,24 +186,24 @@ def _resources(request: JobRequest, name: str, agents: int) -> Manifest | None:
 def _launcher_job_file(
     request: JobRequest, name: str, launch: Launch, chosen: "KubernetesSettings"
 ) -> str:
-    place = {"engine": "join", "name": name, "log_dir": Path(_LOGS)}
-    in_pod = Launch(**vars(launch) | place | {"listen": f"0.0.0.0:{_PORT}"})
+    launch_fields = {"engine": "join", "name": name, "log_dir": Path(_LOGS)}
+    in_pod = Launch(**vars(launch) | launch_fields | {"listen": f"0.0.0.0:{_PORT}"})
     join = chosen.in_cluster("/tls")
     return job_file({JobRequest: request, Launch: in_pod, type(join): join}, request.strategy)
 
 
 def _watch_port(launch: Launch) -> Manifest | None:
-    """The rule that lets others than pods of the job reach the port of `--watch`, or None."""
+    """Return the rule that opens the port of `--watch` to pods outside the job, or None."""
     host, _, port = launch.watch.rpartition(":")
     return {"ports": [{"port": int(port)}]} if host and port.isdigit() else None
 
 
 @dataclass(frozen=True)
 class KubernetesSettings(JoinSettings):
-    """Settings of the files.
+    """Settings of the manifests.
 
     Attributes:
-        render: Folder of the files.
+        render: Folder for the files.
     """
 
     render: str = ""
@@ -216,12 +231,13 @@ class KubernetesSettings(JoinSettings):
     )
 
     def in_cluster(self, credentials: str) -> JoinSettings:
-        """Return the settings of the launcher in its pod, whose credentials are in this folder."""
+        """Return the settings of engine join for the launcher's pod, where the credentials are in this
+        folder."""
         return JoinSettings(agents=self.agents, credentials=credentials)
 
 
 class KubernetesEngine(JoinEngine):
-    """Writes the files of a job; in the cluster it is one of engine join."""
+    """Writes the manifests of a job, which in the cluster is a job of engine join."""
 
     name = "kubernetes"
     settings = KubernetesSettings
@@ -261,14 +277,16 @@ def _secrets(name: str) -> Manifest:
 
 
 def _write(folder: Path, files: Mapping[str, Manifest]) -> None:
-    """Write JSON, which is YAML too; the secrets can be read by their owner only.
+    """Write the files as JSON, which is YAML too; only their owner can read the secrets.
 
     Raises:
         ConfigError: The folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in OPTIONAL_FILES:  # of an earlier job, with other options
+        # An earlier job with other options may have written files that this one does not have. kubectl would
+        # apply them too.
+        for name in OPTIONAL_FILES:
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             path = folder / name

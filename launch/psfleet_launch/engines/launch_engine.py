@@ -1,25 +1,26 @@
-"""Interface of an engine: it runs the processes of one job on some machines.
+"""Interface of an engine, which runs the processes of one job on some kind of machines.
 
-The supervisor decides and the runner performs; an engine is their hands and eyes. It starts and signals
-processes and reports what becomes of them, and knows nothing of restarts, takeovers or failures. One
-engine is one module of this package, which names its class ENGINE; `--engine` takes the module's name.
+An engine starts and signals processes, and reports when they are ready or have ended. It knows nothing of
+restarts, takeovers or failures: the supervisor decides about them, and the job runner tells the engine. Open
+this file to write an engine. It is one module of this package, which names its class ENGINE; `--engine` takes
+the module's name.
 
-An engine declares there too what it asks of the user beside the job, with `setting()` as everywhere:
+The module also declares what the engine asks of the user in addition to the job, with `setting()`:
 
     @dataclass(frozen=True)
     class MySettings:
         hosts: tuple[str, ...] = setting((), "Engine mine: machines", names="--my-hosts engine.mine.hosts")
 
     class MyEngine(Engine):
-        settings = MySettings        # and self.launch.of(MySettings).hosts says what was given
+        settings = MySettings        # self.launch.of(MySettings).hosts has the user's value
 
-The launcher's help and job files know the settings of all engines, so their modules load gRPC and the
-like within functions.
+The launcher's help lists the settings of all engines, so it imports all their modules. Import slow packages
+such as gRPC within functions.
 
-The order of calls: `open` once, then `spawn`, `send`, `command`, `expect` and `events` as the job goes, then
-`sweep`, `close` and `left_behind`. What an engine waits for, such as sockets of agents or pipes of
-processes, it registers with the selector, with a function without arguments as `data`; the runner calls
-that when there is something to read. Only `open`, `sweep` and `close` may take their time.
+The runner calls `open` once, then `spawn`, `send`, `command`, `expect` and `events` in any order, then
+`sweep`, `close` and `left_behind`, all in the main thread. Files that an engine waits for, such as sockets
+of agents or pipes of processes, are registered with the selector, with a function without arguments as
+`data`; the runner calls it when there is something to read. Only `open`, `sweep` and `close` may block.
 """
 
 import abc
@@ -42,18 +43,21 @@ from psfleet_launch.supervision.job_events import Event, Shown, Timeouts
 
 @dataclass(frozen=True)
 class NoSettings:
-    """An engine asks for nothing beside the job."""
+    """Settings of an engine that asks the user for nothing in addition to the job."""
 
 
 class Engine(abc.ABC):
-    """The processes of one job.
+    """Runs and watches the processes of one job.
 
     Attributes:
-        settings: Settings of the engine beside those of the job, a dataclass; see
-            psfleet.core.base.settings.declaration.
-        programs: Programs that it calls on the launcher's machine.
-        spans_machines: Servers listen on TCP, since workers run on other machines.
-        selector: Woken by what the engine registers.
+        name: Name for `--engine`, that of the module.
+        settings: Dataclass with the engine's settings; see psfleet.core.base.settings.declaration.
+        programs: Programs that the engine calls on the launcher's machine.
+        timeouts: Time limits of a job's phases on this kind of machines.
+        spans_machines: True if workers may run on other machines than servers, which then listen on TCP.
+        job: The job.
+        selector: Selector of the runner, with which the engine registers the files that it reads.
+        launch: The user's settings of the launch.
     """
 
     name: ClassVar[str]
@@ -73,12 +77,21 @@ class Engine(abc.ABC):
     def hand_over(
         cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
     ) -> int | None:
-        """Have a batch queue or a platform run the job; return the exit code. None: it runs here.
+        """Have a batch queue or platform run the whole job and wait for it, if the engine is for one.
 
         With `launch.dry_run` nothing is handed over.
 
+        Args:
+            request: Job to run.
+            name: Name of the job.
+            launch: Settings of the launch.
+            words: Arguments of this `psfleet-launch`, for the launcher that runs in the queue.
+
+        Returns:
+            Exit code of the job, or None if this launcher is to run the job itself.
+
         Raises:
-            ConfigError: It is refused.
+            ConfigError: The queue or platform refuses the job.
         """
         return None
 
@@ -89,7 +102,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> None:
-        """Get hold of machines and make room for logs. Nothing has started if this raises.
+        """Connect to the machines and open the logs. No member has been started when this raises.
 
         Raises:
             ConfigError: The job cannot run here as it is asked for.
@@ -109,14 +122,14 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def asked_endpoint(self, rank: int) -> str:
-        """Return the requested endpoint of one of them, or of a further server."""
+        """Return the endpoint on which the server of this rank is asked to listen, also for a new server."""
 
     @abc.abstractmethod
     def spawn(self, member: Member, told: Told) -> None:
-        """Start a process for a member; one that was there before has ended.
+        """Start a process for a member. An earlier process of the member must have ended.
 
-        Its output goes to `job.log(member)` on the launcher's machine. A server is looked at until it is
-        ready, see `expect`.
+        The process's output goes to `job.log(member)` on the launcher's machine. For a server, `events`
+        reports when it is ready, as after `expect`.
         """
 
     @abc.abstractmethod
@@ -129,36 +142,43 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def expect(self, member: Member) -> None:
-        """Forget that a server was ready: what it writes from now on counts, as after a takeover."""
+        """Forget that a server was ready, and report it when it is ready again, as after a takeover."""
 
     @abc.abstractmethod
     def forget(self, member: Member) -> None:
-        """The job has this member no more; it may still run, and another one may get its seat later."""
+        """Free the place of a member that was removed from the job. Its process may still run.
+
+        A later member with the same name may be placed elsewhere.
+        """
 
     @abc.abstractmethod
     def share(self) -> None:
-        """Let all machines have what was written for servers in the folder of the job's logs."""
+        """Copy the request files in the folder of the job's logs to machines that do not share that
+        folder."""
 
     def kill_machine(self, member: Member) -> None:
-        """Let the machine of a member be lost with all that it runs; only where `placement` names several."""
+        """Kill everything on the machine of a member, as if it lost power. For chaos with several
+        machines."""
         raise AssertionError(f"engine {self.name} has one machine")
 
     @abc.abstractmethod
     def events(self) -> list[Event | Shown]:
         """Return the events since the last call.
 
-        Ready, once for every `spawn` of a server and every `expect`; Exited, once for every `spawn`, the
-        likeliest cause first; LivenessSignal, ProcessEnding and Said of servers; Output of `job.shown` alone.
+        - ServerReady, once for every `spawn` of a server and every `expect`,
+        - ProcessExited, once for every `spawn`; of several, the likeliest cause comes first,
+        - LivenessSignal, ProcessEnding and Said of servers,
+        - Output of `job.shown`; other members' output goes to their logs only.
         """
 
     @property
     @abc.abstractmethod
     def pause(self) -> float:
-        """Seconds after which `events` may have something that wakes no selector; inf: never."""
+        """Seconds after which to call `events` even if the selector did not wake. Infinity if not needed."""
 
     @abc.abstractmethod
     def host(self, member: Member) -> str:
-        """The machine of a member, for people."""
+        """Return the name of the member's machine, for people."""
 
     @abc.abstractmethod
     def has_joined(self) -> bool:
@@ -166,51 +186,55 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def sweep(self) -> None:
-        """Kill every process of the job, and of those that they have started."""
+        """Kill every process of the job, and every process that these have started."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of everything, after `sweep` and the last `events`, or if `open` has raised."""
+        """Release all resources, after `sweep` and the last `events`, or after `open` has raised."""
 
     @abc.abstractmethod
     def left_behind(self) -> list[str]:
-        """Processes of the job that are still there after `close`: none, if all is well."""
+        """Return descriptions of the job's processes that still run after `close`. Normally there are
+        none."""
 
     def last_snapshot(self) -> str:
-        """The job's last complete snapshot, as servers can open it; empty: there is none."""
+        """Return the path or URL of the job's last complete snapshot, or "" if there is none."""
         return latest_snapshot(self.job.snapshots)
 
 
 def load_engine(name: str) -> type[Engine]:
-    """The engine of this name.
+    """Return the class of the engine of this name.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No engine has this name.
     """
     names = _names()
     if name not in names:
         raise ConfigError(f"--engine is {name!r}; it must be one of {', '.join(names)}")
-    children_without_grpc()  # an engine may load gRPC
+    children_without_grpc()  # before the engine's module, which may import gRPC
     return _load(name)
 
 
 class EngineSettings:
-    """Settings of all engines, as one group."""
+    """Settings of all engines, as one group for help texts and job files."""
 
     @staticmethod
     def settings() -> list[Setting]:
-        """Each once, also if several engines have it of one base."""
+        """Return the settings of all engines. A setting that engines inherit from a common base is there
+        once."""
         return list(
-            dict.fromkeys(one for name in _names() for one in settings_of(_load(name).settings))
+            dict.fromkeys(
+                setting for name in _names() for setting in settings_of(_load(name).settings)
+            )
         )
 
     @staticmethod
     def engines_with(name: str) -> list[str]:
-        """The engines that have the setting of this name."""
+        """Return the names of the engines that have the setting of this name."""
         return [
             engine
             for engine in _names()
-            if name in (one.name for one in settings_of(_load(engine).settings))
+            if name in (setting.name for setting in settings_of(_load(engine).settings))
         ]
 
 

@@ -1,4 +1,15 @@
-"""The engine of this machine: every member is a child process of the launcher."""
+"""Engine `local`: runs every member of the job as a child process on this machine. The default of `--engine`.
+
+Each child runs in its own session and dies with the launcher: the kernel kills it when the launcher's main
+thread ends (psfleet_launch.job.spawn), and a guard process kills what its children have left. A server
+reports by two ways:
+
+    ready file       appears when the server is ready, with its endpoint liveness pipe    a NUL byte several
+    times a second, lines for people in between, and its end when the server is about to end
+
+An agent on another machine runs its processes with this engine too (psfleet_launch.agent.agent). All
+methods are called in the main thread.
+"""
 
 import contextlib
 import os
@@ -39,7 +50,7 @@ _OUT_OF_MEMORY = "killed by SIGKILL, because memory ran out (the kernel's out-of
 
 
 class LocalEngine(Engine):
-    """Processes of this machine, which die with the launcher."""
+    """Runs processes on this machine, which die with the launcher."""
 
     name = "local"
 
@@ -51,11 +62,11 @@ class LocalEngine(Engine):
         self._ended: set[Member] = set()
         self._awaited: set[Member] = set()
         self._logs = MemberLogs(job)
-        self._pulses: dict[Member, IO[bytes]] = {}
-        self._words: dict[Member, bytes] = {}
+        self._pulses: dict[Member, IO[bytes]] = {}  # read ends of the liveness pipes
+        self._words: dict[Member, bytes] = {}  # start of a line whose end has not come yet
         self._events: list[Event | Shown] = []
         self._memory_kills = memory_kills()
-        self._used: dict[int, struct_rusage] = {}
+        self._used: dict[int, struct_rusage] = {}  # by process id, of processes that have ended
         self._cores: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -68,7 +79,7 @@ class LocalEngine(Engine):
     def placement(self) -> Mapping[str, Sequence[Member]]:
         request, machine = self.job.request, Resources.of_this_machine()
         servers = needed(request, self.job.servers).cores * (1 + request.replicas)
-        # The memory of servers is not counted: here it is but a limit, which they may never reach.
+        # The memory of servers is not counted. On one machine it is only a limit, which they may never reach.
         needs = needed(request, self.job.workers) + Resources(servers)
         if not needs <= machine:
             raise ConfigError(
@@ -89,12 +100,12 @@ class LocalEngine(Engine):
     def has_joined(self) -> bool:
         return any(self.job.joined_file(worker).exists() for worker in self.job.workers)
 
-    # -- processes -------------------------------------------------------------------------------
-
     def spawn(self, member: Member, told: Told) -> None:
-        if member in self._processes:  # it starts again
+        if member in self._processes:  # a restart
             _close_commands(self._processes[member])
         self._ended.discard(member)
+        # Files that an earlier process of this member has written must be gone before the new one can write
+        # its own.
         if member.role == "server":
             self.expect(member)
         else:
@@ -127,15 +138,16 @@ class LocalEngine(Engine):
         self._awaited.add(member)
 
     def forget(self, member: Member) -> None:
-        """Nothing: its seat has no place."""
+        """Do nothing: on one machine no member has a place to free."""
 
     def share(self) -> None:
-        """Nothing: all processes have this folder."""
+        """Do nothing: all processes see the launcher's folder."""
 
     def sweep(self) -> None:
         guard.sweep(self.job.token)
+        # The guard's sweep finds processes by a variable in their environment, which a process may have
+        # overwritten, as setproctitle does. The members themselves are known by process id.
         for process in self._processes.values():
-            # It may have overwritten its environment, as setproctitle does.
             send(process, signal.SIGKILL)
             self._poll(process, wait=True)
             _close_commands(process)
@@ -150,11 +162,11 @@ class LocalEngine(Engine):
     def left_behind(self) -> list[str]:
         return [f"process {pid}" for pid in guard.find(self.job.token)]
 
-    # -- what happens ----------------------------------------------------------------------------
-
     @property
     def pause(self) -> float:
-        return float("inf")  # who writes a ready file says so on the liveness pipe
+        return float(
+            "inf"
+        )  # a server that has written its ready file also writes to the liveness pipe
 
     def events(self) -> list[Event | Shown]:
         exits = [
@@ -169,7 +181,10 @@ class LocalEngine(Engine):
         return [*events, *self._now_ready(), *causes_first(exits)]
 
     def _poll(self, process: "subprocess.Popen[bytes]", wait: bool = False) -> int | None:
-        """Return the code of a process that has ended, or wait for its end; None: it runs."""
+        """Return the exit code of a process, or None if it runs. With `wait`, wait for its end.
+
+        This is Popen.poll by wait4, since only that returns the resources that the process has used.
+        """
         if process.returncode is None:
             pid, status, usage = os.wait4(process.pid, 0 if wait else os.WNOHANG)
             if pid:
@@ -183,7 +198,8 @@ class LocalEngine(Engine):
         return ProcessExited(member, code, self._has_left(member), self._cause(code), text)
 
     def _cause(self, code: int) -> str:
-        """Why a process has ended, where that is known; empty: it is not."""
+        """Return the cause of an exit where it is certain: memory or the disk was full. Otherwise return
+        ""."""
         before, self._memory_kills = self._memory_kills, memory_kills()
         if code == -signal.SIGKILL and self._memory_kills > before:
             return _OUT_OF_MEMORY
@@ -202,15 +218,13 @@ class LocalEngine(Engine):
             elif member in self._ended:
                 self._awaited.discard(member)
 
-    # -- streams ---------------------------------------------------------------------------------
-
     def _pass_on(self, stream: IO[bytes] | None, is_error: bool) -> None:
         assert stream is not None
         read = partial(self._read_output, stream, is_error)
         self.selector.register(stream, selectors.EVENT_READ, read)
 
     def _read_output(self, stream: IO[bytes], is_error: bool) -> None:
-        """Pass on what the shown member writes: to its log and to the screen."""
+        """Pass output of the shown member on to its log and to the screen."""
         data = os.read(stream.fileno(), 1 << 16)
         if data:
             if complaint := self._logs.write(self.job.shown, data):
@@ -222,21 +236,25 @@ class LocalEngine(Engine):
 
     @contextlib.contextmanager
     def _liveness_pipe(self, member: Member) -> Iterator[tuple[int, ...]]:
-        """A pipe for a server's liveness signals and words: the end that it gets, open until it has it."""
+        """Open a server's liveness pipe, and yield the descriptors to pass to the server's process.
+
+        The server's end is closed here afterwards: otherwise the pipe would have no end of file when the
+        server closes it. Other members get no pipe.
+        """
         if member.role != "server":
             yield ()
             return
-        ours, theirs = os.pipe()
-        self._pulses[member] = os.fdopen(ours, "rb", buffering=0)
+        launcher_end, server_end = os.pipe()
+        self._pulses[member] = os.fdopen(launcher_end, "rb", buffering=0)
         read = partial(self._read_liveness_pipe, member)
         self.selector.register(self._pulses[member], selectors.EVENT_READ, read)
         try:
-            yield (theirs,)
+            yield (server_end,)
         finally:
-            os.close(theirs)
+            os.close(server_end)
 
     def _read_liveness_pipe(self, member: Member) -> None:
-        """Note a liveness signal, and lines between the signals (psfleet_server.engine.liveness)."""
+        """Read liveness signals and the lines between them, which psfleet_server.engine.liveness writes."""
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_liveness_pipe(member)
@@ -249,7 +267,7 @@ class LocalEngine(Engine):
         self._events += [Said(member, line.decode(errors="replace")) for line in lines]
 
     def _close_liveness_pipe(self, member: Member) -> None:
-        """Hear no more of the member."""
+        """Close the liveness pipe of a member, if it is open."""
         self._words.pop(member, None)
         if pipe := self._pulses.pop(member, None):
             self.selector.unregister(pipe)
@@ -265,7 +283,7 @@ def _close_commands(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _read_endpoint(path: Path) -> str:
-    """The endpoint that a server has written; empty: it is not ready."""
+    """Return the endpoint in a server's ready file, or "" if the server is not ready."""
     try:
         return read_ready(path)[0]
     except FileNotFoundError:
@@ -273,7 +291,8 @@ def _read_endpoint(path: Path) -> str:
 
 
 def _check_ports(endpoints: Iterable[str]) -> None:
-    """Refuse a TCP port that is taken while that is still one sentence."""
+    """Refuse a TCP port that is in use, before anything starts and each server fails with an error of its
+    own."""
     for endpoint in endpoints:
         if endpoint.startswith("unix:"):
             continue

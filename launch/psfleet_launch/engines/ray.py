@@ -1,7 +1,8 @@
-"""The engine of a Ray cluster: a placement group, and one actor per bundle that runs an agent.
+"""Engine `ray`: runs agents on a Ray cluster, in one actor for each bundle of a placement group.
 
-Ray only places agents and holds them. The launcher loads no Ray: a program of its own is the driver
-(psfleet_launch.engines.remote.ray_driver).
+Ray places the agents and keeps them alive; everything else is as on other machines. The launcher does not
+import Ray. It starts a driver program for that (psfleet_launch.engines.remote.ray_driver) and reads its
+output.
 """
 
 import importlib.util
@@ -27,7 +28,7 @@ _DRIVER = ("-m", "psfleet_launch.engines.remote.ray_driver")
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Settings of the engine."""
+    """Settings of engine ray."""
 
     ray_address: str = setting(
         "auto",
@@ -50,7 +51,7 @@ class RaySettings:
 
 
 class RayEngine(RemoteEngine):
-    """Holds the driver, which holds the actors."""
+    """Starts the driver program, which holds the actors of the agents."""
 
     name = "ray"
     settings = RaySettings
@@ -75,7 +76,7 @@ class RayEngine(RemoteEngine):
         return [f"bundle {number}" for number in range(1, self._said.bundles + 1)]
 
     def default_address(self) -> str:
-        """The address that faces the cluster's head."""
+        """Return this machine's address on the route to the cluster's head."""
         head = self._said.ray_address
         return own_address() if head == "auto" else address_towards(head.rpartition(":")[0])
 

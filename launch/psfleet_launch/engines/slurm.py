@@ -1,8 +1,9 @@
-"""The engine of Slurm: one batch job, whose first node runs the launcher and one `srun` for all agents.
+"""Engine `slurm`: runs a job as one batch job of Slurm, with the launcher on its first node and an agent on
+each.
 
-Outside an allocation `psfleet-launch --engine slurm` submits itself as a batch job and follows its output;
-see batch_job. Inside, the nodes of the allocation are the machines. There is only one step, and it lives as
-long as the job: Slurm may let a later step wait without end after it has lost a node.
+Outside an allocation `psfleet-launch --engine slurm` submits itself as a batch job and follows its output
+(see batch_job.py). Inside, the nodes of the allocation are the machines, and one `srun` starts all agents.
+This step lives as long as the job, because a later step may wait forever after Slurm has lost a node.
 """
 
 import os
@@ -53,7 +54,7 @@ _SRUN = (
     "srun",
     "--overlap",  # the launcher's own step holds the first node
     "--ntasks-per-node=1",
-    "--kill-on-bad-exit=0",
+    "--kill-on-bad-exit=0",  # this and the next two keep the step when an agent or a node is lost
     "--no-kill",
     "--wait=0",
     "--cpu-bind=none",  # an agent's processes share all cores of the job on its node
@@ -62,7 +63,7 @@ _SRUN = (
 )
 _NAMED = 'exec "$@" --name "$SLURMD_NODENAME"'
 _TASK = re.compile(r"srun: error: \S+: tasks? (\d+).*")
-_LAST_WORDS = 2.0  # seconds; what a task has written may come after the news of its end
+_LAST_WORDS = 2.0  # seconds to wait for a task's output, which may come after the report of its end
 
 
 class SlurmQueue(BatchQueue):
@@ -83,7 +84,7 @@ class SlurmQueue(BatchQueue):
         needs: Resources,
         output: tuple[Path, Path],
     ) -> str:
-        """Return the batch script. Options of the user come last, so they win."""
+        """Return the batch script. The user's options come last, so they take precedence."""
         out, err = output
         options = [
             f"--job-name={name}",
@@ -116,7 +117,7 @@ class SlurmQueue(BatchQueue):
         if by is None:
             _run("scancel", job)
             return
-        # A job that waits takes no signal.
+        # Slurm cannot signal a pending job. So a running job gets the signal, and a pending one is removed.
         _run("scancel", "--state=RUNNING", "--batch", f"--signal={by.name[3:]}", job)
         _run("scancel", "--state=PENDING", job)
 
@@ -125,7 +126,7 @@ def ask_slurm(*command: str) -> str:
     """Run a command of Slurm and return its output.
 
     Raises:
-        ConfigError: It fails; the text is its own.
+        ConfigError: The command fails; the text is its last line of errors.
     """
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -141,12 +142,12 @@ def ask_slurm(*command: str) -> str:
 
 
 def fields_of(line: str) -> Mapping[str, str]:
-    """The fields of a line of `scontrol --oneliner`."""
+    """Return the fields of a line of `scontrol --oneliner`, which has the form "Name=value Name=value"."""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
 
 
 def _resources(needs: Resources) -> Iterator[str]:
-    """The options that ask for them on each node."""
+    """Yield the options that ask for these resources on each node."""
     if needs.cores:
         yield f"--cpus-per-task={needs.cores}"
     if needs.memory:
@@ -168,7 +169,7 @@ def _run(*command: str) -> None:
 
 @dataclass(frozen=True)
 class SlurmSettings(BatchSettings):
-    """Settings of the engine."""
+    """Settings of engine slurm."""
 
     sbatch_options: tuple[str, ...] = setting(
         (),
@@ -179,7 +180,7 @@ class SlurmSettings(BatchSettings):
 
 
 class SlurmEngine(RemoteEngine):
-    """Holds one step of a Slurm allocation."""
+    """Submits a batch job, or inside an allocation starts the step of agents and keeps it alive."""
 
     name = "slurm"
     settings = SlurmSettings
@@ -219,13 +220,15 @@ class SlurmEngine(RemoteEngine):
         return self._nodes
 
     def default_address(self) -> str:
-        """The address that faces the last node: the first one is where the launcher runs."""
+        """Return this machine's address on the route to the last node; the launcher runs on the first."""
         return address_towards(_node(self.machines()[-1])["NodeAddr"])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         count = len(self.machines())
         command = [*_SRUN, f"--nodes={count}", f"--ntasks={count}"]
-        if cores := os.environ.get("SLURM_CPUS_PER_TASK"):  # a step does not inherit it
+        if cores := os.environ.get(
+            "SLURM_CPUS_PER_TASK"
+        ):  # srun does not inherit it from the batch job
             command.append(f"--cpus-per-task={cores}")
         command += ["sh", "-c", _NAMED, "sh", *agent_command(endpoint)]
         self.start("srun", command, invitation)
@@ -233,6 +236,8 @@ class SlurmEngine(RemoteEngine):
     def check_agents(self) -> None:
         step = self.starters["srun"]
         lines = step.lines()
+        # srun prints only that a task has failed. The reason is the last line that the task itself wrote,
+        # which begins with its number and may come a moment later.
         if failed := _TASK.search("\n".join(lines)):
             self._failed_at = min(self._failed_at, time.monotonic())
             if time.monotonic() < self._failed_at + _LAST_WORDS:
@@ -255,7 +260,7 @@ def _is_allocated() -> bool:
 
 
 def _asked_for(settings: SlurmSettings) -> list[str]:
-    """The nodes of a job that the queue does not have yet."""
+    """Return placeholder names for the nodes of a job that is not submitted yet."""
     return [f"node {number}" for number in range(1, settings.nodes + 1)]
 
 

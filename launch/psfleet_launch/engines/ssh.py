@@ -1,7 +1,7 @@
-"""The engine of machines that the user's own ssh reaches: one login per machine, which runs an agent.
+"""Engine `ssh`: runs an agent on each machine through the user's `ssh` command, with one login per machine.
 
-The user's configuration, keys, agents and jump hosts apply; psfleet never looks at known hosts. sshd does not
-end a command whose login was cut, but the end of its standard input does.
+The user's ssh configuration, keys, agents and jump hosts apply, and ssh alone checks host keys. sshd does
+not end a command when its login is cut, so an agent also ends when its standard input does.
 """
 
 import selectors
@@ -24,7 +24,7 @@ _OPTIONS = ("-T", "-oBatchMode=yes", "-oConnectTimeout=8", "-oServerAliveInterva
 
 @dataclass(frozen=True)
 class SshSettings:
-    """Settings of the engine."""
+    """Settings of engine ssh."""
 
     hosts: tuple[str, ...] = setting(
         (),
@@ -53,7 +53,7 @@ class SshSettings:
 
 
 class SshEngine(RemoteEngine):
-    """Holds one login per machine."""
+    """Starts agents by ssh and keeps one login open per machine."""
 
     name = "ssh"
     settings = SshSettings
@@ -88,7 +88,7 @@ class SshEngine(RemoteEngine):
         return [match[0] for match in words if match]
 
     def default_address(self) -> str:
-        """The address that faces the first host."""
+        """Return this machine's address on the route to the first host, whose real name `ssh -G` gives."""
         first = self.machines()[0]
         process = subprocess.run(
             ["ssh", "-G", *self._said.ssh_options, first],

@@ -1,9 +1,12 @@
-"""Ends what is left of a job: at its end, and when the launcher itself is killed.
+"""Kills the remaining processes of a job, at its end and when the launcher itself is killed.
 
-Run as a program it is the guard: a process that waits until the launcher is gone. A launcher that
-ends in order says so first; one that was killed cannot, and then the guard clears up in its place.
-Standard library only: the guard is started without the packages of the environment. It imports little, for
-each job waits until it has started.
+Processes of a job are recognised by a variable in their environment, which their children inherit. Run as a
+program this module is the guard: a process that waits until the launcher is gone. A launcher that ends in
+order says so first. If it was killed instead, the guard kills the job's processes and removes its private
+folder.
+
+The guard runs without site packages, so this module uses the standard library only. It imports little,
+because the start of every job waits for it.
 """
 
 import os
@@ -15,13 +18,13 @@ import time
 MARKER = "PSFLEET_JOB_ID"
 """Environment variable that every process of a job carries, and its children inherit."""
 
-_EXIT_TIMEOUT = 5.0
+_EXIT_TIMEOUT = 5.0  # seconds
 IN_ORDER = b"."
-"""What a launcher writes to its guard that has cleared up."""
+"""Byte by which a launcher tells its guard that it has cleaned up."""
 
 
 def find(token: str) -> list[int]:
-    """Process ids of all living processes whose environment carries the marker with `token`."""
+    """Return the ids of all processes whose environment has the marker with this token."""
     marker = f"{MARKER}={token}".encode()
     return [
         pid
@@ -31,7 +34,7 @@ def find(token: str) -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """A process that has ended, a zombie or another user's: empty."""
+    """Return a process's environment. Empty if it has ended, is a zombie or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read().split(b"\0")
@@ -40,10 +43,15 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
-    """SIGKILL every process of the job until none is found; the ids of those that were left.
+    """Kill every process of the job with SIGKILL, and return the ids of the killed processes.
 
-    Repeated, because a process may have forked between the look and the blow. A look reads the environment of
-    every process of the machine, so the next one waits until those that were killed have ended.
+    The search is repeated until it finds nothing, because a process may fork between the search and its
+    death. A search reads the environment of every process of the machine, so the next search waits until
+    the killed processes have ended.
+
+    Args:
+        token: Token of the job.
+        patience: Seconds after which to give up.
     """
     pids: set[int] = set()
     deadline = time.monotonic() + patience
@@ -55,7 +63,11 @@ def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
 
 
 def _killed(pid: int, token: str) -> int | None:
-    """Kill the process if the id still means it: a handle first, then a second look. Its handle, or None."""
+    """Kill a process of the job, and return a handle on it, or None if it has ended.
+
+    The id may be another process's by now. So the function first opens a handle, which always means the same
+    process, and then checks the environment again.
+    """
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -72,7 +84,7 @@ def _killed(pid: int, token: str) -> int | None:
 
 
 def _await_end(handle: int | None, deadline: float) -> None:
-    """Wait until the process has ended, which makes its handle readable, and close that."""
+    """Wait until the process has ended, which makes its handle readable, and close the handle."""
     if handle is None:
         return
     poll = select.poll()
@@ -82,7 +94,7 @@ def _await_end(handle: int | None, deadline: float) -> None:
 
 
 def watch(token: str, folder: str) -> None:
-    """Wait for the launcher's word or end."""
+    """Wait until the launcher has cleaned up or died; clean up in its place if it died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.read(0, 1) != IN_ORDER:

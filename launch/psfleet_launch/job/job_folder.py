@@ -1,4 +1,9 @@
-"""The folders of a job: that of its logs, which one job at a time has, a private one, and its snapshots."""
+"""Folders of a job: the folder of its logs, a private folder for sockets, and the folder of its snapshots.
+
+Logs and snapshots stay after the job; the private folder is removed. Only one job at a time can use a
+folder of logs. It is held by a file lock on the folder, which the kernel releases even if the launcher is
+killed. Also here: which snapshot `--resume` means, and the last snapshot of a job that SIGUSR1 ends.
+"""
 
 import contextlib
 import fcntl
@@ -20,33 +25,40 @@ from psfleet.core.base.settings.kinds import place_or_url, shown_url, url_of
 from psfleet.core.base.threads import ServiceThread
 
 HISTORY = "history.jsonl"
-"""History of the job, see psfleet_launch.observability.job_history."""
+"""File with the history of the job, see psfleet_launch.observability.job_history."""
 
 REPORT = "report.html"
-"""The same for people."""
+"""File with the report for people, made from the history."""
 
 _OWN = (
     *("serverlog.*", "workerlog.*", "server.*.log", "standby.*/server.*.log", "watch-ca.pem"),
     *(HISTORY, f".{HISTORY}.*", REPORT, SERVERS, MOVED),
     *(REQUEST, DONE, SCALE, SCALE_READY, SCALE_PROMISED, SCALED),
 )
-"""Files of a job in the folder of its logs."""
+"""Patterns of the files that a job writes to the folder of its logs. The next job there removes them."""
 
-_PRIVATE = 0o700  # the user may open logs and snapshots to others when the job is over
+_PRIVATE = 0o700  # mode of the folder while a job runs; afterwards the user may open it to others
 
 
-_MANIFEST = "manifest.json"  # a folder has it once everything else is there
-_LAST_SNAPSHOT_TIMEOUT = 600.0  # seconds; whoever wants the end of the job usually kills it earlier
+_MANIFEST = "manifest.json"  # written last, so that a folder with it is a complete snapshot
+_LAST_SNAPSHOT_TIMEOUT = (
+    600.0  # seconds; a batch queue that has sent SIGUSR1 usually kills the job earlier
+)
 _PAUSES = (0.25, 0.5, 1.0, 2.0)
-"""Seconds between attempts: one may fail, as when a worker comes or goes, or rows move to other servers."""
+"""Seconds between attempts. A snapshot may fail for a short time, as when a worker joins or leaves or rows
+move."""
 
 
 @contextlib.contextmanager
 def claimed(parent: Path, name: str) -> Iterator[Path]:
-    """A job's folder, without the logs of an earlier job of this name, for this job alone.
+    """Yield the folder of a job's logs, held for this job alone and without files of an earlier job.
+
+    Args:
+        parent: Parent of the folder.
+        name: Name of the job and of the folder.
 
     Raises:
-        ConfigError: The name is none for a folder, it cannot be made, or a job is running in it.
+        ConfigError: The name cannot be a folder's, the folder cannot be made, or a job is running in it.
     """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ConfigError(
@@ -62,7 +74,9 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
                     f"a job is running in log folder {str(folder)!r}; choose another --job or "
                     "--log-dir, or wait for its end"
                 )
-            os.fchmod(descriptor, _PRIVATE)  # that of an earlier job may have been open to others
+            os.fchmod(
+                descriptor, _PRIVATE
+            )  # the user may have opened the folder of an earlier job to others
             _clear(folder)
         except OSError as error:
             raise ConfigError(
@@ -92,19 +106,26 @@ def is_claimed(folder: Path) -> bool:
 
 
 def claimed_by(folder: Path) -> int | None:
-    """The process on this machine that holds the folder; None: there is none."""
+    """Return the id of the process on this machine that holds the folder, or None if no process does."""
     inode = str(folder.stat().st_ino)
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
+        # A line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF": process id, then device and inode. Lines
+        # with "->" are processes that wait for the lock.
         if "FLOCK" in words and inode in (words[-3].rpartition(":")[2],) and "->" not in words:
             return int(words[-4])
     return None
 
 
 def _lock(descriptor: int, unknown: bool = True) -> bool:
-    """Lock what is open until it is closed, as by the death of this process; False: it is locked.
+    """Lock an open folder until it is closed, if only by the death of this process.
 
-    `unknown` is the answer where the file system has no locks.
+    Args:
+        descriptor: File descriptor of the folder.
+        unknown: Result if the file system has no locks.
+
+    Returns:
+        False if another process has locked the folder.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,25 +143,35 @@ def _clear(folder: Path) -> None:
 
 
 def folder_of(logs: Path) -> Path:
-    """Return the folder in which a job with these logs keeps its snapshots, unless it has another place."""
+    """Return the folder of the snapshots of a job with these logs, unless --snapshot-store names another."""
     return logs / "snapshots"
 
 
 def place_of(store: str, name: str, logs: Path) -> str:
-    """Return the folder or URL in which a job of this name keeps its snapshots; `store`: as the setting."""
+    """Return the folder or URL of a job's snapshots.
+
+    Args:
+        store: Value of --snapshot-store, or "" for the folder of the logs.
+        name: Name of the job.
+        logs: Folder of the job's logs.
+    """
     return f"{place_or_url(store).rstrip('/')}/{name}" if store else str(folder_of(logs).absolute())
 
 
 def latest(logs: Path) -> str:
-    """The last complete one in the folder of these logs; empty: there is none."""
+    """Return the path of the last complete snapshot in a folder of logs, or "" if there is none."""
     return latest_snapshot(str(folder_of(logs).absolute()))
 
 
 def check_snapshot(path: str) -> str:
-    """The absolute path of a snapshot; of the last one if it is a folder of several.
+    """Return the absolute path or the URL of the snapshot that `--resume` names.
+
+    Args:
+        path: Path or URL of a snapshot, of a folder of snapshots, or of a job's folder of logs. A folder
+            means its last complete snapshot.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no complete snapshot.
     """
     if (url := url_of(path)) is not None:
         try:
@@ -161,24 +192,33 @@ def check_snapshot(path: str) -> str:
 
 
 def clear(place: str, resume: str) -> None:
-    """Remove what an earlier job of this name has left, up to the snapshot that is gone on from."""
-    own = own_snapshots(place)
-    is_own = resume in own
-    for each in own:
-        if not is_own or each > resume:
-            remove_snapshot(each)
-    if not is_own and url_of(place) is None:
+    """Remove snapshots of an earlier job of this name that would be mixed up with those of this job.
+
+    If the job resumes from a snapshot in this folder, that and all older snapshots stay. Otherwise all are
+    removed.
+
+    Args:
+        place: Folder or URL of the snapshots.
+        resume: Snapshot from which this job starts, or "".
+    """
+    snapshots = own_snapshots(place)
+    resumes_own = resume in snapshots
+    for snapshot in snapshots:
+        if not resumes_own or snapshot > resume:
+            remove_snapshot(snapshot)
+    if not resumes_own and url_of(place) is None:
         shutil.rmtree(place, ignore_errors=True)
 
 
 class FinalSnapshot:
-    """Asks server 0 for a snapshot, in a thread of its own.
+    """Last snapshot of a job that is to end. A thread asks server 0 for it, up to five times.
 
     Args:
-        environment: With what the launcher proves itself to the server.
+        endpoint: Endpoint of server 0.
+        environment: Environment with the launcher's credentials for calls to servers.
 
     Attributes:
-        outcome: Outcome of the snapshot, for people; empty: it is not complete yet.
+        outcome: Result in words for people, or "" while it is not known. Set once, by the thread.
     """
 
     def __init__(self, endpoint: str, environment: Environment) -> None:

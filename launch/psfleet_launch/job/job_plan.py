@@ -1,6 +1,7 @@
-"""Parts of a job: its processes, their commands and their environments.
+"""Plan of a job: its members, and the command line and environment of each member's process.
 
-Pure: nothing is started here.
+Open this file to see which environment variable a server or a worker gets, and from where. Pure: it starts no
+process and writes no file.
 """
 
 import json
@@ -32,21 +33,26 @@ from psfleet_launch.job.resources import Resources
 Role = Literal["server", "worker"]
 
 _TOLD = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
-"""Groups of settings that a job passes to its members or not at all, whatever the launcher's environment has.
+"""Groups of settings whose variables the job alone decides: members never inherit them from the launcher's
+environment.
 
-UserSettings are passed on as they are.
+Variables of UserSettings are inherited.
 """
-_OWN = {one.env for group in _TOLD for one in settings_of(group)}
+_OWN = {setting.env for group in _TOLD for setting in settings_of(group)}
 
 
 @dataclass(frozen=True, order=True)
 class Member:
-    """A seat in the fleet: `worker 1`, or of a pipeline `worker 1 stage 0`.
+    """Name of one process of the fleet: `server 0`, `worker 1`, or in a pipeline `worker 1 stage 0`.
+
+    A process that is started again is the same member.
 
     Attributes:
-        stage: Stage of a worker that is cut into stages; -1: it is not.
-        copy: Copy of a stage that has several processes, -1: it has one process. For a standby its ordinal
-            among its server's standbys, starting at 1, also after a takeover.
+        role: "server", also for a standby, or "worker".
+        rank: Number of the server or worker, from 0. A standby has its server's.
+        stage: Stage of a worker that is cut into stages, or -1 for a whole worker.
+        copy: Copy of a stage that has several processes, or -1 if it has one. For a standby its number among
+            its server's standbys, from 1, which it keeps after a takeover.
     """
 
     role: Role
@@ -66,14 +72,16 @@ class Member:
 
 @dataclass(frozen=True)
 class Told:
-    """Start parameters of a member, besides those that follow from the job.
+    """Start parameters of a member's process, besides those that follow from the job.
 
     Attributes:
-        resume: The snapshot from which it starts; empty: none.
-        follows: It is a standby.
-        displaces: Standby that runs as long as it is not decided that this one follows in its place.
-        takes_commands: It reads orders on its standard input.
-        listen: Endpoint on which it listens; empty: its own one.
+        endpoints: Endpoints of all servers, in order of rank.
+        resume: Snapshot from which the process starts, or "".
+        follows: True for a standby.
+        takes_commands: True if the process reads commands on its standard input.
+        listen: Endpoint on which the process listens, or "" for its entry in `endpoints`.
+        displaces: Standby that this standby replaces if a change of the number of servers is decided. Both
+            run until then, so the engine may place them on the same machine.
     """
 
     endpoints: Sequence[str]
@@ -85,28 +93,33 @@ class Told:
 
 
 def listed(members: Sequence[Member]) -> str:
-    """`worker 0, server 0`: workers first, by rank."""
+    """Return the members as "worker 0, server 0": workers first, by rank."""
     return ", ".join(map(str, sorted(members, key=lambda m: (m.role != "worker", m))))
 
 
 def needed(request: JobRequest, members: Iterable[Member]) -> Resources:
     """Return the resources promised to these members; the stages of a worker share those promised to it."""
-    whole = {one if one.role == "server" else Member(one.role, one.rank) for one in members}
-    return sum((request.needs(one.role) for one in whole), Resources())
+    whole = {
+        member if member.role == "server" else Member(member.role, member.rank)
+        for member in members
+    }
+    return sum((request.needs(member.role) for member in whole), Resources())
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request that has got a name and a place.
+    """A job to run: the user's request with a name, folders and credentials.
 
     Attributes:
-        name: Names the folder of the logs.
-        token: Unique; marks the environment of every process of the job.
-        folder: Private (mode 0700): sockets and ready files. Removed at the end.
-        credentials: The folder of each role's credentials; empty: none are needed.
-        variables: Further environment variables of its processes.
-        spool: Folder for the output of its processes, if that is not the folder of the logs.
-        relocations: File that lists the servers that have moved; None: they do not move.
+        request: Settings of the job.
+        name: Name of the job and of the folder of its logs.
+        token: Unique text in the environment of every process of the job. The guard finds processes by it.
+        folder: Private folder (mode 0700) for sockets and ready files, removed at the end.
+        logs: Folder of the job's logs.
+        credentials: Folder of each role's credentials. Empty if the job needs none.
+        variables: Further environment variables of the job's processes.
+        spool: Folder for the output of processes, or None for the folder of the logs.
+        relocations: File that lists the servers that have moved, or None if servers cannot move.
     """
 
     request: JobRequest
@@ -121,12 +134,12 @@ class Job:
 
     @property
     def servers(self) -> list[Member]:
-        """The server seats."""
+        """Seats of the servers, without standbys."""
         return [Member("server", rank) for rank in range(self.request.servers)]
 
     @property
     def workers(self) -> list[Member]:
-        """The worker seats, those of one worker's stages side by side."""
+        """Seats of the workers; the stages of a worker stand side by side."""
         copies = self.request.copies
         seats = (
             [
@@ -153,14 +166,16 @@ class Job:
 
     @property
     def reader(self) -> Environment:
-        """With what the launcher proves itself to the servers, as a worker does."""
+        """Environment with the launcher's credentials for calls to servers, which are those of a worker."""
         tls = str(self.credentials.get("worker", ""))
         return Environment(tls=tls, insecure=self.request.insecure)
 
     def known_at(self, endpoints: Sequence[str], moves: bool) -> Environment:
-        """With what other processes of the user read the tables of its servers.
+        """Return the environment with which other processes of the user read the tables of the job's servers.
 
-        moves: Servers may go on on another machine.
+        Args:
+            endpoints: Endpoints of the servers, in order of rank.
+            moves: True if a server may go on on another machine.
         """
         request = self.request
         return replace(
@@ -175,9 +190,7 @@ class Job:
 
     @property
     def moved_file(self) -> Path:
-        """File in which the launcher lists the servers that have moved to another machine, for these
-        processes.
-        """
+        """File in which the launcher lists, for readers, the servers that have moved to another machine."""
         return self.logs.absolute() / MOVED
 
     def log(self, member: Member) -> Path:
@@ -198,42 +211,44 @@ class Job:
         return self.folder / f"left.{_seat(member)}"
 
     def log_folder(self, member: Member) -> Path:
-        """Return the folder of a server's log: each standby has one of its own."""
+        """Return the folder of a server's log of records. Each standby has its own folder."""
         logs = self.logs.absolute()
         return logs / f"standby.{member.rank}.{member.copy}" if member.copy >= 0 else logs
 
 
 def _seat(member: Member) -> str:
-    """In names of files: 1, 1.stage.0, 1.stage.0.copy.2."""
+    """Return the member's number for names of files: "1", "1.stage.0" or "1.stage.0.copy.2"."""
     stage = f".stage.{member.stage}" if member.stage >= 0 else ""
     copy = f".copy.{member.copy}" if member.copy >= 0 else ""
     return f"{member.rank}{stage}{copy}"
 
 
 def job_name(request: JobRequest) -> str:
-    """A name for a job that was given none: the script's and four random digits."""
+    """Return a name for a job without one: the script's name and four random hexadecimal digits."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.script).stem)
     return f"{stem}-{secrets.token_hex(2)}"
 
 
 def command(job: Job, member: Member) -> list[str]:
-    """The command line of a member."""
+    """Return the command line of a member."""
     if member.role == "server" and not job.request.server_script:
-        # -P: the user's folder may hold a numpy.py of its own.
+        # -P keeps the working folder off sys.path, since the user's folder may hold a file like numpy.py.
         return [sys.executable, "-P", "-m", "psfleet_server"]
     return [sys.executable, job.request.script, *job.request.arguments]
 
 
 def unread_variables(request: JobRequest, variables: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each variable of the user in place of which the launcher has a flag."""
-    if (
-        MARKER in variables
-    ):  # a script of a job starts another one, and the variables are those of the first
+    """Return a warning for each variable of the user that the launcher ignores because it has a flag for
+    it."""
+    # The script of a job may start another job: the variables are then the first job's, not the user's.
+    if MARKER in variables:
         return []
     return [
-        f"{one.env} is {variables[one.env]!r}, which psfleet-launch does not pass on; use {one.flag}"
-        for one in settings_of(JobSettings)
-        if one.flag and variables.get(one.env) and getattr(request, one.name) == one.default
+        f"{option.env} is {variables[option.env]!r}, which psfleet-launch does not pass on; use {option.flag}"
+        for option in settings_of(JobSettings)
+        if option.flag
+        and variables.get(option.env)
+        and getattr(request, option.name) == option.default
     ]
 
 
@@ -244,30 +259,36 @@ def child_environment(
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a member: the user's, and the contract of
-    psfleet/core/base/settings/environment.py.
+    """Return the whole environment of a member: the user's variables, and the settings of the job.
+
+    The settings are declared in psfleet/core/base/settings/environment.py. If a variable is given more than
+    once, the order of precedence is: threads that follow from --server-cores and --worker-cores, settings of
+    the job, variables of the job, the user's variables, default sizes of thread pools.
 
     Args:
-        base: The launcher's own environment.
-        cores: Cores that the job may use; None: as the launcher's affinity allows.
+        job: Job of the member.
+        member: Member whose process is to be started.
+        told: Start parameters of the process.
+        base: Environment of the launcher.
+        cores: Number of cores that the job may use, or None for those of the launcher's affinity.
     """
     variables = to_variables(_environment(job, member, told), *_TOLD)
     variables |= to_variables(job.request, LogSettings, NumberSettings)
     if job.request.strategy:
         variables["PSFLEET_STRATEGY"] = json.dumps(job.request.strategy)
     users_own = {name: value for name, value in base.items() if name not in _OWN}
-    own = {MARKER: job.token, **job.variables, "PYTHONUNBUFFERED": "1"}
+    job_variables = {MARKER: job.token, **job.variables, "PYTHONUNBUFFERED": "1"}
     threads = _own_threads(job.request, member.role)
-    return {**_threads(job, member, cores), **users_own, **own, **variables, **threads}
+    return {**_threads(job, member, cores), **users_own, **job_variables, **variables, **threads}
 
 
-def _environment(job: Job, member: Member, told: Told) -> Environment:
+def _environment(job: Job, member: Member, start: Told) -> Environment:
     """Return the environment that a member reads."""
     request, is_server = job.request, member.role == "server"
     copies = request.copies
-    shared = {one.name: getattr(request, one.name) for one in settings_of(JobSettings)}
+    shared = {setting.name: getattr(request, setting.name) for setting in settings_of(JobSettings)}
     store = job.snapshots if request.snapshot_store else ""
-    settings = shared | {"resume": told.resume, "snapshot_store": store}
+    settings = shared | {"resume": start.resume, "snapshot_store": store}
     if not is_server:
         settings |= {"memory": 0, "disk": ""}
     if member.stage >= 0:
@@ -284,12 +305,12 @@ def _environment(job: Job, member: Member, told: Told) -> Environment:
     return Environment(
         role=member.role,
         rank=member.rank,
-        servers=tuple(told.endpoints),
+        servers=tuple(start.endpoints),
         # Servers count seats: each stage of a worker has one.
         workers=len(job.workers) if is_server else request.workers,
         # Workers do not listen yet; what scripts use is the number of them.
         worker_endpoints=("127.0.0.1:0",) * request.workers,
-        standby=member.copy if told.follows else 0,
+        standby=member.copy if start.follows else 0,
         job=job.name,
         log_folder=str(job.log_folder(member) if is_server else logs),
         snapshots=str(logs / "snapshots") if is_server and member.copy >= 0 else "",
@@ -298,14 +319,15 @@ def _environment(job: Job, member: Member, told: Told) -> Environment:
         left_file="" if is_server else str(job.left_file(member)),
         rules_folder=str(request.script_folder) if is_server else "",
         tls=str(job.credentials.get(member.role, "")),
-        listen=told.listen,
+        listen=start.listen,
         relocations=str(job.relocations or ""),
         **settings,
     )
 
 
 def _own_threads(request: JobRequest, role: Role) -> dict[str, str]:
-    """The sizes of thread pools in a process of a role whose cores the user has named; else nothing."""
+    """Return the sizes of thread pools for a role whose number of cores the user has set; else no
+    variables."""
     cores = request.needs(role).cores
     if not cores:
         return {}
@@ -314,14 +336,16 @@ def _own_threads(request: JobRequest, role: Role) -> dict[str, str]:
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:
-    """Defaults for the thread pools of BLAS and torch, which take every core each unless limited.
+    """Return default sizes for the thread pools of BLAS and torch, each of which uses every core unless
+    limited.
 
-    Workers share the cores; servers do no matrix work. OMP_NUM_THREADS is the one variable that
-    OpenBLAS, MKL and torch all heed; the more special ones that a user may set go before it.
+    Workers share the cores, and a server gets one thread since it does no matrix work. OMP_NUM_THREADS is the
+    one variable that OpenBLAS, MKL and torch all follow. A more specific variable of the user, such as
+    MKL_NUM_THREADS, takes precedence over it.
 
-    OPENBLAS_CORETYPE is left alone on purpose. OpenBLAS 0.3.31 takes the AVX-512 kernels by itself
-    (measured: 140 GFLOP/s; 68 where the environment says Haswell), and a job with other kernels
-    than the plain script's would no longer give the same bits.
+    OPENBLAS_CORETYPE is not set on purpose. OpenBLAS 0.3.31 chooses the AVX-512 kernels by itself
+    (measured: 140 GFLOP/s, against 68 if the variable says Haswell), and with other kernels a job would not
+    give the same bits as the script alone.
     """
     available = cores if cores is not None else len(os.sched_getaffinity(0))
     share = max(1, available // len(job.workers)) if member.role == "worker" else 1

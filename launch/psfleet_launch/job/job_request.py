@@ -1,4 +1,10 @@
-"""Settings of a job and of its launch, as flags, job files and a script give them."""
+"""Settings of a job and of its launch: what `psfleet-launch` takes from flags, job files and scripts.
+
+Each setting is declared once, and its flag and key in a job file follow from the declaration
+(psfleet.core.base.settings.declaration). JobRequest describes the job and travels to agents. Launch
+describes where it runs and what the user sees, and stays in the launcher. Values are checked when a
+JobRequest is made, so wrong combinations fail with one line before anything starts.
+"""
 
 import dataclasses
 import sys
@@ -29,7 +35,8 @@ _ALONE = (
     f"at least 1; to train without a cluster run the script by itself; the most are {MOST_WORKERS}"
 )
 _HUNG_AT_LAST = 30
-"""Seconds. After as many, gRPC takes a silent server for gone, and workers wait 30 more for another one."""
+"""Maximum of --hung-after in seconds. After 30 s gRPC counts a silent server as gone, and workers wait
+another 30 for a new one."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class RoleSettings:
 
 @dataclass(frozen=True)
 class _Size:
-    """Program and number of its processes."""
+    """Script of a job and numbers of its servers and workers."""
 
     script: str = setting(dataclasses.MISSING, "The trainer script", names="job.script")
     arguments: tuple[str, ...] = setting((), "Arguments of the script", names="job.arguments")
@@ -93,10 +100,11 @@ class _Size:
 
 @dataclass(frozen=True)
 class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
-    """The job that the user asks for.
+    """Job that the user asks for. Raises ConfigError if settings are wrong or do not go together.
 
     Attributes:
-        strategy: Strategy of the job; it overrides the script's own one, as a strategy file does.
+        strategy: Strategy of the job by part, as in {"pipeline": {"stages": 2}}. It overrides the script's
+            strategy, like a strategy file.
     """
 
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -129,39 +137,40 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
 
     @property
     def script_folder(self) -> Path:
-        """Folder in which servers look for the modules of rules."""
+        """Folder of the script, where servers look for the modules of --rules."""
         return Path(self.script).absolute().parent
 
     def needs(self, role: str) -> Resources:
-        """Return the machine resources promised to a server or a worker; none that the user does not name."""
+        """Return the resources promised to a server or a worker. A resource that the user does not set is
+        0."""
         if role == "worker":
             return Resources(self.worker_cores, self.worker_memory)
         return Resources(self.server_cores, self.memory)
 
     @property
     def keeps_log(self) -> bool:
-        """Servers can be started again, each by itself."""
+        """True if servers keep a log, so that each can be restarted alone."""
         return self.durability in ("log", "log+fsync")
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Snapshots are taken now and then, so that workers keep their place in the data."""
+        """True if snapshots are taken regularly."""
         return bool(self.snapshot_every or self.durability == "snapshot")
 
     @property
     def watches(self) -> bool:
-        """Hung servers are killed: only if a standby or a log can take over."""
+        """True if hung servers are killed, which needs a standby or a log that can take over."""
         return bool((self.replicas or self.restart_hung) and self.hung_after)
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """Processes of each stage of a worker."""
+        """Number of processes of each stage of a worker; (1,) for a worker without stages."""
         pipeline = self.strategy.get("pipeline", {})
         return tuple(pipeline.get("copies") or [1] * int(pipeline.get("stages", 1)))
 
     @property
     def server_count(self) -> ServerCount:
-        """The servers with which it starts, and how many it may get."""
+        """Number of servers at the start, and the maximum that scaling may reach."""
         return self.servers if isinstance(self.servers, ServerCount) else ServerCount(self.servers)
 
     def __post_init__(self) -> None:
@@ -174,8 +183,8 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
         if self.replicas and self.server_script:
             raise ConfigError("--replicas does not go with --server-script; leave one of them out")
         if not Path(self.script).is_file():
-            what = "is a folder" if Path(self.script).is_dir() else "does not exist"
-            raise ConfigError(f"script {self.script!r} {what}; name a Python file")
+            problem = "is a folder" if Path(self.script).is_dir() else "does not exist"
+            raise ConfigError(f"script {self.script!r} {problem}; name a Python file")
         check_source(Path(self.script), f"script {self.script!r}")
         self._check_rules()
         if self.port and not has_ports(self.port, self.servers):
@@ -188,8 +197,8 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
         for module in self.rules:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ConfigError(f"--rules is {module!r}; name a module, as in my_rules")
-            places = [str(self.script_folder), *sys.path]
-            spec = PathFinder.find_spec(module.partition(".")[0], places)
+            search_path = [str(self.script_folder), *sys.path]
+            spec = PathFinder.find_spec(module.partition(".")[0], search_path)
             if spec is None:
                 raise ConfigError(
                     f"--rules is {module!r}, a module that is neither beside the script (in "
@@ -220,8 +229,7 @@ class Launch:
     """Settings of a launch: the machines of the job, its name, and its console output.
 
     Attributes:
-        of_engine: Further settings of the engine; None: none were given. Each engine declares them in its own
-            file.
+        of_engine: Settings of the engine, of the class that its module declares, or None for the defaults.
     """
 
     engine: str = setting(
@@ -298,5 +306,5 @@ class Launch:
     of_engine: object = None
 
     def of(self, settings: type[T]) -> T:
-        """Return the settings of the engine that declares them; the defaults if none were given."""
+        """Return the settings of this class, or their defaults if the user gave none."""
         return self.of_engine if isinstance(self.of_engine, settings) else settings()

@@ -1,22 +1,22 @@
-"""Memory and processors of one machine, and the parts of them that each server and each worker may use."""
+"""Cores and memory of a machine, and the amounts of them that the job promises to each server and worker."""
 
 import os
 import sys
 from dataclasses import dataclass
 
-_ROOM = 512 << 20  # bytes of a server while it takes calls, or of a launcher and an agent
+_ROOM = 512 << 20  # bytes that a server needs beside its tables, or a launcher and an agent need
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Cores, and memory in bytes."""
+    """Number of cores, and bytes of memory."""
 
     cores: int = 0
     memory: int = 0
 
     @classmethod
     def of_this_machine(cls) -> "Resources":
-        """Return the resources that processes may use here; other processes may be using some of them."""
+        """Return the cores that this process may use, and all memory of the machine, whether free or not."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return cls(len(os.sched_getaffinity(0)), memory)
 
@@ -31,11 +31,13 @@ class Resources:
 
     @property
     def with_headroom(self) -> "Resources":
-        """Return these, with memory that suffices where a process that takes more is killed."""
+        """These resources with memory for a container, which is killed when it uses more: 25 % and 512 MiB on
+        top.
+        """
         return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
 
     def said(self, request: "Resources") -> str:
-        """Return, for people, those of them that the request has."""
+        """Return these resources as words for people, but only those that the request asks for."""
         cores = _cores(self.cores) if request.cores else ""
         memory = f"{self.memory / 2**30:.1f} GiB" if request.memory else ""
         return " and ".join(filter(None, (cores, memory)))

@@ -1,4 +1,9 @@
-"""Start of a job's process and of its guard, and the files of what they write."""
+"""Starts processes that cannot outlive the launcher, and keeps their log files.
+
+Every process has its own session, so Ctrl-C in the terminal reaches the launcher alone, and a signal can be
+sent to the process and its children together. The kernel kills the process when the launcher dies; the
+guard, a separate process, kills what its children have started.
+"""
 
 import contextlib
 import ctypes
@@ -20,13 +25,13 @@ _LIBC = ctypes.CDLL(None)
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """The file, empty and unbuffered; for its owner only, since scripts print what they like.
+    """Open a new, unbuffered log file that only its owner can read, since scripts may print secrets.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     try:
-        path.unlink(missing_ok=True)  # an earlier one may have been open to others
+        path.unlink(missing_ok=True)  # a file of an earlier job may be readable by others
         return open(path, "wb", buffering=0, opener=_private)  # the caller closes it
     except OSError as error:
         raise ConfigError(
@@ -47,13 +52,17 @@ def spawn(
     ordered: bool = False,
     kept: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; call from the main thread.
+    """Start a process in a new session, which the kernel kills when the launcher dies.
+
+    Call it from the main thread: the kernel kills the process when the thread that started it ends.
 
     Args:
-        log: Takes its standard output and errors.
-        piped: Leave both to the caller, as `process.stdout` and `process.stderr`.
-        ordered: It takes orders on its standard input, `process.stdin`.
-        kept: File descriptors that it gets, with the same numbers.
+        command: Command with its arguments.
+        environment: Whole environment of the process.
+        log: File for standard output and standard error.
+        piped: True to leave both to the caller instead, as `process.stdout` and `process.stderr`.
+        ordered: True if the process reads commands from the caller on `process.stdin`.
+        kept: File descriptors that the process inherits, with the same numbers.
     """
     launcher = os.getpid()
     return subprocess.Popen(
@@ -70,14 +79,18 @@ def spawn(
 
 
 def _die_with(launcher: int) -> None:
-    """In the new process: have the kernel kill it when the thread that started it is gone."""
+    """Make the kernel kill this new process when the thread that started it ends. Runs before exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # gone before the kernel knew
+    # If the launcher died before the call above, the signal will not come.
+    if os.getppid() != launcher:
         os._exit(1)
 
 
 def start_guard(token: str, folder: Path) -> subprocess.Popen[bytes]:
-    """The guard of a job, waiting. It runs outside the job: in a session of its own, unmarked."""
+    """Start the guard of a job, which waits for the launcher's end.
+
+    It has its own session, and no marker in its environment, so that a sweep of the job does not kill it.
+    """
     environment = {name: value for name, value in os.environ.items() if name != guard.MARKER}
     return subprocess.Popen(
         [sys.executable, "-I", "-S", guard.__file__, token, str(folder)],
@@ -90,7 +103,7 @@ def start_guard(token: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def dismiss_guard(process: subprocess.Popen[bytes]) -> None:
-    """Send the guard word that the launcher has cleared up, and wait for its end."""
+    """Tell the guard that the launcher has cleaned up, and wait for its end."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(guard.IN_ORDER)
@@ -98,24 +111,25 @@ def dismiss_guard(process: subprocess.Popen[bytes]) -> None:
 
 
 def send(process: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to the process and to all of its group, unless it has ended."""
-    if process.returncode is None:  # not reaped, so the id is still this group's
+    """Send a signal to the process and its process group, unless the process has ended."""
+    # Until the process is reaped, the kernel gives its id to no other process.
+    if process.returncode is None:
         os.killpg(process.pid, number)
 
 
 def children_without_grpc() -> None:
-    """Keep gRPC out of forks of this process; call from the main thread, before gRPC is imported.
+    """Turn off gRPC's support for forks in this process. Call from the main thread, before importing gRPC.
 
-    It starts its threads again in a fork, also between `fork` and `exec`, where their files are closed
-    already: now and then the new process aborts (grpc/grpc#43055). The launcher's children get
-    `os.environ`, which `putenv` leaves alone.
+    gRPC restarts its threads in a forked process, also between `fork` and `exec`, when their files are
+    already closed; sometimes the new process aborts (grpc/grpc#43055). `putenv` sets the variable for gRPC
+    in this process only: children get a copy of `os.environ`, which it does not change.
     """
     if _FORKS not in os.environ:
         os.putenv(_FORKS, "0")
 
 
 class MemberLogs:
-    """One file per member, opened when it is first used."""
+    """Log files of the members, one for each, opened at first use."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -123,31 +137,31 @@ class MemberLogs:
         self._loses_output = False
 
     def open_all(self) -> None:
-        """Open those of all seats.
+        """Open the logs of all servers and workers, to find out early whether they can be written.
 
         Raises:
-            ConfigError: One cannot be written.
+            ConfigError: A log cannot be written.
         """
         for member in (*self._job.servers, *self._job.workers):
             self.file(member)
 
     def file(self, member: Member) -> IO[bytes]:
-        """The member's log, open for writing."""
+        """Return the member's log, open for writing."""
         if member not in self._files:
             self._files[member] = open_log(self._job.log(member))
         return self._files[member]
 
     def write(self, member: Member, data: bytes) -> str:
-        """Write output of a member; if its log takes no more, as on a full disk, the job goes on.
+        """Write output of a member to its log. If that fails, as on a full disk, the job goes on.
 
         Returns:
-            What to say of that, the first time; else nothing.
+            Warning at the first failure of any log, else "".
         """
-        log, rest = self.file(member), memoryview(data)
+        log, remaining = self.file(member), memoryview(data)
         try:
-            # A log that becomes full takes the first bytes and refuses those after them.
-            while rest:
-                rest = rest[log.write(rest) :]
+            # On a disk that becomes full a write stores only the first bytes, and the next write fails.
+            while remaining:
+                remaining = remaining[log.write(remaining) :]
         except OSError as error:
             if not self._loses_output:
                 self._loses_output = True

@@ -1,7 +1,8 @@
-"""Checks before anything starts, so that one line says at once what a process would refuse.
+"""Checks of the script, variables and devices before anything starts, so that an error is one line and
+comes at once.
 
-A server refuses a wrong device or variable only after it has loaded, and a worker a wrong script after all
-servers are ready.
+Without them a server would refuse a wrong device or variable after it has loaded, and a worker a wrong
+script after all servers are ready.
 """
 
 import os
@@ -22,7 +23,7 @@ from psfleet.core.runtime.strategy import resolve
 
 def check_source(path: Path, what: str) -> None:
     """Refuse a Python file that cannot be compiled; `what` names it, as in "script 'train.py'"."""
-    # Archives and compiled files, which Python runs too, are not read.
+    # Python also runs archives and compiled files. They are not checked.
     if path.suffix == ".pyc" or zipfile.is_zipfile(path):
         return
     try:
@@ -37,12 +38,12 @@ def check_source(path: Path, what: str) -> None:
 
 
 def check_variables(variables: Mapping[str, str] = os.environ) -> None:
-    """Refuse a value of the launcher's own environment that it would pass on, and each process refuse."""
+    """Refuse a wrong variable of the user, which every process of the job would inherit and refuse."""
     resolve(None, from_variables(UserSettings, variables).get("strategy", ""))
 
 
 def check_this_machine(settings: JobSettings) -> None:
-    """Refuse a GPU or folder for tables that this machine, on which the servers run, does not have."""
+    """Refuse a GPU or a folder for tables that this machine does not have. For servers that run here."""
     if settings.device == "disk" and not settings.disk:
         raise ConfigError("--device is 'disk', which needs a folder; name it with --server-disk")
     if settings.disk:
@@ -55,7 +56,7 @@ def check_this_machine(settings: JobSettings) -> None:
                 "another folder"
             ) from None
     if settings.device == "cuda":
-        # A process of its own, because one that has looked keeps memory of the GPU until it ends.
+        # In another process, because a process that has used CUDA keeps memory of the GPU until it ends.
         look = (
             "from psfleet.core.engine.tables.memory_choice import why_no_gpu; print(why_no_gpu())"
         )

@@ -41,8 +41,8 @@ def process_metrics(timeline: Timeline) -> "list[Metric]":
     labels = ["role", "rank"]
     alive = Counter(map(timeline.who, timeline.alive))
     up = GaugeMetricFamily(f"{PREFIX}process_up", "Processes that run", labels=labels)
-    for who in timeline.known:
-        up.add_metric(list(who), alive[who])
+    for process in timeline.known:
+        up.add_metric(list(process), alive[process])
     metrics: list[Metric] = [up]
     for name, help, counts in (
         ("deaths", "Processes that ended with an error or by a signal", timeline.deaths),
@@ -50,8 +50,8 @@ def process_metrics(timeline: Timeline) -> "list[Metric]":
         ("hung", "Times that a server was silent for too long", timeline.silences),
     ):
         family = CounterMetricFamily(PREFIX + name, help, labels=labels)
-        for who in timeline.known:
-            family.add_metric(list(who), counts[who])
+        for process in timeline.known:
+            family.add_metric(list(process), counts[process])
         metrics.append(family)
     took = SummaryMetricFamily(
         f"{PREFIX}takeover_seconds",

@@ -285,9 +285,11 @@ class JobHistory:
         is_short = len(job.frames) <= _MOST_FRAMES and len(job.events) <= _MOST_EVENTS
         if is_short and self._bytes <= _MOST_BYTES:
             return False
-        most = min(len(job.frames), _MOST_FRAMES) // 2
+        frames_to_keep = min(len(job.frames), _MOST_FRAMES) // 2
         times = [frame["at"] for frame in job.frames]
-        job.frames[:] = [job.frames[n] for n in thinned(times, most, min(_NEWEST, most // 2))]
+        job.frames[:] = [
+            job.frames[n] for n in thinned(times, frames_to_keep, min(_NEWEST, frames_to_keep // 2))
+        ]
         while len(job.events) > _MOST_EVENTS // 2:
             job.events.popleft()
             job.dropped += 1
@@ -310,13 +312,16 @@ class JobHistory:
 
 def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
     """Select the moments to keep, at most `most`: all of the `newest`, and older ones evenly over time."""
-    old, kept = range(max(len(times) - newest, 0)), range(max(len(times) - newest, 0), len(times))
-    bins = most - len(kept)
+    old, newest_moments = (
+        range(max(len(times) - newest, 0)),
+        range(max(len(times) - newest, 0), len(times)),
+    )
+    bins = most - len(newest_moments)
     if len(old) <= bins:
-        return [*old, *kept]
+        return [*old, *newest_moments]
     span = times[old[-1]] - times[0] or 1.0
     last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
-    return [*sorted(last.values()), *kept]
+    return [*sorted(last.values()), *newest_moments]
 
 
 def _rounded(frame: Mapping[str, Any]) -> dict[str, Any]:

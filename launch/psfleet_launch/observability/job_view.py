@@ -162,10 +162,10 @@ def state(job: PastJob, is_running: bool) -> str:
     if is_running and job.code is None:
         return f"Running for {span} (since {since if day == last_day else f'{day} {since}'})"
     until = until if day == last_day else f"{last_day} {until}"
-    when = f"{day}, {since.rpartition(' ')[0]} to {until}"
+    period = f"{day}, {since.rpartition(' ')[0]} to {until}"
     if job.code is None:
-        return f"No end is recorded: its launcher was killed after {span} ({when})"
-    return f"Ended with exit code {job.code} after {span} ({when})"
+        return f"No end is recorded: its launcher was killed after {span} ({period})"
+    return f"Ended with exit code {job.code} after {span} ({period})"
 
 
 def _seconds(job: PastJob) -> float:

@@ -194,7 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
         return any(
-            hmac.compare_digest(given.encode(), expected.encode()) for given in (token, bearer)
+            hmac.compare_digest(credential.encode(), expected.encode())
+            for credential in (token, bearer)
         )
 
     def _targets(self) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""Events of the processes of a job, its phases and first failure, and actions on them.
+"""Vocabulary of the supervisor: events of a job's processes, phases, the first failure, and actions.
 
-Events that are a `Message` also travel from an agent to its launcher, as they are.
+Open this file for what may happen to a job and what the launcher may do about it; the decisions are in
+supervisor.py. Events that are a `Message` also travel unchanged from an agent to its launcher.
 """
 
 from collections.abc import Iterable
@@ -15,12 +16,12 @@ from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time limits of the stages of a job, in seconds.
+    """Time limits of the phases of a job, in seconds.
 
     Attributes:
-        start: Until all servers are ready.
+        start: Limit for all servers to become ready.
         leave: Limit for servers to end by themselves after the last worker.
-        grace: Between asking processes to stop and killing them; workers first, then servers.
+        grace: Time between asking processes to stop and killing them, first for workers, then for servers.
     """
 
     start: float = 120.0
@@ -30,11 +31,15 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Failure:
-    """First failure of a job. `code` None: the member did not end, it was not ready in time or out of reach.
+    """First failure of a job.
 
     Attributes:
-        cause: Why it ended, where the engine knows that for certain.
-        usage: Resources that it had used.
+        member: Member that failed.
+        code: Exit code of the member as in subprocess, or None if it did not end but was not ready in time or
+            cannot be reached.
+        why: Reason as the supervisor knows it, or "".
+        cause: Reason why the process ended, where the engine knows it for certain, or "".
+        usage: Resources that the process had used, for people.
     """
 
     member: Member
@@ -45,14 +50,14 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The job's exit code; for a signal 128 and its number, as shells say it."""
+        """The job's exit code; for a signal 128 plus its number, as in shells."""
         if self.code is None:
             return 1
         return 128 - self.code if self.code < 0 else self.code or 1
 
 
 class Phase(Enum):
-    """Phases of a job."""
+    """Phases of a job; supervisor.py draws the transitions."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -64,7 +69,7 @@ class Phase(Enum):
 
 
 class ServerReady(Message, frozen=True):
-    """A server answers, at this endpoint."""
+    """A server or standby is ready, at this endpoint."""
 
     member: Member
     endpoint: str = ""
@@ -72,20 +77,23 @@ class ServerReady(Message, frozen=True):
 
 @dataclass(frozen=True)
 class ServerUnreachable:
-    """A server that starts listens, and another machine cannot connect to it; `why` names that machine."""
+    """A starting server listens, but another machine cannot connect to it; `why` names that machine."""
 
     member: Member
     why: str
 
 
 class ProcessExited(Message, frozen=True):
-    """A process has ended. `code` as in subprocess: the exit code, or minus the signal's number.
+    """A process has ended.
 
     Attributes:
-        left: It is a worker that had left the fleet before.
-        cause: Why, where the engine knows more than the code says: memory ran out, its machine is lost.
-        usage: Resources that it has used, for people.
-        is_final: Nothing can start it again.
+        member: Member that the process served.
+        code: Exit code as in subprocess: minus the signal's number if a signal killed the process.
+        left: True for a worker that had left the fleet before.
+        cause: Cause of the end, where the engine knows more than the code says: memory ran out, or the
+            machine is lost.
+        usage: Resources that the process has used, for people.
+        is_final: True if the member cannot be started again.
     """
 
     member: Member
@@ -97,7 +105,7 @@ class ProcessExited(Message, frozen=True):
 
 
 def usage_text(cpu_seconds: float, peak_memory: int) -> str:
-    """Return what a process has used, for people."""
+    """Return the resources that a process has used, for people: "12.3 s of CPU, 1.2 GB at most"."""
     return f"{cpu_seconds:.1f} s of CPU, {number_text(peak_memory, 'bytes')} at most"
 
 
@@ -122,13 +130,14 @@ class ProcessEnding(Message, frozen=True):
 
 @dataclass(frozen=True)
 class MachineCutOff:
-    """A machine cannot be reached. Its processes may live on; their exits come later.
+    """A machine cannot be reached. Its processes may still run; their exits come later.
 
-    Comes again and again until the machine is heard or lost, since others may begin to answer meanwhile.
+    The event is repeated until the machine answers or is given up, because a partner on another machine may
+    begin to answer meanwhile.
 
     Attributes:
         members: Members on the machine.
-        answering: Members on machines that have sent a message just now.
+        answering: Members on machines that have sent a message within the last half second.
     """
 
     members: frozenset[Member]
@@ -137,19 +146,19 @@ class MachineCutOff:
 
 @dataclass(frozen=True)
 class ClockTick:
-    """Nothing but time has passed."""
+    """Time has passed and nothing else has happened."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """The member that is shown has written these bytes."""
+    """The member whose output is shown (worker 0) has written these bytes."""
 
     data: bytes
     is_error: bool
 
 
 class Said(Message, frozen=True):
-    """A line for people, from a server beside its liveness signals, or from the engine itself."""
+    """A line for people, which a server wrote to its liveness pipe, or which the engine itself reports."""
 
     member: Member | None
     text: str
@@ -186,7 +195,7 @@ class SendSignal:
 
 @dataclass(frozen=True)
 class KillHung:
-    """Kill this server or standby: it has been silent for so many seconds."""
+    """Kill this server or standby, which has given no liveness signal for this number of seconds."""
 
     member: Member
     seconds: float
@@ -194,7 +203,7 @@ class KillHung:
 
 @dataclass(frozen=True)
 class ReportHung:
-    """This server has been silent for so many seconds, and is left alone."""
+    """Report that a server has given no liveness signal for this number of seconds, and is left alone."""
 
     member: Member
     seconds: float
@@ -202,7 +211,7 @@ class ReportHung:
 
 @dataclass(frozen=True)
 class ReportLostWorker:
-    """This worker has died for good; the job goes on without it. `left`: the fleet was done with it."""
+    """Report a worker that died for good while the job goes on. `left` says that it was done before."""
 
     member: Member
     code: int
@@ -211,21 +220,21 @@ class ReportLostWorker:
 
 @dataclass(frozen=True)
 class ReportMissingLeave:
-    """This worker has ended well, but has not left the fleet: others may wait for it."""
+    """Report a worker that ended well without leaving the fleet, so that other workers may wait for it."""
 
     member: Member
 
 
 @dataclass(frozen=True)
 class ServersMoved:
-    """The job has another number of servers from now on, and their rows have moved."""
+    """Report that the job has this number of servers from now on, and that their rows have moved."""
 
     servers: int
 
 
 @dataclass(frozen=True)
 class FinishJob:
-    """All processes have ended."""
+    """End the launcher with this exit code, since all processes have ended."""
 
     exit_code: int
 
@@ -245,9 +254,10 @@ Action = (
 
 
 def causes_first(exits: Iterable[ProcessExited]) -> list[ProcessExited]:
-    """Exits that were noticed at the same moment, the likeliest cause first.
+    """Sort exits that were noticed at the same moment so that the likeliest cause comes first.
 
-    A process killed by a signal does not owe that to another; a worker may well fail because of
-    its server, hardly the other way round.
+    The first exit is reported as the failure of the job. A process that a signal killed did not die of
+    another process's error. A worker may well fail because of its server, but hardly a server because of a
+    worker; "server" sorts before "worker".
     """
     return sorted(exits, key=lambda e: (e.code >= 0, e.code == 0, e.member))

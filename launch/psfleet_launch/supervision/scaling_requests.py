@@ -1,13 +1,20 @@
-"""Another number of servers for a running job: the rule of `--servers 2..8`, and how it comes about.
+"""Scaling of the servers of a running job: the rule of `--servers 2..8`, and the launcher's part of a change.
 
-The rule asks for so many that they would be used by three fifths: more when the memory of one is nearly
-full, or their processors are busy for a minute; fewer when a quarter of both has been enough for a minute.
+The rule asks for the number of servers that would be used by 60 %. It asks for more servers when tables
+nearly fill the memory of one, or when all processors were busy for a minute, and for fewer when 25 % of
+both was enough for a minute.
 
-A request is a file in the folder of the job's logs. When the new servers are ready, another file tells
-server 0 where they are. It moves the rows at the workers' next collective, has every server promise to hold
-its part, and says so. Then the launcher decides, who starts every process: none that comes later goes on
-with rows of before, and a move in which one has taken a server's place is given up. Until then a new server
-is none of the job's, and its death gives the move up.
+The launcher and server 0 agree by files in the folder of the job's logs (psfleet.core.base.scaling_files):
+
+    scale.json       user or rule    asks for a number of servers
+    scale.ready      launcher        has started the new servers, and lists all endpoints
+    scale.promised   server 0        has moved the rows at a collective, and every server holds its part
+    scale.done       launcher        decides: these are the servers now, or the change is given up
+
+The launcher decides because it starts every process. A process that starts after the decision finds the new
+servers in scale.done, so it cannot go on with the rows of before. A process that takes a server's place
+during the move has rows of before, so the move is given up. Until the decision a new server does not belong
+to the job, and its death gives the move up too.
 """
 
 import itertools
@@ -33,22 +40,25 @@ from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.job_events import Event, ProcessExited, ServerReady
 
 EVERY = 5.0
-"""Seconds between two looks, about."""
+"""Approximate seconds between two measurements."""
 
 _MINUTE = 60.0
-_FULL, _LITTLE, _WANTED = 0.8, 0.25, 0.6  # parts of what servers have
-_LOOKS = 3  # at memory, so that what a move takes for a moment does not count
+_FULL, _LITTLE, _WANTED = 0.8, 0.25, 0.6  # used fractions: ask for more, ask for fewer, aim at
+_LOOKS = 3
+"""Measurements of memory in a row above `_FULL` before it counts: a move itself needs memory for a short
+time."""
 
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """What all servers of a job use at one moment.
+    """Memory and processor time that the servers of a job use at one moment.
 
     Attributes:
-        at: Seconds of any clock.
+        at: Time of the measurement, in seconds of any clock.
         servers: Number of servers.
-        memory: Part of what --server-memory leaves its tables, of the one that uses most; 0 without a limit.
-        cpu: Seconds of processors that they have had, together.
+        memory: Used fraction of the memory that --server-memory leaves for tables, on the fullest server. 0
+            if there is no limit.
+        cpu: CPU seconds that all servers together have used since they started.
     """
 
     at: float
@@ -59,19 +69,19 @@ class ServerUsage:
 
 @dataclass(frozen=True)
 class WantedServers:
-    """A number of servers, and why they are wanted."""
+    """Number of servers that the rule asks for, with the reason in words."""
 
     servers: int
     why: str
 
 
 def wanted(usages: Sequence[ServerUsage], count: ServerCount, cores: int) -> WantedServers | None:
-    """Return what the job should have in place of what it has; None: nothing else.
+    """Return the number of servers that the job should have, or None if the present number is right.
 
     Args:
-        usages: Figures, oldest first.
-        count: The fewest servers and the most.
-        cores: Cores of a server.
+        usages: Measurements, oldest first.
+        count: Minimum and maximum number of servers.
+        cores: Number of cores of each server.
     """
     same = _of_last_number(usages)
     if len(same) < _LOOKS:
@@ -81,7 +91,9 @@ def wanted(usages: Sequence[ServerUsage], count: ServerCount, cores: int) -> Wan
     if full > _FULL:
         why = f"tables take {full:.0%} of what --server-memory leaves them"
         return _more(servers, full, count, why)
-    start = max((n for n, one in enumerate(same) if one.at <= same[-1].at - _MINUTE), default=None)
+    start = max(
+        (n for n, earlier in enumerate(same) if earlier.at <= same[-1].at - _MINUTE), default=None
+    )
     if start is None:
         return None
     busy = _busy(same[start:], cores)
@@ -97,7 +109,7 @@ def wanted(usages: Sequence[ServerUsage], count: ServerCount, cores: int) -> Wan
 
 
 def _of_last_number(usages: Sequence[ServerUsage]) -> list[ServerUsage]:
-    """The last figures, of as many servers as there are now."""
+    """Return the measurements since the number of servers last changed."""
     same: list[ServerUsage] = []
     for usage in reversed(usages):
         if usage.servers != usages[-1].servers:
@@ -107,7 +119,7 @@ def _of_last_number(usages: Sequence[ServerUsage]) -> list[ServerUsage]:
 
 
 def _busy(usages: Sequence[ServerUsage], cores: int) -> list[float]:
-    """The part of their cores that servers have used between each two looks."""
+    """Return the fraction of all cores that was busy between each two measurements."""
     return [
         max(now.cpu - before.cpu, 0.0) / (now.at - before.at) / (now.servers * cores)
         for before, now in itertools.pairwise(usages)
@@ -115,22 +127,22 @@ def _busy(usages: Sequence[ServerUsage], cores: int) -> list[float]:
 
 
 def _more(servers: int, use: float, count: ServerCount, why: str) -> WantedServers | None:
-    more = min(math.ceil(servers * use / _WANTED), count.most)
-    return WantedServers(more, why) if more > servers else None
+    servers_wanted = min(math.ceil(servers * use / _WANTED), count.most)
+    return WantedServers(servers_wanted, why) if servers_wanted > servers else None
 
 
 @dataclass
 class ScalingStep:
-    """What is to be done now.
+    """Actions that one look at the files calls for. A step without contents asks for nothing.
 
     Attributes:
-        start: New servers.
-        standbys: Those of the servers that are going to be, at `endpoints`.
-        given_up: New servers and standbys that are never going to be the job's.
-        end: Those of them that run.
-        servers: The job has these servers from now on; None: it has what it had.
-        endpoints: Where servers are, or are going to be.
-        said: A line for the user.
+        start: New servers to start.
+        standbys: Standbys to start, which follow the future servers at `endpoints`.
+        given_up: New servers and standbys that will never belong to the job.
+        end: Members of `given_up` that still run, to be ended.
+        servers: Servers of the job from now on, or None if they do not change in this step.
+        endpoints: Endpoints of the future servers, in order of rank.
+        said: Line for the user, or "".
     """
 
     start: tuple[Member, ...] = ()
@@ -143,16 +155,16 @@ class ScalingStep:
 
 
 class ScalingRequests:
-    """Requests for another number of servers, one after the other.
+    """Requests for another number of servers, handled one after the other in the launcher's main thread.
 
     Args:
-        folder: Of the job's logs.
-        refusal: Says why the job cannot have so many servers; empty: it can.
-        asked: Where a new server is asked to listen.
-        standbys: Returns those to start for so many servers, before they hold their rows.
+        folder: Folder of the job's logs.
+        refusal: Returns why the job cannot have this number of servers, or "" if it can.
+        asked: Returns the endpoint on which a new server of this rank is to listen.
+        standbys: Returns the standbys to start for this number of servers, before these hold their rows.
 
     Attributes:
-        under_way: One has begun, and its outcome is not known yet.
+        under_way: True while a request has begun and its outcome is not known yet.
     """
 
     def __init__(
@@ -166,16 +178,18 @@ class ScalingRequests:
         self._refusal = refusal
         self._asked = asked
         self._standbys = standbys
-        self._number = 0  # of the last request that was begun
+        self._number = 0  # number of the last request that was begun
         self.under_way = False
-        self._told: tuple[str, ...] = ()  # where they are going to be, as server 0 knows
-        self._why = ""  # it is given up
-        self._new: dict[Member, str] = {}  # where they are; empty: not ready
-        self._prepared: set[Member] = set()  # standbys
+        self._told: tuple[
+            str, ...
+        ] = ()  # endpoints of the future servers, as written to scale.ready
+        self._why = ""  # reason to give the request up, kept until it could be written
+        self._new: dict[Member, str] = {}  # endpoint of each new server, or "" until it is ready
+        self._prepared: set[Member] = set()  # standbys of the future servers
         self._ended: set[Member] = set()
 
     def is_new(self, member: Member) -> bool:
-        """Return whether the member is a new server, or a standby, that is none of the job's yet."""
+        """Return whether the member is a new server or standby that does not belong to the job yet."""
         return member in self._new or member in self._prepared
 
     @property
@@ -185,17 +199,22 @@ class ScalingRequests:
 
     @property
     def ready(self) -> set[Member]:
-        """New servers that run and are none of the job's yet."""
+        """New servers that are ready and do not belong to the job yet."""
         return {
-            member for member, found in self._new.items() if found and member not in self._ended
+            member
+            for member, endpoint in self._new.items()
+            if endpoint and member not in self._ended
         }
 
     def endpoints(self, present: Sequence[str]) -> list[str]:
-        """Where the servers are going to be, for a new one."""
-        return [*present, *(found or self._asked(new.rank) for new, found in self._new.items())]
+        """Return the endpoints that a new server is given: the present servers, then the new ones."""
+        return [
+            *present,
+            *(endpoint or self._asked(new.rank) for new, endpoint in self._new.items()),
+        ]
 
     def take(self, event: Event) -> None:
-        """Something has happened to a new server."""
+        """Note that a new server is ready or has ended."""
         match event:
             case ServerReady(member, endpoint) if member in self._new:
                 self._new[member] = endpoint
@@ -203,7 +222,11 @@ class ScalingRequests:
                 self._ended.add(member)
 
     def step(self, present: Sequence[str]) -> ScalingStep:
-        """Look at the files, for a job whose servers are there."""
+        """Read the files and return the actions to take; `present` are the endpoints of the job's servers.
+
+        Raises:
+            OSError: A file cannot be written, as on a full disk. Call again later.
+        """
         if not self.under_way:
             return self._begin(present)
         if self._why:
@@ -213,10 +236,11 @@ class ScalingRequests:
         return self._wait_for_promise(present)
 
     def give_up(self, why: str, present: Sequence[str]) -> ScalingStep:
-        """Let the job keep its servers, unless another number of them is decided."""
+        """Let the job keep its servers, unless the request is decided already or there is none."""
         if not self.under_way:
             return ScalingStep()
-        self._why = why  # also where it cannot be written yet
+        # Before the write: if the disk is full, `step` tries again, and must not decide for the move instead.
+        self._why = why
         return self._over(self._refused(why, present))
 
     def _begin(self, present: Sequence[str]) -> ScalingStep:
@@ -269,10 +293,14 @@ class ScalingRequests:
 
     def _decide(self) -> ScalingStep:
         endpoints, number = self._told, self._number
+        # The file is the decision: until it exists the job has its old servers, from then on the new ones. So
+        # this object must not change before it is certain whether the file exists.
         try:
             write_scaled(self._folder, Scaled(number, endpoints, number))
         except OSError:
-            if read_scaled(self._folder).generation != number:  # it may be there all the same
+            if (
+                read_scaled(self._folder).generation != number
+            ):  # it was written in spite of the error
                 raise
         servers = tuple(Member("server", rank) for rank in range(len(endpoints)))
         self._new, self._prepared = {}, set()

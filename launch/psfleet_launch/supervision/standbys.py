@@ -1,10 +1,14 @@
-"""Primary and standby of each server: which of them hangs, and which standby takes over.
+"""Failover of servers: detects hung processes, and decides which standby takes over and when the next starts.
 
-The launcher alone decides: it knows at once, and for certain, when a process has ended. It
-promotes only a standby that the primary waits for (its ready file says so), so all that was acknowledged
-is in the standby. It releases a primary from a standby only after that one can never be promoted.
+The launcher alone decides, because it knows at once and for certain when a process has ended. Two rules keep
+every acknowledged push:
 
-Pure, like the supervisor.
+- Only a ready standby is promoted. Its ready file says that the primary waits for it before it acknowledges
+  anything, so the standby has all that was acknowledged.
+- A primary is released from waiting for a standby only once that standby can never be promoted. In the other
+  order the primary could acknowledge a push that the promoted standby does not have.
+
+Pure, like the supervisor: no process, no clock. Times are seconds of the launcher's clock.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,19 +17,21 @@ from dataclasses import dataclass, field
 from psfleet_launch.job.job_plan import Member
 
 _STEP = 0.5
-"""Seconds, the most that count between two looks; the launcher looks twice as often."""
+"""Maximum of seconds that count between two looks. The launcher looks about every 0.25 s, so a longer gap
+means that the launcher itself did not run."""
 
 
 @dataclass
 class HangDetector:
-    """Times of the last liveness signal of each process.
+    """Detector of hung servers and standbys, by the time of each process's last liveness signal.
 
-    Each writes one to a pipe of its own a few times per second (psfleet_server.engine.liveness). Silence is
-    counted in time that the launcher has itself been awake: after all processes were stopped, as when a
-    machine sleeps, no member counts as silent. Of a server and its standby only one is given up, and only
-    after a later signal of the other: two that are silent may wake in any order, and whichever wakes first
-    has all that was acknowledged. A server without a standby is given up if it gave no signal while the
-    launcher was awake for so long.
+    Each process writes a byte to its pipe a few times per second (psfleet_server.engine.liveness). Silence is
+    counted in time during which the launcher itself was awake: when a whole machine was suspended, no member
+    counts as silent.
+
+    Of a server and its standby at most one is given up, and only after a later signal of its partner. If both
+    are silent, both are left: they may wake in any order, and either of them has all that was acknowledged. A
+    server without a standby has hung after `patience` alone.
 
     Attributes:
         patience: Seconds of silence after which a process counts as hung.
@@ -37,7 +43,7 @@ class HangDetector:
     _last_signals: dict[Member, float] = field(default_factory=dict)
 
     def look(self, at: float) -> None:
-        """It is `at`, in seconds of the launcher's clock."""
+        """Advance the time to `at`, in seconds of the launcher's clock. Call it at least every 0.5 s."""
         if self._looked is not None:
             self._awake += min(at - self._looked, _STEP)
         self._looked = at
@@ -47,22 +53,22 @@ class HangDetector:
         self._last_signals[member] = self._awake
 
     def forget(self, member: Member) -> None:
-        """The member has ended, or is about to: its silence means nothing."""
+        """Stop watching a member that has ended or is about to: its silence means nothing."""
         self._last_signals.pop(member, None)
 
     def is_silent(self, member: Member) -> bool:
-        """Return whether this member, alone in its place, has been silent for longer than `patience`."""
+        """Return whether this member, which has no standby, has been silent for longer than `patience`."""
         return self._last_signals.get(member, self._awake) + self.patience < self._awake
 
     def has_hung(self, member: Member, other: Member) -> bool:
-        """Return whether to give up this member of a pair: it is silent, and the other one is not."""
+        """Return whether to give up this member: its partner `other` has signalled `patience` after it."""
         silent_from = self._last_signals.get(member, self._awake) + self.patience
         return silent_from < self._last_signals.get(other, 0.0)
 
 
 @dataclass(frozen=True)
 class PromoteStandby:
-    """Promote this standby to its server's primary, with this term."""
+    """Promote the standby `member` to primary, with this term, in the place of the ended `before`."""
 
     member: Member
     before: Member
@@ -71,7 +77,7 @@ class PromoteStandby:
 
 @dataclass(frozen=True)
 class ReleaseStandbys:
-    """Release this primary from its standbys up to this number: they will never take over."""
+    """Tell the primary `member` not to wait for its standbys up to number `attach`: they never take over."""
 
     member: Member
     attach: int
@@ -79,23 +85,25 @@ class ReleaseStandbys:
 
 @dataclass
 class Standbys:
-    """The standbys of a job; a member's `copy` is the number of its attachment.
+    """Primary and standby of every server of a job. A member's `copy` numbers the standbys of its server.
 
     A standby that ended or took over is replaced at once, unless its server has had `most` replacements in
-    the last `within` seconds: one that cannot live, as on a full disk, must not be filled again and again.
-    The next one then starts as soon as the rate allows it. Moves to another number of servers do not count.
+    the last `within` seconds. A standby that cannot live, as on a full disk, would otherwise be sent all rows
+    again and again. The next standby starts as soon as the rate allows it. Standbys that are renewed because
+    the number of servers changes do not count.
 
     Attributes:
-        most, within: Replacements that a server may have in that many seconds.
-        now: Seconds of the caller's clock, which sets it.
-        delayed: For each server whose next standby has to wait, the time from which it may start.
+        most: Number of replacements that a server may have in `within` seconds.
+        within: Seconds over which replacements are counted.
+        now: Present time, in seconds of the caller's clock. The caller sets it.
+        delayed: Earliest start of the next standby, for each server that has had too many.
         primary: Primary of each server.
-        standby: Standby that follows it; a standby that was lost for good is not there.
+        standby: Standby that follows each primary. A server without one is missing.
         ready: Standbys that may be promoted.
-        promoted: Those that take over at the moment; only then the next standby is started, for what
-            it costs to start one would make the takeover slower.
-        terms: Terms of each server: 1, and 1 more for every takeover.
-        prepared: Standbys of the servers that the job is going to have, if rows move.
+        promoted: Standbys that take over at the moment. The next standby of their servers starts when they
+            are ready, because starting a process would slow the takeover.
+        terms: Term of each server's primary. It begins with 1 and grows by 1 with every takeover.
+        prepared: Standbys of the servers that the job is going to have, while rows move. Empty otherwise.
     """
 
     most: int = 20
@@ -112,7 +120,7 @@ class Standbys:
     _replaced: dict[int, list[float]] = field(default_factory=dict)
 
     def begin(self, servers: Iterable[Member]) -> tuple[Member, ...]:
-        """The servers are ready; the standbys that are to be started."""
+        """Begin with these servers as primaries, all ready, and return the standbys to start."""
         self.primary = {member.rank: member for member in servers}
         self.standby, self.ready, self.promoted, self.delayed = {}, set(), set(), {}
         self.terms = dict.fromkeys(self.primary, 1)
@@ -120,7 +128,7 @@ class Standbys:
 
     @property
     def awaited(self) -> set[Member]:
-        """Members whose ready files are to come: standbys, and those that take over."""
+        """Members that are not ready yet: standbys that catch up, and promoted standbys."""
         return set(self.standby.values()) - self.ready | self.promoted
 
     def follows(self, member: Member) -> bool:
@@ -128,7 +136,7 @@ class Standbys:
         return self.standby.get(member.rank) == member
 
     def is_ready(self, member: Member) -> tuple[Member, ...]:
-        """Note that the member is ready; return the standby to start."""
+        """Note that the member is ready, and return the standby to start, if it was promoted."""
         if self.follows(member) or self.prepared.get(member.rank) == member:
             self.ready.add(member)
         if member not in self.promoted:
@@ -137,7 +145,7 @@ class Standbys:
         return self._replacement(member.rank)
 
     def due(self) -> tuple[Member, ...]:
-        """Return the standbys to start that had to wait until now."""
+        """Return the delayed standbys whose time has come, to be started."""
         ranks = [rank for rank, at in self.delayed.items() if at <= self.now]
         return tuple(standby for rank in ranks for standby in self._replacement(rank))
 
@@ -158,7 +166,10 @@ class Standbys:
         return reasons
 
     def pairs(self) -> Iterator[tuple[Member, Member]]:
-        """Members that can be given up, each with the one that then goes on alone."""
+        """Yield each member that can be given up, with its partner, which then goes on alone.
+
+        A primary can be given up only for a ready standby; a standby always.
+        """
         for rank, heir in self.standby.items():
             if heir in self.ready:
                 yield self.primary[rank], heir
@@ -170,9 +181,10 @@ class Standbys:
         return self.primary.get(rank) == member and self.standby.get(rank) in self.ready
 
     def take_over(self, member: Member) -> PromoteStandby | None:
-        """Return the standby that takes over from an ended primary; None: there is none.
+        """Promote the ready standby of an ended primary, or return None if there is none.
 
-        The ready file of who does is to be removed before it hears of that.
+        The caller removes the standby's ready file before it sends the command. The next ready file then
+        means that the takeover is complete.
         """
         if not self.has_heir(member):
             return None
@@ -187,24 +199,28 @@ class Standbys:
         return PromoteStandby(heir, member, self.terms[rank])
 
     def replace(self, member: Member) -> tuple[ReleaseStandbys, tuple[Member, ...]]:
-        """This standby has ended: its primary must not wait for it; the next standby."""
+        """Drop a standby that has ended. Return its primary's release, and the next standby to start."""
         rank = member.rank
         del self.standby[rank]
         self.ready.discard(member)
         return ReleaseStandbys(self.primary[rank], member.copy), self._replacement(rank)
 
     def prepare(self, servers: int) -> tuple[Member, ...]:
-        """The job may have so many servers soon; the standbys to start for what they are going to hold."""
+        """Return the standbys to start for a job that may soon have this number of servers.
+
+        They receive the moved rows while the present standbys go on following the present servers.
+        """
         self.prepared = {rank: self._numbered(rank) for rank in range(servers)}
         return tuple(self.prepared.values())
 
     def renew(self, servers: int) -> tuple[list[Member], list[ReleaseStandbys], list[Member]]:
-        """The job has so many servers, whose rows none of the present standbys has.
+        """Go over to this number of servers, whose rows none of the present standbys has.
 
-        Those that were prepared follow from now on; where there are none others are started.
+        Prepared standbys follow from now on. A server without a prepared standby gets a new one.
 
         Returns:
-            The members to end, the primaries' releases, and the standbys to start.
+            The members to end (removed primaries, all former standbys), the releases of the remaining
+            primaries from their former standbys, and the standbys to start.
         """
         leavers = [member for rank, member in self.primary.items() if rank >= servers]
         before, self.standby, self.prepared = [*self.standby.values()], self.prepared, {}
@@ -215,6 +231,7 @@ class Standbys:
             rank: self.primary.get(rank, Member("server", rank)) for rank in range(servers)
         }
         self.terms = {rank: self.terms.get(rank, 1) for rank in self.primary}
+        # A primary must no longer wait for its former standby, or it would acknowledge nothing.
         released = [
             ReleaseStandbys(self.primary[member.rank], member.copy)
             for member in before
@@ -228,7 +245,7 @@ class Standbys:
         return [*leavers, *before], released, started
 
     def _replacement(self, rank: int) -> tuple[Member, ...]:
-        """The next standby of a server that has lost one; none yet if it has lost too many of late."""
+        """Return the next standby of a server; empty, with the start delayed, if there were too many."""
         recent = [at for at in self._replaced.get(rank, []) if at > self.now - self.within]
         if len(recent) >= self.most:
             self.delayed[rank] = (recent[0] if recent else self.now) + self.within

@@ -4,7 +4,13 @@ STARTING --all servers ready--> TRAINING --all workers done--> LEAVING --servers
     ^  `--------- a failure or a signal, from any of these ---------> STOPPING ---------> DONE
     `-- all ended -- GOING_BACK <--a server died, snapshots are kept-- TRAINING
 
-Pure: no process, no clock, no signal handler. Times are seconds of whatever clock the caller uses.
+A job survives a death if one of the remedies in `_died` applies: a standby takes over, a log is replayed, a
+worker gets a new process or is done without, or the whole job goes back to its last snapshot. Otherwise the
+first failure ends the job: workers stop first, then servers, and a process that outlives its grace period is
+killed.
+
+Pure: no process, no clock, no signal handler. JobRunner passes the events in, one at a time, and performs
+the actions. Times are seconds of any clock, as long as the caller always uses the same one.
 """
 
 import signal
@@ -43,22 +49,28 @@ class Supervisor:
     """The state of one job. Call `begin` once, then `handle` with every event.
 
     Attributes:
-        alive: Started and not ended.
-        failure: The first one.
-        asked: The signal that ended the job, if one did.
+        timeouts: Time limits of starting, leaving and stopping.
+        phase: Phase of the job.
+        alive: Members that were started and have not ended.
+        awaited: Servers that were started and are not ready yet.
+        failure: First failure of the job, or None.
+        asked: Number of the signal that ended the job, or None if none did.
         restarts: Number of restarts allowed for each server that dies during training; needs a log.
         restarted: Number of restarts of each member so far.
         worker_restarts: Number of restarts allowed for each worker that dies during training.
-        spares_workers: A worker that dies for good does not end the job while others train.
+        spares_workers: True if the job goes on when a worker dies for good, as long as others train.
         rollbacks: Number of times that the whole job may go back to its last snapshot when a server dies.
-        generation: Number of times that it has gone back.
-        over: Servers that have ended by themselves during training, as every worker had reported that it
-            leaves.
-        standbys: Standbys that follow the servers and take over when they die; None: there are none.
-        watch: Detector of hung servers; None: none is given up for silence.
-        restarts_hung: A server without a standby is given up too; only where `restarts` are.
-        hung: Those that were given up and killed, or are left alone in their silence.
-        stopped: Members that were asked to stop, in that order; `killed`: those that had to be.
+        generation: Number of times that the job has gone back.
+        over: Servers that ended by themselves during training, which they do once every worker has reported
+            that it leaves.
+        standbys: Standbys that follow the servers and take over when they die, or None without standbys.
+        watch: Detector of hung servers, or None if no process is given up for silence.
+        restarts_hung: True if a hung server without a standby is killed, to go on from its log. Needs
+            `restarts`.
+        hung: Members that were killed because they were silent, and silent servers that are left alone.
+        stopped: Members that were sent a signal to stop, in that order.
+        killed: Members among `stopped` that were sent SIGKILL.
+        deadline: Time at which the phase has lasted too long, or infinity.
     """
 
     servers: tuple[Member, ...]
@@ -121,11 +133,12 @@ class Supervisor:
                 return [*self._start_delayed(), *self._give_up_hung()]
 
     def rescale(self, servers: tuple[Member, ...]) -> list[Action]:
-        """The job has these servers from now on; those that it has no more are asked to end."""
+        """Replace the job's servers, whose rows have moved already, and ask removed servers to end."""
         leavers = tuple(member for member in self.servers if member not in servers)
         released: list[ReleaseStandbys] = []
         started: list[Member] = []
         if self.standbys is not None:
+            # JobRunner has started these itself, before the move was certain. `renew` makes them the job's.
             self.alive |= {*self.standbys.prepared.values()}
             ended, released, started = self.standbys.renew(len(servers))
             leavers = tuple(ended)
@@ -138,7 +151,7 @@ class Supervisor:
 
     @property
     def primaries(self) -> set[Member]:
-        """The servers, of each the process that answers for it."""
+        """The process that serves each shard now: the server, or the standby that took over from it."""
         return set(self.standbys.primary.values() if self.standbys else self.servers)
 
     def validate(self) -> None:
@@ -148,8 +161,6 @@ class Supervisor:
         assert self.killed <= set(self.stopped)
         assert self.alive or self.phase is Phase.DONE
         assert (self.failure or self.asked) or self.phase not in (Phase.STOPPING_WORKERS,)
-
-    # -- in order --------------------------------------------------------------------------------
 
     def _start(self, members: tuple[Member, ...]) -> list[Action]:
         self.alive |= set(members)
@@ -169,7 +180,7 @@ class Supervisor:
     def _exited(self, exited: ProcessExited, at: float) -> list[Action]:
         member = exited.member
         if member not in self.alive:
-            return []  # it was given up before
+            return []  # given up before, as when its machine was cut off; its death was handled then
         self.alive.discard(member)
         if self.watch is not None:
             self.watch.forget(member)
@@ -181,13 +192,17 @@ class Supervisor:
             return self._going_back(at)
         if awaited:
             return self._died(exited, at, "ended before it was ready")
+        # All workers are done, so the job needs neither a standby nor a server whose pushes are all kept in
+        # its log or on its standby: such a death is no failure.
         if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
-            orphan = self._orphan(member)  # no other process ends it
+            orphan = self._orphan(
+                member
+            )  # its primary died before it could tell the standby to end
             return [SendSignal((orphan,), signal.SIGTERM)] if orphan else self._ended(exited, at)
         return self._died(exited, at) if exited.code else self._ended(exited, at)
 
     def _ended(self, exited: ProcessExited, at: float) -> list[Action]:
-        """A process has ended by itself, or is not needed any more."""
+        """Return the actions after a process ended well, or after the death of one that is not needed."""
         member = exited.member
         if self.phase is Phase.TRAINING and member in self.servers:
             self.over.add(member)
@@ -196,17 +211,19 @@ class Supervisor:
         return [] if exited.left or member.role == "server" else [ReportMissingLeave(member)]
 
     def _died(self, exited: ProcessExited, at: float, why: str = "") -> list[Action]:
-        """Return the actions of the first remedy for a process's death that applies; else fail the job."""
-        covers = (self._take_over, self._count_as_left, self._go_back, self._restart, self._spare)
-        for cover in covers:
-            if exited.code and (actions := cover(exited, at)) is not None:
+        """Return the actions of the first remedy for a process's death that applies, or fail the job."""
+        # A remedy that does not apply returns None. The order matters: with a standby nothing is lost, and a
+        # worker that had left must not be started again.
+        remedies = (self._take_over, self._count_as_left, self._go_back, self._restart, self._spare)
+        for remedy in remedies:
+            if exited.code and (actions := remedy(exited, at)) is not None:
                 return actions
         why = why or self._unprotected(exited.member)
         failure = Failure(exited.member, exited.code, why, exited.cause, exited.usage)
         return self._fail(failure, at)
 
     def _unprotected(self, member: Member) -> str:
-        """Why no standby takes over from this server; empty: it is none that could have one."""
+        """Return why no standby can take over from this primary, or "" if the member is no primary."""
         if self.standbys is None or self.standbys.primary.get(member.rank) != member:
             return ""
         return self.standbys.unprotected().get(member.rank, "")
@@ -236,15 +253,16 @@ class Supervisor:
         return self._start((member,))
 
     def _spare(self, exited: ProcessExited, at: float) -> list[Action] | None:
-        may = self._may_lose(exited.member)
-        return [ReportLostWorker(exited.member, exited.code)] if may else None
+        is_spared = self._may_lose(exited.member)
+        return [ReportLostWorker(exited.member, exited.code)] if is_spared else None
 
     def _had_left(self, exited: ProcessExited) -> bool:
         """Return whether a dead worker had finished: no process waits for it, nor could it come back.
 
-        A server ends by itself when every worker has reported its leave, which is the last thing that
-        a script does. So one that is killed then is done, also before all servers know. One that
-        was killed a moment earlier is started again; its exit code does not count.
+        A server ends by itself when every worker has reported its leave, which is the last thing that a
+        script does. So a worker that is killed after a server has ended is done, even if the remaining
+        servers do not know it yet. A worker that was killed just before is started again, but its new process
+        finds no fleet to join and fails; that exit code does not count either.
         """
         member = exited.member
         if member.role != "worker" or self.phase is not Phase.TRAINING:
@@ -256,7 +274,7 @@ class Supervisor:
         )
 
     def _orphan(self, member: Member) -> Member | None:
-        """The standby of this primary, if it runs."""
+        """Return the running standby of this primary, or None."""
         if self.standbys is None or self.standbys.primary.get(member.rank) != member:
             return None
         heir = self.standbys.standby.get(member.rank)
@@ -266,7 +284,10 @@ class Supervisor:
         return self.standbys is not None and self.standbys.follows(member)
 
     def _taken_over(self, member: Member) -> list[Action]:
-        """Return the actions after the death of a standby, or of a server that has one; empty: none helps."""
+        """Return the actions after the death of a standby, or of a primary whose standby can take over.
+
+        Empty if the member is neither; another remedy has to be found then.
+        """
         if self.standbys is None or self.phase is not Phase.TRAINING:
             return []
         if self.standbys.follows(member):
@@ -276,15 +297,16 @@ class Supervisor:
         return [] if promote is None else [promote]
 
     def _go_on_without(self, cut_off: MachineCutOff) -> list[Action]:
-        """Give up each server and standby of a machine whose partner can be reached and goes on alone.
+        """Give up each server and standby on an unreachable machine whose partner is reachable.
 
-        Those that still run send no replies (decision 20), and are killed as soon as they can be reached.
+        The partner goes on alone. A primary that still runs on the cut-off machine sends no replies (decision
+        20), so there are never two that acknowledge pushes. It is killed as soon as it can be reached.
         """
         if self.standbys is None or self.phase is not Phase.TRAINING:
             return []
         actions: list[Action] = []
-        for member, other in list(self.standbys.pairs()):
-            if member in cut_off.members and other in cut_off.answering:
+        for member, partner in list(self.standbys.pairs()):
+            if member in cut_off.members and partner in cut_off.answering:
                 self.alive.discard(member)
                 if self.watch is not None:
                     self.watch.forget(member)
@@ -307,9 +329,10 @@ class Supervisor:
         return self._start(self.standbys.due())
 
     def _give_up_hung(self) -> list[Action]:
-        """Kill a member that is silent while its partner is not: its death is then handled like any other.
+        """Kill a member that is silent while its partner is not. Its exit is then handled like any death.
 
-        A server that was killed cannot acknowledge anything, even if it is resumed first.
+        It is killed rather than replaced, since a stopped process could be resumed later and acknowledge
+        pushes beside its successor.
         """
         if self.watch is None or self.phase is not Phase.TRAINING:
             return []
@@ -317,25 +340,31 @@ class Supervisor:
             return self._give_up_silent(self.watch)
         hung = {
             member
-            for member, other in self.standbys.pairs()
-            if member not in self.hung and self.watch.has_hung(member, other)
+            for member, partner in self.standbys.pairs()
+            if member not in self.hung and self.watch.has_hung(member, partner)
         }
         self.hung |= hung
         return [KillHung(member, self.watch.patience) for member in sorted(hung)]
 
     def _give_up_silent(self, watch: HangDetector) -> list[Action]:
-        """The same without standbys: kill who has a log to go on from; of others say so once a silence."""
+        """Kill silent servers that can go on from their log, and report other silent servers once a silence.
+
+        A server without a log or a standby has the only copy of its rows, so it is left alone.
+        """
         silent = {member for member in self._living("server") if watch.is_silent(member)}
-        fresh, self.hung = sorted(silent - self.hung), silent
+        newly_silent, self.hung = sorted(silent - self.hung), silent
         return [
             KillHung(member, watch.patience)
             if self.restarts_hung and self._may_restart(member)
             else ReportHung(member, watch.patience)
-            for member in fresh
+            for member in newly_silent
         ]
 
     def _may_go_back(self, member: Member) -> bool:
-        """Return whether the job may go back: all memory is lost with one server, so none ends in order."""
+        """Return whether this death sends the whole job back to its last snapshot.
+
+        The rows of the dead server are lost, so the other servers' rows no longer fit a common state.
+        """
         return (
             member.role == "server"
             and self.phase is Phase.TRAINING
@@ -349,11 +378,11 @@ class Supervisor:
         return self.begin(at)
 
     def _may_restart(self, member: Member) -> bool:
-        often = self.restarts if member.role == "server" else self.worker_restarts
-        return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < often
+        allowed = self.restarts if member.role == "server" else self.worker_restarts
+        return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < allowed
 
     def _was_killed(self, exited: ProcessExited) -> bool:
-        """Return whether a server was killed whose log or standby has all that its workers have pushed."""
+        """Return whether a server was killed whose log or standby has all that the workers have pushed."""
         keeps = self.restarts > 0 or (
             self.standbys is not None and self.standbys.has_heir(exited.member)
         )
@@ -368,16 +397,18 @@ class Supervisor:
         )
 
     def _leave(self, at: float) -> list[Action]:
-        """The workers are done; servers that know it end by themselves."""
+        """Wait for the servers to end, as all workers are done. They end by themselves once they know it."""
         if self.phase is Phase.TRAINING:
             self.phase, self.deadline = Phase.LEAVING, at + self.timeouts.leave
-            late = (
+            unready_standbys = (
                 set(self.standbys.standby.values()) & self.alive - self.standbys.ready
                 if self.standbys
                 else set()
             )
-            if late:  # no other process ends them
-                return [SendSignal(tuple(sorted(late)), signal.SIGTERM)]
+            # A server that ends tells the standby that follows it to end too. A standby that is not ready may
+            # not have reached its server yet, and would go on trying.
+            if unready_standbys:
+                return [SendSignal(tuple(sorted(unready_standbys)), signal.SIGTERM)]
         return [] if self.alive else self._finish()
 
     def _finish(self) -> list[Action]:
@@ -386,22 +417,25 @@ class Supervisor:
             return [FinishJob(self.failure.exit_code)]
         return [FinishJob(128 + self.asked if self.asked else 0)]
 
-    # -- out of order ----------------------------------------------------------------------------
-
     def _fail(self, failure: Failure, at: float) -> list[Action]:
         self.failure = failure
         return self._stop_workers(signal.SIGTERM, at)
 
     def _asked(self, number: int, at: float) -> list[Action]:
+        # A second signal, or one during a failure: no more grace, kill workers and servers together.
         if self.phase in _STOPPING and (self.asked or self.failure):
             self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
             return self._kill(self._living())
         self.asked = number
-        is_known = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # to scripts, as an end
+        is_known = number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+        )  # scripts expect these at an end
         return self._stop_workers(number if is_known else signal.SIGTERM, at)
 
     def _stop_workers(self, number: int, at: float) -> list[Action]:
-        """Workers first: what a script does on its way out may need the servers."""
+        """Stop the workers before the servers, since a script's exit handlers may still use the fleet."""
         workers = self._living("worker")
         if not workers:
             return self._stop_servers(at)
@@ -435,8 +469,8 @@ class Supervisor:
                 return self._stop_servers(at)
 
     def _never_ready(self) -> Failure:
-        member, *others = sorted(self.awaited)
-        nor = f"; nor were {listed(others)}" if others else ""
+        member, *further_members = sorted(self.awaited)
+        nor = f"; nor were {listed(further_members)}" if further_members else ""
         return Failure(member, None, f"was not ready within {self.timeouts.start:g} s{nor}")
 
     def _kill(self, members: tuple[Member, ...]) -> list[Action]:

@@ -1,8 +1,17 @@
-"""Agents of a job as the launcher hears them and reaches them, and the service that they attend.
+"""Launcher's side of the connections to agents: the gRPC service, each agent's messages, and reachability.
 
-A process that is stopped, or gets no processor, says nothing; its kernel acknowledges what comes for it all
-the same. So a machine whose agent is quiet is sent something, and is out of reach only if its kernel
-acknowledges nothing for a while: it has no power, or the network between is cut.
+A silent agent does not prove that its machine is lost: the process may be stopped or get no processor,
+while its kernel still acknowledges TCP data. So a machine whose agent has been quiet for half a second is
+sent a probe. Only if its kernel acknowledges nothing for a second can it not be reached, because it has no
+power or the network is cut. Decision 20 has the reasons.
+
+    seconds of silence   0.5   probes are sent, and the kernel is asked for acknowledgements
+                         1.5   at the earliest: cut off, standbys take over
+                         10    the agent kills its processes and ends
+                         13    the launcher counts the agent as lost
+
+`AgentHub.attend` and `_hear` run in threads of gRPC and of each connection. They only put messages into
+queues; the launcher's main thread takes them with `AgentHub.take`.
 """
 
 import contextlib
@@ -36,31 +45,32 @@ from psfleet_launch.engines.remote.agent_messages import (
 from psfleet_launch.supervision.job_events import Said
 
 QUIET = 0.5
-"""Seconds without a message after which a machine is asked."""
+"""Seconds without a message after which a machine is sent probes."""
 
-_SILENT = 1.0  # seconds without an acknowledgement after which it cannot be reached
-_STEP = 0.25  # seconds between looks
-_MOST_SECONDS = (
-    2 * _STEP
-)  # seconds that count between two looks: this machine may have been stopped itself
-_COARSE = 0.05  # seconds by which the kernel's clock may be off
+_SILENT = 1.0  # seconds without an acknowledgement after which a machine cannot be reached
+_STEP = 0.25  # seconds between two looks
+# The longest time that counts between two looks: after a longer time the launcher itself was suspended, which
+# says nothing about the other machine.
+_MOST_SECONDS = 2 * _STEP
+_COARSE = 0.05  # seconds of error in the kernel's time since the last acknowledgement
 _UNACKED, _LAST_ACK, _SIZE = 24, 56, 60  # offsets in struct tcp_info of linux/tcp.h
 
 
 SILENCE_LIMIT = 10.0
-"""Seconds without an answer to a ping after which an agent ends what it has started, and itself."""
+"""Seconds without an answer to a ping after which an agent ends its processes and itself."""
 _MARGIN = 3.0
-"""Seconds more after which the launcher takes it for ended: by then it has had the time to end."""
+"""Further seconds after which the launcher counts the agent as ended; it needs some time to end its
+processes."""
 MOST_AGENTS = 1000
-"""Agents of one job; each has threads of the launcher."""
+"""Maximum number of agents of one job; each takes threads of the launcher."""
 _GRACE = 1.0  # seconds for streams to end
 
 
 class Reachability:
-    """Reachability of one machine. Pure.
+    """Judges whether one machine can be reached. Pure: the caller passes in the time and sends the probes.
 
     Attributes:
-        can_be_reached: The machine can be reached, as far as is known.
+        can_be_reached: False if the machine's kernel has acknowledged nothing for a second.
     """
 
     def __init__(self) -> None:
@@ -70,17 +80,21 @@ class Reachability:
         self._waited = 0.0
 
     def look(self, at: float, last_message: float, unanswered: Callable[[], float]) -> bool:
-        """It is `at`, in seconds of any clock; return whether to send the machine something now.
+        """Update `can_be_reached`, and return whether to send the machine a probe now.
 
         Args:
-            unanswered: Seconds for which its kernel has acknowledged nothing though there is something to
-                acknowledge; 0: there is nothing, or it is not known.
+            at: Present time, in seconds of any clock.
+            last_message: Time of the agent's last message.
+            unanswered: Returns the seconds for which the machine's kernel has acknowledged nothing while data
+                waited for it. 0 means that no data waits, or that it is not known.
         """
         if at - last_message < QUIET:
             self.can_be_reached, self._asked_at = True, None
             return False
         if at - self._looked < _STEP:
             return False
+        # `_asked_at` is the time of the probe that has not been acknowledged yet. If the last acknowledgement
+        # came after it, or if there is no such probe, the count of seconds begins again.
         step, self._looked = min(at - self._looked, _MOST_SECONDS), at
         if self._asked_at is None or unanswered() < at - self._asked_at - _COARSE:
             self.can_be_reached, self._asked_at, self._waited = True, at, 0.0
@@ -91,10 +105,12 @@ class Reachability:
 
 
 class PeerSocket:
-    """The other end of a TCP connection of this process, as the kernel knows it.
+    """Reads from the kernel whether the peer of one of gRPC's TCP connections acknowledges data.
 
-    gRPC does not show its sockets, so this looks for the one that has the address of its peer. It makes no
-    duplicate: that would keep a connection open which gRPC has closed, and wake gRPC for it.
+    gRPC does not expose its sockets, so this class searches this process's descriptors for the socket with
+    the peer's address. It does not duplicate the descriptor: a duplicate would keep a connection open that
+    gRPC has closed, and wake gRPC for it. The descriptor is checked again at each use, since its number may
+    mean another file by then.
 
     Args:
         peer: Peer as gRPC names it: "ipv4:192.0.2.1:50000" or "ipv6:%5B2001:db8::1%5D:50000".
@@ -106,8 +122,9 @@ class PeerSocket:
         self._descriptor = -1
 
     def unanswered(self) -> float:
-        """Return the seconds without an acknowledgement, as for Reachability.look; 0 if there is no such
-        socket.
+        """Return the seconds since the peer's last acknowledgement if data waits for one, else 0.
+
+        0 also if the socket is not found.
         """
         info = self._info(self._descriptor)
         if info is None:
@@ -123,20 +140,20 @@ class PeerSocket:
         return milliseconds / 1000 if waiting else 0.0
 
     def _info(self, descriptor: int) -> bytes | None:
-        """Return what the kernel says of this socket, or None if it is not that of the peer."""
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or no socket
+        """Return the kernel's `struct tcp_info` of a socket, or None if it is not the peer's."""
+        with contextlib.suppress(OSError, ValueError):  # the descriptor is closed, or no socket
             end = socket.socket(fileno=descriptor)
             try:
                 if _address(end) == self._peer:
                     return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
             finally:
-                end.detach()
+                end.detach()  # gRPC owns the descriptor: this object must not close it
         return None
 
 
 def _address(connected: socket.socket) -> tuple[str, str]:
-    """Host and port of the other end; empty: it is none of TCP."""
-    with contextlib.suppress(OSError):  # it listens
+    """Return host and port of the socket's peer, or two empty strings if it is no connected TCP socket."""
+    with contextlib.suppress(OSError):  # a listening socket has no peer
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             host, port = connected.getpeername()[:2]
             return str(host).removeprefix("::ffff:"), str(port)
@@ -144,11 +161,12 @@ def _address(connected: socket.socket) -> tuple[str, str]:
 
 
 class AgentConnection:
-    """One agent as the launcher hears it.
+    """Connection of one agent, seen by the launcher. A thread of its own receives; any thread may send.
 
     Attributes:
-        ended: It is gone, or is not to be heard any more.
-        is_cut_off: Its machine cannot be reached, as far as `look` has seen.
+        hello: Description of the machine, which the agent sends first.
+        ended: True if the agent is lost or was refused; further messages from it are ignored.
+        is_cut_off: True if the machine could not be reached at the last `look`.
     """
 
     def __init__(self, peer: str) -> None:
@@ -162,21 +180,21 @@ class AgentConnection:
 
     @property
     def name(self) -> str:
-        """Name of its machine for people."""
+        """Name of the agent's machine, for people."""
         return self.hello.name
 
     @property
     def is_silent(self) -> bool:
-        """It must have given up the connection by now."""
+        """True after so long a silence that the agent must have ended its processes and itself by now."""
         return time.monotonic() > self._received + SILENCE_LIMIT + _MARGIN
 
     @property
     def is_recent(self) -> bool:
-        """A message has come from it just now."""
+        """True if the agent has sent a message within the last half second."""
         return time.monotonic() < self._received + QUIET
 
     def look(self) -> bool:
-        """Look whether its machine can be reached; whether it is cut off since this look."""
+        """Update `is_cut_off`, and return whether the machine has just become unreachable."""
         now, before = time.monotonic(), self.is_cut_off
         if self._reachability.look(now, self._received, self._socket.unanswered):
             self.send(Probe())
@@ -184,34 +202,35 @@ class AgentConnection:
         return self.is_cut_off and not before
 
     def send(self, message: LauncherMessage) -> None:
-        """Send a message, after all earlier ones."""
+        """Queue a message behind all earlier messages. Does not wait."""
         self._outbox.put(message)
 
     def receive(self, message: AgentMessage) -> None:
-        """Note that it is alive; answer a ping."""
+        """Note that the agent is alive, and answer a ping."""
         self._received = time.monotonic()
         if isinstance(message, Ping):
             self.send(message)
 
     def end(self) -> None:
-        """Let the call end in order once all messages are sent."""
+        """End the call once all queued messages are sent. Safe to call twice."""
         self._outbox.put(None)
 
     def messages(self) -> Iterator[LauncherMessage]:
-        """Yield the messages to send."""
+        """Yield the queued messages, for gRPC to send, until `end`. Waits for the next message."""
         while (message := self._outbox.get()) is not None:
             yield message
 
 
 Received = tuple[AgentConnection, AgentMessage | None]
-"""A message of an agent; None: its connection has ended."""
+"""Message of an agent, or None when its connection has ended."""
 
 
 class AgentHub:
-    """Takes the calls of agents.
+    """Server for the calls of agents, and queue of their messages.
 
     Args:
-        wake: Called from other threads when there is something to take.
+        access: Credentials and token that agents must have.
+        wake: Called from other threads when `take` has something to return.
     """
 
     def __init__(self, access: Access, wake: Callable[[], None]) -> None:
@@ -225,16 +244,16 @@ class AgentHub:
         self._server: grpc.Server | None = None
 
     def listen(self, endpoint: str) -> str:
-        """Begin to take calls; the endpoint with its port.
+        """Begin to accept calls at this endpoint, and return it with the real port.
 
         Raises:
-            ConfigError: It cannot be had.
+            ConfigError: The address or port cannot be used.
         """
         raise_descriptor_limit()
         server = grpc.server(
             self._pool,
             options=server_options(ServerLimits()),
-            maximum_concurrent_rpcs=MOST_AGENTS,  # else one more would wait without a word
+            maximum_concurrent_rpcs=MOST_AGENTS,  # otherwise one agent more would wait without an error
         )
         service, method = ATTEND[1:].split("/")
         attend = grpc.stream_stream_rpc_method_handler(self.attend, read_agent_message, encode)
@@ -262,20 +281,25 @@ class AgentHub:
             connection.end()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
-            # The server and this object hold each other, and gRPC keeps descriptors until it is collected.
+            # The server refers to this object, too. Without this line both would live until the garbage
+            # collector runs, with gRPC's file descriptors open.
             self._server = None
         self._pool.shutdown()
 
     def attend(
         self, requests: Iterator[AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[LauncherMessage]:
-        """Exchange messages with an agent, in a thread of its own."""
+        """Serve the call of one agent: check its token, and return the messages to send to it.
+
+        gRPC calls this in a thread of the pool, and sends the messages from there until the call ends.
+        """
         token = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(token).encode(), self._expected.encode()):
             self._put(AgentConnection(""), _wrong_token(context.peer()))
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
         connection = AgentConnection(context.peer())
         self._connections.append(connection)
+        # Without an end of `messages` the pool's thread would wait for the next message forever.
         if not context.add_callback(connection.end):  # the call has ended already
             connection.end()
         ServiceThread(self._hear, "agent", (connection, requests)).start()

@@ -1,9 +1,21 @@
-"""Messages between a job's launcher and its agents, one on each machine, and the files that both keep alike.
+"""Protocol between a job's launcher and its agents: messages, credentials, and copies of request files.
 
-Both directions are one stream each of a gRPC call that lasts as long as the agent. The agent's first message
-is a Hello; the launcher answers with OpenJob or Refused. When the call ends, the agent ends every process
-that it has started, and itself. The call has credentials of its own: those of servers and workers are no good
-for it.
+Each agent makes one gRPC call, which lasts as long as the agent and has one stream of messages in each
+direction:
+
+    agent     Hello                                            describes the machine
+    launcher  OpenJob, or Refused
+    agent     Opened
+    launcher  Spawn, Signal, ServerCommand, Expect, ...
+    agent     ServerReady, ProcessExited, OutputChunk, ...
+    launcher  Sweep                                            at the end of the job
+    agent     Swept
+
+When the call ends, the agent kills every process that it has started and ends itself. The call has its own
+credentials: a server's or worker's are not accepted.
+
+Machines need not share the folder of the job's logs. JobFiles and LauncherFiles then copy the small files
+in it by which users and servers make requests to a running job.
 """
 
 import contextlib
@@ -46,9 +58,9 @@ _INVITATION = Format("agent credentials")
 
 
 _TO_SERVERS = (REQUEST, SCALE, SCALE_READY, SCALED)
-"""What the launcher writes, or a user on its machine."""
+"""Request files that the launcher writes, or a user on its machine."""
 _TO_LAUNCHER = (REQUEST, SCALE, DONE, SCALE_PROMISED)
-"""What servers write, or a user on their machine."""
+"""Request files that servers write, or a user on their machine."""
 
 
 def python_version() -> str:
@@ -57,13 +69,16 @@ def python_version() -> str:
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
-    """A machine with an agent. The first three fields keep their names in every version of the protocol.
+    """First message of an agent, which describes its machine.
+
+    Fields of later versions are ignored, and the first three fields keep their names, so that a launcher can
+    name the difference to an agent of any version.
 
     Attributes:
         protocol: Version of the protocol.
         psfleet: Version of psfleet.
         python: Version of Python.
-        name: What people call the machine; unique among the agents of a job.
+        name: Name of the machine for people; unique among the agents of a job.
         address: Address of the machine on the network of the launcher, where its servers listen.
         cores: Number of cores that the agent may use.
         memory: Bytes of memory.
@@ -83,7 +98,7 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class OpenJob(Message, frozen=True):
-    """The job.
+    """Job that the agent is to run processes of.
 
     Attributes:
         request: JobRequest as a JSON document.
@@ -94,7 +109,7 @@ class OpenJob(Message, frozen=True):
         variables: Environment variables for the processes.
         workers: Number of workers that run on this machine and share its cores.
         credentials: Credentials of each role, by `role/name` of their files. Empty if the job has none.
-        probe: Name of a file in the folder of logs, by which the agent sees whether that folder is shared.
+        probe: Name of a file in the folder of logs. An agent that finds the file shares that folder.
     """
 
     request: bytes
@@ -109,11 +124,11 @@ class OpenJob(Message, frozen=True):
 
 
 class Opened(Message, frozen=True):
-    """Answer to OpenJob.
+    """Reply to OpenJob.
 
     Attributes:
-        error: Why the agent cannot run processes of the job, or empty if it can.
-        has_shared_logs: The folder of the logs is the launcher's.
+        error: Reason why the agent cannot run processes of the job, or "".
+        has_shared_logs: True if the agent sees the launcher's folder of logs.
     """
 
     error: str = ""
@@ -121,7 +136,7 @@ class Opened(Message, frozen=True):
 
 
 class Spawn(Message, frozen=True):
-    """Start a process, with these parameters."""
+    """Start a process for this member, with these parameters."""
 
     member: Member
     told: Told
@@ -142,7 +157,7 @@ class ServerCommand(Message, frozen=True):
 
 
 class Expect(Message, frozen=True):
-    """Forget that a server was ready."""
+    """Forget that a server was ready, and report it when it is ready again."""
 
     member: Member
 
@@ -152,11 +167,11 @@ class Sweep(Message, frozen=True):
 
 
 class Swept(Message, frozen=True):
-    """Answer to Sweep: no process of the job is left.
+    """Reply to Sweep, when the processes of the job have been killed.
 
     Attributes:
-        joined: A worker has joined the fleet.
-        left_behind: Processes that could not be ended.
+        joined: True if a worker of this machine has joined the fleet.
+        left_behind: Descriptions of processes that could not be killed.
     """
 
     joined: bool = False
@@ -174,10 +189,11 @@ class Connect(Message, frozen=True):
 
 
 class Connected(Message, frozen=True):
-    """Answer to Connect.
+    """Reply to Connect.
 
     Attributes:
-        error: Why they cannot, or empty if they can.
+        endpoint: Endpoint of the server.
+        error: Reason why processes of this machine cannot connect to it, or "".
     """
 
     endpoint: str
@@ -191,7 +207,7 @@ class Relocations(Message, frozen=True):
 
 
 class JobFile(Message, frozen=True):
-    """A file of requests to a running job, or of their outcomes, in the folder of the logs of one machine."""
+    """New content of a request file, such as scale.json, for the receiver's folder of the job's logs."""
 
     name: str
     content: bytes
@@ -201,7 +217,10 @@ class OutputChunk(Message, frozen=True):
     """Output of a process, in order.
 
     Attributes:
-        is_error: The bytes were written to standard error. Known only of the process whose output is shown.
+        member: Member that wrote the output.
+        data: Bytes of output.
+        is_error: True if the bytes were written to standard error. Known only for the member whose output is
+            shown; other members write both streams to one file.
     """
 
     member: Member
@@ -210,27 +229,28 @@ class OutputChunk(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Sent once a second by an agent, and sent back by the launcher, to see whether the connection works.
+    """Test of the connection, which an agent sends once a second and the launcher sends back.
 
-    The agent measures silence from the moment at which it sent the last ping that came back, by its own
-    clock in seconds. So it gives the connection up before the launcher does.
+    The agent measures silence from `sent_at` of the last ping that came back, in seconds of its own clock.
+    That is earlier than the launcher received the ping, so the agent gives the connection up before the
+    launcher does.
     """
 
     sent_at: float
 
 
 class Probe(Message, frozen=True):
-    """Do nothing. The launcher wants the acknowledgement of the machine's kernel."""
+    """Do nothing. The launcher sends it to make the kernel of the agent's machine acknowledge data."""
 
 
 class Refused(Message, frozen=True):
-    """The agent cannot take part, for this reason."""
+    """End, because the launcher does not accept this agent, for this reason."""
 
     why: str
 
 
 class Leaving(Message, frozen=True):
-    """The agent was asked to end. `why` is a sentence that says by whom."""
+    """Announcement that the agent ends because something on its machine asked it to; `why` says what."""
 
     why: str
 
@@ -266,40 +286,45 @@ LauncherMessage = (
     | JobFile
 )
 ATTEND = "/psfleet.v1.Launcher/Attend"
-"""The method of the launcher that agents call."""
+"""Path of the gRPC method of the launcher that agents call."""
 
 
 def read_agent_message(data: bytes) -> AgentMessage:
-    """Return the message of an agent in these bytes.
+    """Decode a message of an agent.
 
     Raises:
-        FrameError: They hold none.
+        FrameError: The bytes are no such message.
     """
     message: AgentMessage = decode(AgentMessage, data, "message of an agent")
     return message
 
 
 def read_launcher_message(data: bytes) -> LauncherMessage:
-    """Return the message of a launcher in these bytes.
+    """Decode a message of a launcher.
 
     Raises:
-        FrameError: They hold none.
+        FrameError: The bytes are no such message.
     """
     message: LauncherMessage = decode(LauncherMessage, data, "message of a launcher")
     return message
 
 
 def invitation(folder: Path) -> bytes:
-    """The credentials in a folder as the line that an agent is given."""
+    """Return the credentials in a folder as one line of JSON, which an agent reads from its standard
+    input."""
     files = {name: (folder / name).read_text() for name in FILES}
     return json.dumps(_INVITATION.document(**files)).encode() + b"\n"
 
 
 def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
-    """The files of credentials that a line holds, as `write_secrets` takes them.
+    """Return the files of credentials in a line of `invitation`, in the form that `write_secrets` takes.
+
+    Args:
+        line: Line of JSON.
+        where: Name of the line's source, for an error.
 
     Raises:
-        ConfigError: It holds none; `where` names where it was read.
+        ConfigError: The line holds no credentials of an agent.
     """
     try:
         texts = exact(_INVITATION.parse(line), "credentials", **dict.fromkeys(FILES, str))
@@ -311,35 +336,35 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
 
 
 def version_mismatch(theirs: Hello) -> str:
-    """Return why an agent cannot work with this launcher, or an empty text if it can."""
+    """Return why an agent cannot work with this launcher, or "" if their versions are the same."""
     ours = Hello()
-    for what, their, our in (
+    for part, their, our in (
         ("psfleet", theirs.psfleet, ours.psfleet),
         ("Python", theirs.python, ours.python),
         ("agent protocol", str(theirs.protocol), str(ours.protocol)),
     ):
         if their != our:
             return (
-                f"it has {what} {their} and the launcher has {our}; install the same version on "
+                f"it has {part} {their} and the launcher has {our}; install the same version on "
                 "every machine"
             )
     return ""
 
 
 def write_request(request: JobRequest) -> bytes:
-    """The request as a JSON document."""
-    fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
+    """Return the request as a JSON document."""
+    fields = {entry.name: getattr(request, entry.name) for entry in dataclasses.fields(request)}
     return json.dumps(_REQUEST.document(**fields)).encode()
 
 
 def read_request(document: bytes) -> JobRequest:
-    """The request that a document describes, checked on this machine.
+    """Return the request in a document of `write_request`, checked on this machine.
 
     Raises:
-        ConfigError: It cannot be satisfied here, for instance because the script is missing.
-        ValueError: It is no such document.
+        ConfigError: The job cannot run on this machine, for instance because the script is missing.
+        ValueError: The document is no job request.
     """
-    names = [one.name for one in dataclasses.fields(JobRequest)]
+    names = [entry.name for entry in dataclasses.fields(JobRequest)]
     values = exact(_REQUEST.parse(document), "job request", **dict.fromkeys(names, object))
     fields = dict(zip(names, values, strict=True))
     fields_read: dict[str, Any] = {
@@ -349,7 +374,7 @@ def read_request(document: bytes) -> JobRequest:
 
 
 def secrets_of(job: Job) -> dict[str, bytes]:
-    """The job's credentials, file by file."""
+    """Return the job's credentials: the content of each file by `role/name`."""
     return {
         f"{role}/{name}": (folder / name).read_bytes()
         for role, folder in job.credentials.items()
@@ -358,34 +383,38 @@ def secrets_of(job: Job) -> dict[str, bytes]:
 
 
 def write_secrets(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
-    """Write credentials for this user only; the folder of each role."""
+    """Write files of credentials that only this user can read, and return the folder of each role."""
     folders: dict[str, Path] = {}
     for name, content in files.items():
         role, _, file = name.partition("/")
         folders[role] = folder / role
         folders[role].mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folders[role] / file
-        path.touch(0o600)
+        path.touch(0o600)  # before the content, so that no other user can ever read it
         path.write_bytes(content)
     return folders
 
 
 def user_variables() -> dict[str, str]:
     """Return the environment variables that the launcher's user has set for psfleet."""
-    names = [one.env for one in settings_of(UserSettings)]
+    names = [setting.env for setting in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class JobFiles:
-    """Keeps files alike in the folders of two machines: what one side writes the other one gets.
+    """Copies of request files between the folders of two machines: either side sends the files that it
+    writes.
+
+    Some files are written on both sides. `_seen` has the last content sent or received of each file, so
+    that a received file is not sent back.
 
     Args:
-        folder: Of the job's logs, on this machine.
-        goes: Names of the files that go there.
-        comes: Names of the files that come from there.
+        folder: Folder of the job's logs on this machine.
+        goes: Names of the files that are sent.
+        comes: Names of the files that are received.
 
     Attributes:
-        late: What has come and cannot be written yet, as on a full disk.
+        late: Received files that cannot be written yet, as on a full disk.
     """
 
     def __init__(
@@ -397,20 +426,23 @@ class JobFiles:
         self._seen: dict[str, bytes] = {}
 
     def clear(self) -> None:
-        """Remove all of them, those of an earlier job too."""
+        """Remove all request files from the folder, also those of an earlier job."""
         for name in {*self._goes, *self._comes}:
             (self._folder / name).unlink(missing_ok=True)
 
     def present(self) -> dict[str, bytes]:
-        """What the files say that may go there."""
-        found = {}
+        """Return the contents of the present files that can be sent."""
+        contents = {}
         for name in self._goes:
-            with contextlib.suppress(OSError):  # it is not there
-                found[name] = (self._folder / name).read_bytes()
-        return found
+            with contextlib.suppress(OSError):  # the file does not exist
+                contents[name] = (self._folder / name).read_bytes()
+        return contents
 
     def changed(self, present: Mapping[str, bytes]) -> Iterator[JobFile]:
-        """Yield the files that are to be sent, of those that are present."""
+        """Yield those of the present files that have changed since they were sent or received.
+
+        A file in `late` is not sent: its content in the folder is older than what the other side has.
+        """
         self._write()
         for name, content in present.items():
             if name not in self.late and content != self._seen.get(name):
@@ -418,7 +450,7 @@ class JobFiles:
                 yield JobFile(name=name, content=content)
 
     def take(self, file: JobFile) -> None:
-        """Write a file that the other side has sent, now or as soon as that is possible."""
+        """Write a received file, now or, if the disk is full, as soon as possible."""
         if file.name in self._comes:
             self._seen[file.name] = self.late[file.name] = file.content
             self._write()
@@ -435,10 +467,10 @@ def _fill(content: bytes, draft: Path) -> None:
 
 
 class LauncherFiles:
-    """The same on the launcher's side, for all machines that have a folder of their own.
+    """Launcher's side of the copies of request files, for all machines that do not share its folder of logs.
 
     Args:
-        folder: Of the job's logs.
+        folder: Folder of the job's logs on the launcher's machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -446,15 +478,15 @@ class LauncherFiles:
         self._machines: dict[str, JobFiles] = {}
 
     def add(self, machines: Iterable[str]) -> None:
-        """These machines have folders of their own."""
+        """Begin to send files to these machines and to receive theirs."""
         for machine in machines:
             self._machines[machine] = JobFiles(self._folder, _TO_SERVERS, _TO_LAUNCHER)
 
     def changed(self) -> Iterator[tuple[str, JobFile]]:
-        """Yield the files that are to be sent to a machine."""
+        """Yield each file that has to be sent, with the name of the machine."""
         present: dict[str, bytes] | None = None
         for machine, files in self._machines.items():
-            present = files.present() if present is None else present  # once for all
+            present = files.present() if present is None else present  # read once for all machines
             for file in files.changed(present):
                 yield machine, file
 

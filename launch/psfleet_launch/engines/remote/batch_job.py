@@ -1,4 +1,8 @@
-"""A batch job of any queue: submitted, and followed to its end."""
+"""Batch jobs of any queue: submits the launcher as a batch job, shows its output, and waits for its end.
+
+An engine for a queue implements BatchQueue; engines/slurm.py is one. Everything here runs on the machine
+where the user has typed `psfleet-launch`. The launcher itself runs within the batch job.
+"""
 
 import os
 import signal
@@ -21,13 +25,13 @@ from psfleet_launch.job.job_request import Launch
 from psfleet_launch.job.resources import Resources
 
 _LOOK = 0.2  # seconds between looks at the output
-_FIRST, _LAST = 0.5, 10.0  # seconds between questions to the queue: first few, then many
-_QUEUE_TIMEOUT = 60.0  # seconds without an answer of the queue
+_FIRST, _LAST = 0.5, 10.0  # seconds between two questions to the queue, at first and after a while
+_QUEUE_TIMEOUT = 60.0  # seconds without an answer of the queue until the job is no longer followed
 
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings of any batch queue; those of an engine derive from these."""
+    """Settings of any batch queue. An engine's settings class derives from this class."""
 
     nodes: int = setting(
         1, "Batch queues: how many nodes to ask for", names="--nodes engine.batch.nodes", least=1
@@ -48,8 +52,8 @@ class BatchState:
     """State of a job in its queue.
 
     Attributes:
-        exit_code: None: it is not over.
-        ended_by: Cause of an end from outside, in the queue's words; empty: none.
+        exit_code: Exit code of the job, or None if it is not over.
+        ended_by: Cause in the queue's words if the job was ended from outside, or "".
     """
 
     exit_code: int | None = None
@@ -57,11 +61,12 @@ class BatchState:
 
 
 class BatchQueue(ABC):
-    """A batch queue that takes jobs.
+    """Interface of a batch queue.
 
     Attributes:
-        label: Word for a job at the beginning of messages.
-        prefix: Prefix of the names of files that belong to the queue.
+        label: Name of a job of this queue at the beginning of messages, as in "Slurm job".
+        prefix: Name of the output files, without ".out" and ".err".
+        suffix: Suffix of the batch script.
     """
 
     label: ClassVar[str]
@@ -77,21 +82,25 @@ class BatchQueue(ABC):
         needs: Resources,
         output: tuple[Path, Path],
     ) -> str:
-        """The batch script: it becomes the launcher (`launcher_command`) on the job's first node.
+        """Return the batch script, which executes `launcher_command` on the job's first node.
 
-        The queue announces the time limit: by SIGUSR1, `settings.stop_before` ahead.
+        The script asks the queue to send SIGUSR1 to the launcher `settings.stop_before` seconds before the
+        time limit, so that it takes a snapshot and ends.
 
         Args:
-            needs: Resources that each node must have; none that the queue is to decide.
-            output: The files of its standard output and standard error.
+            name: Name of the job.
+            settings: Settings of the queue.
+            words: Arguments of the launcher.
+            needs: Resources that each node must have. 0 leaves a resource to the queue.
+            output: Files for standard output and standard error.
         """
 
     @abstractmethod
     def submit(self, script: Path) -> str:
-        """Hand a job to the queue; its number there.
+        """Submit a batch script, and return the job's number in the queue.
 
         Raises:
-            ConfigError: It is refused; the text is the queue's.
+            ConfigError: The queue refuses the job; the text is the queue's.
         """
 
     @abstractmethod
@@ -99,19 +108,26 @@ class BatchQueue(ABC):
         """Return the known state of a submitted job.
 
         Raises:
-            ConfigError: The queue does not answer; the text is its own.
+            ConfigError: The queue does not answer; the text is the queue's.
         """
 
     @abstractmethod
     def cancel(self, job: str, by: signal.Signals | None) -> None:
-        """End a job: by this signal to its launcher, or at once if it waits; None: at once in any case."""
+        """End a job.
+
+        Args:
+            job: Number of the job.
+            by: Signal for the launcher of a running job, or None to end the job at once. A job that still
+                waits in the queue is removed in either case.
+        """
 
 
 class BatchJob:
-    """A job that was submitted.
+    """Batch job that was submitted.
 
     Attributes:
-        output: The files of its standard output and standard error.
+        id: Number of the job in the queue.
+        output: Files of the job's standard output and standard error.
     """
 
     def __init__(self, queue: BatchQueue, folder: Path) -> None:
@@ -124,10 +140,10 @@ class BatchJob:
     def submit(
         cls, queue: BatchQueue, name: str, launch: Launch, words: Sequence[str], needs: Resources
     ) -> "BatchJob":
-        """Hand a job to the queue. Arguments as for BatchQueue.script.
+        """Write the batch script and submit it. The arguments are those of `BatchQueue.script`.
 
         Raises:
-            ConfigError: The queue refuses it, or a job of this name runs.
+            ConfigError: The queue refuses the job, or a job of this name runs.
         """
         folder = (launch.log_dir / name).absolute()
         try:
@@ -148,14 +164,15 @@ class BatchJob:
         return job
 
     def follow(self) -> int:
-        """Show what the job writes until it is over; its exit code. Ctrl-C and SIGTERM are passed on."""
+        """Show the job's output until it is over, and return its exit code. Ctrl-C and SIGTERM are passed
+        on."""
         streams = (sys.stdout.buffer, sys.stderr.buffer)
         shown = [0, 0]
         with self._passes_signals_on():
             print(
                 f"{self._queue.label} {self.id}, from {self._script}", file=sys.stderr, flush=True
             )
-            for state in self._states():  # noqa: B007  # the last one counts
+            for state in self._states():  # noqa: B007  # the last state is used below
                 for number, (path, stream) in enumerate(zip(self.output, streams, strict=True)):
                     shown[number] += _show(path, shown[number], stream)
         if state.ended_by:
@@ -164,7 +181,10 @@ class BatchJob:
         return state.exit_code
 
     def _states(self) -> Iterator[BatchState]:
-        """Yield the job's state again and again; the last one is its end."""
+        """Yield the known state of the job every 0.2 s. The last state is that of its end.
+
+        The queue is asked less often than that, since each question loads a server that all users share.
+        """
         state = BatchState()
         pause, request_at = _FIRST, time.monotonic()
         reply_at = request_at
@@ -185,7 +205,7 @@ class BatchJob:
         yield state
 
     def _passes_signals_on(self) -> AbstractContextManager[None]:
-        """Within, SIGINT and SIGTERM end the job: the first in order, the next at once."""
+        """Return a context in which SIGINT and SIGTERM end the job, the first in order, the next at once."""
         numbers: list[int] = []
 
         def end(number: int, frame: object) -> None:
@@ -196,12 +216,12 @@ class BatchJob:
 
 
 def launcher_command(name: str, words: Sequence[str]) -> list[str]:
-    """Return the command of a batch script."""
+    """Return the command of the launcher in a batch script."""
     return [sys.executable, "-m", "psfleet_launch", "--job", name, *words]
 
 
 def _show(path: Path, start: int, stream: BinaryIO) -> int:
-    """Write on what a file has from some byte on; how many bytes these were."""
+    """Write the bytes of a file from `start` on to a stream, and return their number."""
     try:
         with path.open("rb") as file:
             file.seek(start)

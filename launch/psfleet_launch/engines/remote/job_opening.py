@@ -1,12 +1,12 @@
-"""The opening of a job on all machines: agents start, say what they are, and check their connections.
+"""Start of a job on remote machines: commands that start agents, the job's opening, and connection checks.
 
-Agents that a local command starts, as `ssh` and `srun` do, read their credentials from its standard input,
-which then stays open: the end of that input is the end of the agents, even where the end of the command
-itself is not.
+Agents that are started by a command on this machine, such as `ssh` or `srun`, read their credentials from the
+command's standard input, which then stays open. The agents end when it is closed, even where the end of the
+command would not end them.
 
-Without the check of connections workers behind a firewall would try for minutes, and their error would name
-no machine. Only the first start of a rank is checked: later the network has shown that it works, and an
-interruption is no reason to end the job.
+When a server is ready for the first time, every machine tries to connect to it. Without this check workers
+behind a firewall would try for minutes, and their error would name no machine. Later starts are not
+checked: the network has worked by then, and a short interruption must not end the job.
 """
 
 import contextlib
@@ -41,20 +41,23 @@ _GRACE = 5.0  # seconds for the command to end by itself
 
 
 def agent_command(endpoint: str, python: str = "") -> list[str]:
-    """The command of an agent that reads its credentials from standard input.
+    """Return the command of an agent that reads its credentials from standard input.
 
     Args:
-        python: On the machine of the agent; empty: at the path of this one's.
+        endpoint: Endpoint of the launcher.
+        python: Path of Python on the agent's machine, or "" for the same path as on this machine.
     """
     return [python or sys.executable, *_AGENT, "--join", endpoint]
 
 
 class AgentStarter:
-    """The command while it runs.
+    """Running command on this machine that has started one agent or several.
 
     Args:
-        output: The file that takes what the command and its agents write.
-        token: Token of the job, so that the guard finds the command.
+        command: Command with its arguments.
+        invitation: Credentials for the agents, written to the command's standard input.
+        output: File for the output of the command and its agents.
+        token: Token of the job, by which the guard finds the command.
     """
 
     def __init__(self, command: Sequence[str], invitation: bytes, output: Path, token: str) -> None:
@@ -67,16 +70,16 @@ class AgentStarter:
                 stdout=file,
                 stderr=file,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the launcher
+                start_new_session=True,  # so that Ctrl-C reaches only the launcher
             )
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; `lines` say why
+        with contextlib.suppress(BrokenPipeError):  # the command has ended; `lines` says why
             self._process.stdin.write(invitation)
             self._process.stdin.flush()
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the command; None: it runs."""
+        """Exit code of the command, or None while it runs."""
         return self._process.poll()
 
     def lines(self) -> list[str]:
@@ -85,13 +88,13 @@ class AgentStarter:
         return [line.strip() for line in lines if line.strip()]
 
     def let_go(self) -> None:
-        """Close the standard input of the agents."""
+        """Close the agents' standard input, so that they end."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def wait(self) -> None:
-        """Wait for the end of the command, for a moment; then kill it."""
+        """Wait some seconds for the end of the command, then kill it."""
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -100,7 +103,11 @@ class AgentStarter:
 
 
 class JobOpening:
-    """The job as sent to agents, and their replies."""
+    """Sends a job to all agents, and checks their replies.
+
+    Attributes:
+        replies: Replies by name of the machine.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -110,9 +117,12 @@ class JobOpening:
     def told(
         self, agents: "Mapping[str, AgentConnection]", places: MachinePlacement
     ) -> Iterator[None]:
-        """Send the job to all agents; meanwhile a file shows them whether they share the logs."""
+        """Send the job to all agents. Within the context a probe file shows them whether they share the
+        logs."""
         probe = self._job.logs / f".probe.{secrets.token_hex(8)}"
         probe.touch()
+        # Each agent gets a token of its own below, so that its sweep kills only its own processes: several
+        # agents may run on one machine, as with --engine ray.
         secret, request = secrets_of(self._job), write_request(self._job.request)
         for name, agent in agents.items():
             opened = OpenJob(
@@ -133,10 +143,11 @@ class JobOpening:
             probe.unlink()
 
     def check(self) -> None:
-        """Refuse a machine that cannot take part, and snapshots whose parts would lie in different folders.
+        """Check all replies.
 
         Raises:
-            ConfigError: The text names the host.
+            ConfigError: A machine cannot run processes of the job, or the parts of a snapshot would be in
+                different folders.
         """
         for name, reply in self.replies.items():
             if reply.error:
@@ -150,10 +161,10 @@ class JobOpening:
             )
 
     def check_log(self, member: Member) -> None:
-        """Refuse to start a server on another machine without the log that it had.
+        """Check that a server finds its log when it starts on another machine.
 
         Raises:
-            ConfigError: It has none there.
+            ConfigError: The machines do not share the folder of the logs.
         """
         if self._job.request.keeps_log and self.without_shared_logs:
             raise ConfigError(
@@ -163,13 +174,13 @@ class JobOpening:
 
     @property
     def without_shared_logs(self) -> list[str]:
-        """The machines whose folder of logs is not the launcher's."""
+        """Names of the machines that do not share the launcher's folder of logs."""
         return [name for name, reply in self.replies.items() if not reply.has_shared_logs]
 
 
 @dataclass
 class _Check:
-    """A check under way; `missing`: machines that have not answered."""
+    """Check of one server. `missing` has the machines that have not answered yet."""
 
     ready: ServerReady
     host: str
@@ -177,14 +188,18 @@ class _Check:
 
 
 class ConnectionChecks:
-    """The checks of one job."""
+    """Connection checks of one job: whether every machine can connect to every server."""
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
         self._checks: dict[str, _Check] = {}  # by endpoint
 
     def begin(self, ready: ServerReady, host: str, machines: Iterable[str]) -> bool:
-        """A server listens; whether these machines must connect to it before it counts as ready."""
+        """Begin the check of a server that listens, if it is the first start of its rank.
+
+        Returns:
+            True if the machines must now try to connect. The server counts as ready when all have.
+        """
         if ready.member.rank in self._ranks:
             return False
         self._ranks.add(ready.member.rank)
@@ -194,7 +209,13 @@ class ConnectionChecks:
     def answered(
         self, machine: str, endpoint: str, error: str
     ) -> Iterator[ServerReady | ServerUnreachable]:
-        """A machine has tried; `error` is empty if it has connected."""
+        """Note a machine's reply, and yield the outcome of the check if that is known now.
+
+        Args:
+            machine: Name of the machine.
+            endpoint: Endpoint of the server.
+            error: Reason why the machine cannot connect, or "".
+        """
         check = self._checks.get(endpoint)
         if check is None:
             return
@@ -207,14 +228,17 @@ class ConnectionChecks:
             yield self._checks.pop(endpoint).ready
 
     def lose(self, machine: str) -> Iterator[ServerReady | ServerUnreachable]:
-        """Forget a machine that is gone: no server waits for its replies."""
+        """Go on without the reply of a lost machine, and yield the outcomes of checks that waited only for
+        it."""
         for endpoint in list(self._checks):
             yield from self.answered(machine, endpoint, "")
 
     def forget(self, member: Member) -> None:
-        """Its process has ended."""
+        """Drop the check of a server whose process has ended."""
         self._checks = {
-            where: one for where, one in self._checks.items() if one.ready.member != member
+            endpoint: check
+            for endpoint, check in self._checks.items()
+            if check.ready.member != member
         }
 
 

@@ -1,4 +1,8 @@
-"""A machine of a job: its resources, and the addresses by which others reach it."""
+"""Description of a machine for its agent's hello: cores, memory, GPUs, and the address for other machines.
+
+Also the texts of addresses: `--listen`, `--addresses`, and IPv6 addresses, which need brackets before a
+port. The calls run commands and look names up, so they may take seconds.
+"""
 
 import ipaddress
 import os
@@ -16,29 +20,29 @@ from psfleet_launch.job.resources import Resources
 if TYPE_CHECKING:  # it loads gRPC
     from psfleet_launch.engines.remote.agent_hub import AgentConnection
 
-_CONNECT = 5.0  # seconds; the kernel asks again after 1 and 3
+_CONNECT = 5.0  # seconds; the kernel repeats its request for a connection after 1 and 3
 
 
 _NVIDIA_SMI_TIMEOUT = 5.0  # seconds for nvidia-smi
 
 
 def bracketed(address: str) -> str:
-    """The address as it stands before a port: `[fd00::1]` for `fd00::1`, others as they are."""
+    """Return an address in the form before a port: `[fd00::1]` for `fd00::1`, other addresses unchanged."""
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
 def listen_endpoint(text: str) -> str:
-    """The endpoint of `ADDRESS` or `ADDRESS:PORT`; without a port it is any free one."""
+    """Return the endpoint for `ADDRESS` or `ADDRESS:PORT`; without a port it gets port 0, any free one."""
     if text.startswith("["):
         return text if not text.endswith("]") else f"{text}:0"
     return text if text.count(":") == 1 else f"{bracketed(text)}:0"
 
 
 def read_addresses(texts: Sequence[str]) -> dict[str, str]:
-    """Machines and their addresses, of `HOST=ADDRESS`.
+    """Return the address of each machine in entries of the form `HOST=ADDRESS`.
 
     Raises:
-        ConfigError: An entry is none, or a machine is named twice.
+        ConfigError: An entry has another form, or a machine is named twice.
     """
     addresses: dict[str, str] = {}
     for entry in texts:
@@ -54,10 +58,10 @@ def read_addresses(texts: Sequence[str]) -> dict[str, str]:
 
 
 def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentConnection]") -> None:
-    """Let servers on these machines listen at these addresses.
+    """Make servers on these machines listen at these addresses.
 
     Raises:
-        ConfigError: One of them is no machine of the job.
+        ConfigError: The job has no machine of one of the names.
     """
     for host, address in addresses.items():
         if host not in machines:
@@ -70,44 +74,49 @@ def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentCon
 
 
 def address_towards(host: str, port: int = 1) -> str:
-    """This machine's address on the route to a host. Nothing is sent: a datagram socket only looks.
+    """Return this machine's address on the route to a host. Nothing is sent: connecting a UDP socket only
+    chooses the route.
 
     Raises:
         ConfigError: The host has no address, or there is no route.
     """
     try:
         infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = infos[0]
+        family, kind, protocol, _, socket_address = infos[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(where)
+            probe.connect(socket_address)
             return bracketed(str(probe.getsockname()[0]))
     except OSError as error:
         raise ConfigError(f"host {host}: there is no way to it ({error.strerror})") from None
 
 
 def own_address() -> str:
-    """The address of this machine's name.
+    """Return the address of this machine's name; IPv4 if it has both.
 
     Raises:
-        ConfigError: It has none that other machines could reach.
+        ConfigError: The name has no address that other machines could reach.
     """
     name = socket.gethostname()
     try:
         infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         infos = []
-    own = [ipaddress.ip_address(where[0]) for *_, where in infos]
-    usable = [one for one in own if not one.is_loopback and not one.is_link_local]
+    own_addresses = [ipaddress.ip_address(where[0]) for *_, where in infos]
+    usable = [
+        address
+        for address in own_addresses
+        if not address.is_loopback and not address.is_link_local
+    ]
     if not usable:
         raise ConfigError(
             f"the name of this machine, {name!r}, has no address that others could reach; name one with "
             "--listen"
         )
-    return bracketed(str(min(usable, key=lambda one: one.version)))
+    return bracketed(str(min(usable, key=lambda address: address.version)))
 
 
 def why_unreachable(endpoint: str) -> str:
-    """Why this machine cannot connect to an endpoint on another one; empty: it can."""
+    """Try to connect to an endpoint, and return why this machine cannot, or "" if it can."""
     from psfleet.core.net.connections.tls_sockets import connected  # loads gRPC
 
     try:
@@ -123,9 +132,9 @@ def describe(name: str, address: str, launcher: str) -> Hello:
     """Describe this machine for an agent's hello.
 
     Args:
-        name: Name for people; empty: the machine's own name.
-        address: Address for servers to listen on; empty: the address from which the machine reaches the
-            launcher.
+        name: Name for people, or "" for the host name.
+        address: Address for servers to listen on, or "" for the address on the route to the launcher.
+        launcher: Endpoint of the launcher.
     """
     host, _, port = launcher.rpartition(":")
     size = Resources.of_this_machine()
@@ -140,12 +149,12 @@ def describe(name: str, address: str, launcher: str) -> Hello:
 
 
 def describe_gpus() -> list[str]:
-    """Names of the GPUs that the driver knows."""
+    """Return the names of the GPUs that nvidia-smi lists; none without nvidia-smi."""
     return _of_each_gpu("name")
 
 
 def gpu_memory() -> list[tuple[int, int]]:
-    """Bytes of each GPU's memory that are free, and that there are."""
+    """Return the free and the total memory of each GPU, in bytes."""
     pairs = [line.split(",") for line in _of_each_gpu("memory.free,memory.total")]
     return [
         (int(free) << 20, int(total) << 20)
@@ -155,7 +164,7 @@ def gpu_memory() -> list[tuple[int, int]]:
 
 
 def gpu_drivers() -> list[str]:
-    """Versions of their drivers, without repeats."""
+    """Return the versions of the GPUs' drivers, without repeats."""
     return sorted({*_of_each_gpu("driver_version")})
 
 

@@ -1,10 +1,13 @@
-"""Placement of members on machines, and where servers and processes are now. Pure.
+"""Placement of a job's members on machines, and the present locations of servers and processes. Pure.
 
-Servers are spread: no machine has two more than another. A standby is never on the machine of its
-server. All processes of a worker are on one machine, since their links are local sockets; workers go
-where the fewest processes are. All that is only where a machine has room for what the job promises
-each role (--worker-cores and so on). Once the job has started a process rather goes where there is no room
-than nowhere.
+- Servers are spread evenly: no machine has two more than another.
+- A standby is never on the machine of its server.
+- All processes of a worker are on one machine, since their links are local sockets.
+- Workers go to the machines with the fewest processes.
+
+Only machines with room for the resources that the job promises to the role (--worker-cores and so on) are
+considered. Before the job has started, it is refused if there is no such machine. Later a process must not be
+left out, so it goes to a machine without room if there is no other.
 """
 
 from collections import Counter
@@ -18,16 +21,18 @@ from psfleet_launch.supervision.job_events import ServerReady
 
 
 class MachinePlacement:
-    """The machines of a job and what each runs.
+    """Machines of a job and the members that are placed on each.
 
     Args:
-        sizes: Resources of the machines; one that is not there may be of any size.
+        job: Job whose servers and workers are placed at once; standbys follow when they start.
+        machines: Names of the machines. Ties are decided by their order.
+        sizes: Resources of the machines. A machine without an entry is unlimited.
 
     Attributes:
-        largest: The most that any of them has to have, standbys included.
+        largest: Maximum of cores and of memory that any machine needs, with standbys.
 
     Raises:
-        ConfigError: There is no machine, or just one and servers have standbys, or no room.
+        ConfigError: There is no machine, or just one although servers have standbys, or not enough room.
     """
 
     def __init__(
@@ -53,12 +58,15 @@ class MachinePlacement:
     def _with_standbys(self, servers: Iterable[Member]) -> Resources:
         """Return the resources for the fullest machine once these servers have their standbys."""
         for server in servers:
-            others = set(self._machines) - {self._where[server]}
-            self.put_standby(Member("server", server.rank, copy=1), others)
+            allowed = set(self._machines) - {self._where[server]}
+            self.put_standby(Member("server", server.rank, copy=1), allowed)
         used = [self._used(machine) for machine in self._machines]
         for server in servers:
             del self._where[Member("server", server.rank, copy=1)]
-        return Resources(max(one.cores for one in used), max(one.memory for one in used))
+        return Resources(
+            max(used_resources.cores for used_resources in used),
+            max(used_resources.memory for used_resources in used),
+        )
 
     def __getitem__(self, member: Member) -> str:
         return self._where[member]
@@ -67,18 +75,20 @@ class MachinePlacement:
         return member in self._where
 
     def on(self, machine: str) -> list[Member]:
-        """The members of a machine: servers first, by rank."""
-        return sorted(member for member, where in self._where.items() if where == machine)
+        """Return the members of a machine: servers first, by rank."""
+        return sorted(
+            member for member, its_machine in self._where.items() if its_machine == machine
+        )
 
     def of_server(self, rank: int) -> str:
-        """The machine of a server; a further one gets its place now."""
+        """Return the machine of a server. A new server is placed now."""
         server = Member("server", rank)
         if server not in self._where:
             self._put([server])
         return self._where[server]
 
     def remove(self, member: Member) -> None:
-        """The job has this member no more."""
+        """Remove a member that no longer belongs to the job."""
         self._where.pop(member, None)
 
     def put_standby(self, standby: Member, allowed: Collection[str]) -> str:
@@ -88,7 +98,11 @@ class MachinePlacement:
         return self._where[standby]
 
     def lose(self, machine: str) -> list[Member]:
-        """The machine is gone; return its members. Seats go to other machines, if there are any."""
+        """Remove a lost machine, and place its servers and workers on other machines, if there are any.
+
+        Returns:
+            Former members of the machine. Standbys among them are not placed again.
+        """
         lost = self.on(machine)
         self._machines.remove(machine)
         for member in lost:
@@ -100,24 +114,24 @@ class MachinePlacement:
 
     def _put(self, seats: Iterable[Member]) -> None:
         """Place seats, each rank on one machine."""
-        places: dict[int, str] = {}
+        machine_of_rank: dict[int, str] = {}
         for seat in seats:
-            if seat.rank not in places:
-                places[seat.rank] = self._emptiest(seat, self._machines)
-            self._where[seat] = places[seat.rank]
+            if seat.rank not in machine_of_rank:
+                machine_of_rank[seat.rank] = self._emptiest(seat, self._machines)
+            self._where[seat] = machine_of_rank[seat.rank]
 
     def _emptiest(self, member: Member, machines: Sequence[str]) -> str:
-        """The machine with the fewest processes of the member's kind, of those that have room for it.
+        """Return the machine with room for the member that has the fewest servers, or for a worker processes.
 
         Raises:
-            ConfigError: None has, and the job has not started.
+            ConfigError: No machine has room, and the job has not started.
         """
         needs = needed(self._request, [member])
         load = self._load("server" if member.role == "server" else "")
-        room = [machine for machine in machines if needs <= self._free(machine)]
-        if not room and not self._has_started:
+        fitting = [machine for machine in machines if needs <= self._free(machine)]
+        if not fitting and not self._has_started:
             raise ConfigError(self._no_room(member, needs, machines))
-        return min(room or machines, key=lambda machine: load[machine])
+        return min(fitting or machines, key=lambda machine: load[machine])
 
     def _used(self, machine: str) -> Resources:
         return needed(self._request, self.on(machine))
@@ -126,26 +140,26 @@ class MachinePlacement:
         return self._sizes.get(machine, BOUNDLESS) - self._used(machine)
 
     def _no_room(self, member: Member, needs: Resources, machines: Sequence[str]) -> str:
-        what = "standby of " * (member.copy >= 0) + str(member.seat)
+        member_text = "standby of " * (member.copy >= 0) + str(member.seat)
         best = max(machines, key=lambda machine: astuple(self._free(machine)))
-        free, whole = (one.said(needs) for one in (self._free(best), self._sizes[best]))
+        free, whole = (resources.said(needs) for resources in (self._free(best), self._sizes[best]))
         return (
-            f"{what} needs {needs}, and no machine has room for it: {best!r} has most left, {free} of "
+            f"{member_text} needs {needs}, and no machine has room for it: {best!r} has most left, {free} of "
             f"{whole}; name more machines, or ask for less with --{member.role}-cores and "
             f"--{member.role}-memory"
         )
 
     def _load(self, role: str) -> Counter[str]:
-        return Counter(where for seat, where in self._where.items() if role in ("", seat.role))
+        return Counter(machine for seat, machine in self._where.items() if role in ("", seat.role))
 
 
 @dataclass
 class ServerLocations:
-    """The endpoints of a job's servers over time.
+    """Endpoints of a job's servers while they move between machines.
 
     Attributes:
-        moved: The new endpoint of each old one, for clients.
-        lost: Ranks whose machine was lost and that listen nowhere yet.
+        moved: New endpoint for each old endpoint, for clients.
+        lost: Ranks of servers whose machine was lost and that are not ready elsewhere yet.
     """
 
     moved: dict[str, str] = field(default_factory=dict)
@@ -154,9 +168,12 @@ class ServerLocations:
     _holder: dict[int, Member] = field(default_factory=dict)
 
     def ready(self, told: ServerReady) -> tuple[ServerReady, bool]:
-        """A process is ready: the event for the supervisor, and whether clients must look elsewhere.
+        """Note that a server or standby is ready.
 
-        A standby that does not listen yet counts as at the endpoint of its server.
+        A standby that does not listen yet, with port 0, counts as ready at the endpoint of its server.
+
+        Returns:
+            Event for the supervisor, and whether clients must be told of new endpoints.
         """
         rank, endpoint = told.member.rank, told.endpoint
         before = self._now.get(rank, endpoint)
@@ -164,38 +181,41 @@ class ServerLocations:
             return ServerReady(told.member, before), False
         self.lost.discard(rank)
         self._now[rank], self._holder[rank] = endpoint, told.member
-        was_left = self.moved.pop(endpoint, None)  # a server may have been there earlier
+        was_left = self.moved.pop(
+            endpoint, None
+        )  # a server may come back to an endpoint that it had left
         if endpoint != before:
             self.moved[before] = endpoint
         return told, endpoint != before or was_left is not None
 
     def forget(self, rank: int) -> None:
-        """The job has this server no more; another one may get its rank."""
+        """Forget a server that no longer belongs to the job. A later server may get its rank."""
         self.lost.discard(rank)
         self._now.pop(rank, None)
         self._holder.pop(rank, None)
 
     def lose(self, members: Iterable[Member]) -> None:
-        """These members' machine is lost; a server that another machine has taken over is not."""
-        self.lost |= {one.rank for one in members if self._holder.get(one.rank) == one}
+        """Note that the machine of these members is lost. Servers that run elsewhere since then are not
+        lost."""
+        self.lost |= {member.rank for member in members if self._holder.get(member.rank) == member}
 
 
 class RunningMembers(dict[Member, str]):
-    """The machine of each member that has a process."""
+    """Machine of each member that has a process now."""
 
     def on(self, machines: Collection[str]) -> frozenset[Member]:
         """Return the members that run on these machines."""
         return frozenset(member for member, name in self.items() if name in machines)
 
     def of_server(self, member: Member, but: Member | None = None) -> set[str]:
-        """The machines that run a process of this member's server: primary, standby, or one given up.
+        """Return the machines with a process of this member's server: primary, standby, or a cut-off process.
 
         Args:
-            member: Of the server.
-            but: Member that does not count.
+            member: Server or standby.
+            but: Member that does not count, or None.
         """
         return {
             name
-            for one, name in self.items()
-            if (one.role, one.rank) == (member.role, member.rank) and one != but
+            for running, name in self.items()
+            if (running.role, running.rank) == (member.role, member.rank) and running != but
         }

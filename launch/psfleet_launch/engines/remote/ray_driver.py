@@ -1,8 +1,12 @@
-"""The driver of a Ray cluster, as a program: an actor in each bundle of a placement group runs an agent.
+"""Driver program of engine ray: reserves a placement group, and runs an agent in an actor in each bundle.
 
-It reads the credentials from its standard input, whose end is the end of the agents, and hands them to the
-constructors of the actors: Ray shows variables on its dashboard. Actors are pickled by value, as this module
-is `__main__`, so an agent says by itself that psfleet is missing on a machine.
+It is a program of its own so that the launcher need not import Ray. The launcher passes a JSON request as
+argument, credentials on standard input, and reads lines with FAILED and WAITS. The agents end when the
+input is closed.
+
+Credentials are arguments of the actors' constructors and not environment variables, since Ray shows
+variables on its dashboard. This module is `__main__`, so actors are pickled by value: a machine without
+psfleet fails when its agent starts, with an error that names the machine.
 """
 
 import contextlib
@@ -23,36 +27,42 @@ from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job.guard import MARKER
 
 FAILED = "failed: "
-"""Prefix of a line with the reason why an agent has not come, or has ended."""
+"""Prefix of a line with the reason why an agent has not started, or has ended."""
 
 WAITS = "waits: "
-"""Prefix of a line about the present wait."""
+"""Prefix of a line that says what the driver waits for."""
 
 _CONNECT = 5.0  # seconds in which the cluster must answer
-_LOOK = 0.2  # seconds
-_QUIET = 3.0  # seconds for Ray to place bundles before that is spoken of
+_LOOK = 0.2  # seconds between looks at the input and the actors
+_QUIET = 3.0  # seconds for Ray to place bundles before a line says that it waits
 _LEAVE = 3.0  # seconds for agents to end by themselves
 _AGENT = ("-m", "psfleet_launch.commands.psfleet_cli", "agent", "--credentials", "-")
 
 
 class _Actor:
-    """Runs one agent on its node. Ray kills it when the driver ends, and the agent's input ends with it."""
+    """Actor that runs one agent on its node.
+
+    Ray kills the actor when the driver ends. That closes the agent's standard input, so the agent ends too.
+    """
 
     def __init__(self, invitation: bytes, variables: dict[str, str]) -> None:
         self._invitation = invitation
         self._variables = variables
 
     def address(self) -> str:
-        """Return the address of its node, as Ray knows it."""
+        """Return the address of the actor's node, as Ray knows it."""
         return str(importlib.import_module("ray").util.get_node_ip_address())
 
     def run(self, endpoint: str, name: str) -> str:
-        """Run the agent until it ends; the last line that it has written."""
+        """Run the agent until it ends, and return the last line that it has written."""
         hidden = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them from the bundle's size
-        environment = {one: value for one, value in os.environ.items() if one != hidden[0]}
+        environment = {
+            variable: value for variable, value in os.environ.items() if variable != hidden[0]
+        }
         if not environment.get(hidden[1]):
             environment.pop(hidden[1], None)
-        # Ray's own processes block it, and what the agent starts would never hear of Ctrl-C.
+        # Ray's processes block SIGINT. The agent and the members that it starts would inherit that, and a
+        # script would never receive it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         command = [sys.executable, *_AGENT, "--join", endpoint, "--name", name]
         with subprocess.Popen(
@@ -73,7 +83,7 @@ class _Actor:
 
 
 class _Driver:
-    """The program: has the actors placed, and holds them until its standard input ends."""
+    """Main part of the program: starts the actors, and keeps them until the standard input ends."""
 
     def __init__(self, request: dict[str, Any], invitation: bytes) -> None:
         self._wanted = request
@@ -81,10 +91,10 @@ class _Driver:
         self._deadline = time.monotonic() + request["seconds"]
 
     def run(self) -> None:
-        """Connect, place, hold, let go.
+        """Connect to the cluster, start the agents, wait for the end of the input, and release everything.
 
         Raises:
-            ConfigError: There is no cluster, or it has too little.
+            ConfigError: There is no cluster, or its resources are too small.
         """
         ray = _ray()
         self._connect()
@@ -110,13 +120,13 @@ class _Driver:
             ) from None
 
     def _placed(self) -> Any:
-        """The placement group, once its bundles have their places."""
+        """Create the placement group, and return it once Ray has placed all bundles."""
         ray = _ray()
         count, bundle = self._wanted["bundles"], self._bundle
         self._check_resources(ray.nodes())
         strategy = "STRICT_SPREAD" if self._wanted["spread"] else "SPREAD"
         group = ray.util.placement_group([bundle] * count, strategy=strategy)
-        # The launcher gives up then.
+        # The launcher gives up at the deadline. Fail a little earlier, with a message that has the reason.
         seconds = max(self._deadline - time.monotonic() - 2 * _LOOK, 1.0)
         if not group.wait(min(_QUIET, seconds)):
             print(f"{WAITS}{self._not_placed()}", flush=True)
@@ -125,7 +135,7 @@ class _Driver:
         return group
 
     def _not_placed(self) -> str:
-        """Return a description of the resources that the cluster lacks now."""
+        """Describe the resources that the bundles need and that are free now."""
         resources = _ray().available_resources()
         free = _words({name: resources.get(name, 0.0) for name in self._bundle})
         count = self._wanted["bundles"]
@@ -136,7 +146,7 @@ class _Driver:
         return {name: amount for name, amount in self._wanted["resources"].items() if amount}
 
     def _check_resources(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Refuse what the cluster could never place."""
+        """Refuse bundles that the cluster could never place, even with no other user."""
         count, bundle = self._wanted["bundles"], self._bundle
         fitting = [
             min(int(node["Resources"].get(name, 0) // amount) for name, amount in bundle.items())
@@ -161,8 +171,8 @@ class _Driver:
         strategy = importlib.import_module("ray.util.scheduling_strategies")
         made = ray.remote(_Actor)
         variables = {
-            name: said
-            for name, said in os.environ.items()
+            name: value
+            for name, value in os.environ.items()
             if name.startswith("PSFLEET_") and name != MARKER
         }
         actors = [
@@ -185,21 +195,21 @@ class _Driver:
         """Print the last output of each agent that has ended."""
         ray = _ray()
         ends, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
-        for one in ends:
+        for ended_run in ends:
             try:
-                report = ray.get(one)
+                report = ray.get(ended_run)
             except ray.exceptions.RayError as error:
                 report = f"its actor has ended: {type(error).__name__}"
-            print(f"{FAILED}host {agents.pop(one)}: {report}", flush=True)
+            print(f"{FAILED}host {agents.pop(ended_run)}: {report}", flush=True)
 
 
 def _ray() -> Any:
-    """The package, which need not be there where types are checked."""
+    """Import Ray. mypy runs without Ray, so the package has no types here."""
     return importlib.import_module("ray")
 
 
 def _check_head(address: str) -> None:
-    """Refuse an address without a listener; Ray would look for it for minutes."""
+    """Refuse an address that does not answer; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if address.startswith("ray://"):
         raise ConfigError(
@@ -220,17 +230,18 @@ def _check_head(address: str) -> None:
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
-    """Return the names of agents: those of their machines, with a number where one has several."""
+    """Return a name for each agent: its machine's address, with a number if the machine has several
+    agents."""
     count, seen_so_far = Counter(addresses), Counter[str]()
     names = []
-    for one in addresses:
-        seen_so_far[one] += 1
-        names.append(one if count[one] == 1 else f"{one}-{seen_so_far[one]}")
+    for address in addresses:
+        seen_so_far[address] += 1
+        names.append(address if count[address] == 1 else f"{address}-{seen_so_far[address]}")
     return names
 
 
 def _words(resources: dict[str, float]) -> str:
-    """Resources for people; not those that name a node."""
+    """Return CPUs, GPUs and memory as words for people. Ray's resources that name a node are left out."""
     parts = [f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
     if memory := resources.get("memory"):
         parts.append(f"{memory / 2**30:.1f} GiB")
@@ -244,8 +255,8 @@ def _input_has_ended(seconds: float) -> bool:
 
 def _main() -> int:
     line = b""
-    while not line.endswith(b"\n") and (more := os.read(0, 1 << 16)):
-        line += more
+    while not line.endswith(b"\n") and (data := os.read(0, 1 << 16)):
+        line += data
     try:
         _Driver(json.loads(sys.argv[1]), line).run()
     except ConfigError as error:

@@ -1,4 +1,17 @@
-"""The engine of machines that each run an agent; how agents get there is its subclasses' matter."""
+"""Base of engines whose processes run on other machines, each under an agent that connects to this launcher.
+
+Subclasses only start the agents (ssh, srun, Ray, by hand). This class does everything else: it places
+members on machines, sends commands to agents, turns their messages into the events of the job runner, and
+gives up agents that are lost.
+
+A machine is judged by two time limits (decision 20). It is *cut off* after a second in which its kernel has
+acknowledged nothing: standbys may take over from its servers, and nothing else happens. It is *lost* after
+13 seconds of silence, or when its connection has ended: by then its agent has killed all processes there,
+so they count as ended and may be started elsewhere.
+
+All methods run in the launcher's main thread. Threads of gRPC put messages into the hub's queue, and the
+waker wakes the selector.
+"""
 
 import abc
 import contextlib
@@ -73,15 +86,15 @@ if TYPE_CHECKING:  # it loads gRPC
 
 _LOOK = 0.25  # seconds between looks for agents that have become silent
 _SWEEP = 10.0  # seconds for agents to end their processes
-_KILLED = -9
+_KILLED = -9  # exit code of the processes of a lost machine, as if killed by SIGKILL
 
 
 class RemoteEngine(Engine):
-    """Places members on agents and hears from them; knows nothing of how agents are started.
+    """Runs members under agents. Does not know how agents are started.
 
     Attributes:
-        agents: Agents that have sent a hello and are not lost, by name.
-        starters: Commands of this machine that start them, by name.
+        agents: Agents that have been accepted and are not lost, by name of their machine.
+        starters: Running commands of this machine that have started agents, by name.
     """
 
     spans_machines: ClassVar[bool] = True
@@ -93,8 +106,8 @@ class RemoteEngine(Engine):
         self.agents: dict[str, AgentConnection] = {}
         self.starters: dict[str, AgentStarter] = {}
         self._running = RunningMembers()
-        self._hosts: dict[Member, str] = {}  # where each was started last
-        self._unplaced: dict[Member, Told] = {}
+        self._hosts: dict[Member, str] = {}  # machine of each member's last start
+        self._unplaced: dict[Member, Told] = {}  # standbys that wait for a machine
         self._locations = ServerLocations()
         self._checks = ConnectionChecks()
         self._files = LauncherFiles(job.logs)
@@ -108,14 +121,12 @@ class RemoteEngine(Engine):
         self._waker = Waker()
         selector.register(self._waker, selectors.EVENT_READ, self._waker.drain)
 
-    # -- machines --------------------------------------------------------------------------------
-
     @abc.abstractmethod
     def machines(self) -> Sequence[str]:
-        """The names of the machines, before any of them was heard; their number is what counts.
+        """Return a name for each machine before its agent has connected. Their number is that of the agents.
 
         Raises:
-            ConfigError: They are not named as they must be.
+            ConfigError: The user's settings name no machines, or name them wrongly.
         """
 
     @abc.abstractmethod
@@ -123,31 +134,34 @@ class RemoteEngine(Engine):
         """Have an agent started on every machine.
 
         Args:
-            invitation: Parameters that an agent needs besides; secret. Empty: it has them already.
+            endpoint: Endpoint of the launcher for agents.
+            invitation: Credentials for the agents' connection, a secret line of text; empty if agents have
+                them already.
         """
 
     def control_credentials(self) -> tuple[Path, bytes]:
-        """Return the launcher's credentials for the calls of agents, and the invitation of agents."""
+        """Return the folder with the launcher's credentials for agents' calls, and the invitation of
+        agents."""
         from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
         folders = make_credentials(self.job.folder / "agents")
         return folders["server"], invitation(folders["worker"])
 
     def check_agents(self) -> None:  # most engines cannot know
-        """Look, while agents are waited for, whether one can come no more.
+        """Check, while the engine waits for agents, whether an agent can no longer come.
 
         Raises:
-            ConfigError: It cannot; the text says why.
+            ConfigError: An agent cannot come; the text says why.
         """
 
     def start(self, name: str, command: Sequence[str], invitation: bytes) -> None:
-        """Run a command of this machine that starts agents, until they are stopped."""
+        """Run a command on this machine that starts agents, and keep it running until `stop_agents`."""
         self.starters[name] = AgentStarter(
             command, invitation, self.job.folder / name, self.job.token
         )
 
     def stop_agents(self) -> None:
-        """Let go of what `start_agents` has started; every connection has ended."""
+        """End the commands of `start_agents`. Called when all connections of agents have ended."""
         for starter in self.starters.values():
             starter.let_go()
         for starter in self.starters.values():
@@ -155,16 +169,14 @@ class RemoteEngine(Engine):
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
         names = list(self.agents) or list(self.machines())
-        places = self._places or self._placed(names)
-        return {name: places.on(name) for name in names}
+        placement = self._places or self._placed(names)
+        return {name: placement.on(name) for name in names}
 
     def _placed(self, names: Sequence[str]) -> MachinePlacement:
-        """Return the placement on these machines, within the resources that agents have reported."""
+        """Return the placement on these machines; those whose agents have connected count with their size."""
         recent = {name: agent.hello for name, agent in self.agents.items()}
         sizes = {name: Resources(hello.cores, hello.memory) for name, hello in recent.items()}
         return MachinePlacement(self.job, names, sizes)
-
-    # -- start -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         from psfleet.core.net.connections.access import Access  # these load gRPC
@@ -172,21 +184,22 @@ class RemoteEngine(Engine):
 
         names = self.machines()
         addresses = read_addresses(self.launch.addresses)
-        self._placed(names)  # refuses what cannot be placed while nothing has started
+        self._placed(names)  # raises if the job cannot be placed, before any agent is started
         self._guard = start_guard(self.job.token, self.job.folder)
         self._logs.open_all()
-        own, secret = self.control_credentials()
-        access = Access(Credentials.read(own))
+        credentials_folder, secret = self.control_credentials()
+        access = Access(Credentials.read(credentials_folder))
         self._hub = AgentHub(access, self._waker.wake)
         endpoint = self._hub.listen(listen_endpoint(self.launch.listen or self.default_address()))
-        # Signals that end a job are as SIGINT: there is no supervisor yet.
+        # There is no supervisor yet that could end the job in order, so a signal raises KeyboardInterrupt.
         with handled((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
             self.start_agents(endpoint, secret)
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
             set_addresses(addresses, self.agents)
-            # As the user has named them, others by name; not by arrival, which is chance.
-            order = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
-            self._places = self._placed(order)
+            # Machines are numbered in the order in which the user named them, and the rest by name. In order
+            # of arrival the placement would differ from run to run.
+            machine_names = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
+            self._places = self._placed(machine_names)
             with self._opening.told(self.agents, self._places):
                 replies = self._opening.replies
                 self._await(lambda: len(replies) == len(self.agents), "answers of all agents")
@@ -194,21 +207,21 @@ class RemoteEngine(Engine):
             self._files.add(self._opening.without_shared_logs)
 
     def default_address(self) -> str:
-        """This machine's address, where the user names none."""
+        """Return the launcher's address for agents if the user names none."""
         return own_address()
 
-    def _await(self, done: Callable[[], bool], what: str) -> None:
-        """Wait until agents have sent the awaited messages.
+    def _await(self, is_complete: Callable[[], bool], awaited: str) -> None:
+        """Wait until `done`, while agents send their messages. `what` names the messages in an error.
 
         Raises:
-            ConfigError: One cannot take part, or time is over.
+            ConfigError: An agent cannot take part, or the time for the start is over.
         """
         deadline = time.monotonic() + self.launch.start_timeout
-        while not done():
+        while not is_complete():
             if time.monotonic() > deadline:
                 recent = ", ".join(self.agents) or "none"
                 raise ConfigError(
-                    f"{what} were not there within {self.launch.start_timeout:g} s; heard of: {recent}"
+                    f"{awaited} were not there within {self.launch.start_timeout:g} s; heard of: {recent}"
                 )
             for key, _ in self.selector.select(_LOOK):
                 key.data()
@@ -226,8 +239,6 @@ class RemoteEngine(Engine):
         assert self._places is not None
         return f"{self.agents[self._places.of_server(rank)].hello.address}:{port}"
 
-    # -- processes -------------------------------------------------------------------------------
-
     def spawn(self, member: Member, told: Told) -> None:
         if told.follows and not self._free_for(member, told):
             self._unplaced[member] = told
@@ -241,7 +252,9 @@ class RemoteEngine(Engine):
             self._events.append(ProcessExited(member, 1, cause=str(error)))
             return
         self._running[member] = self._hosts[member] = name
-        self.share()  # a process knows what was decided before it was started
+        # Messages to an agent keep their order, so the process finds every file that was written before its
+        # start, such as a decided change of the number of servers.
+        self.share()
         parameters = replace(
             told,
             endpoints=[*self._reachable(told.endpoints)],
@@ -249,24 +262,26 @@ class RemoteEngine(Engine):
         )
         self.agents[name].send(Spawn(member, parameters))
 
-    def _place(self, member: Member, told: Told) -> str:
+    def _place(self, member: Member, start: Told) -> str:
         assert self._places is not None
         if not self.agents:
             raise ConfigError(f"no machine is left for {member}")
-        if told.follows:
-            return self._places.put_standby(member, self._free_for(member, told))
+        if start.follows:
+            return self._places.put_standby(member, self._free_for(member, start))
         if member.role == "server" and member.rank in self._locations.lost:
             self._opening.check_log(member)
-        # A standby that had taken over has no place of its own once its machine is lost.
+        # A standby that had taken over has no placement any longer when its machine is lost. It gets that of
+        # its server, which was placed again.
         return self._places[member if member in self._places else member.seat]
 
-    def _free_for(self, standby: Member, told: Told) -> set[str]:
-        """The machines that can take a standby: others than its server's, which can be reached."""
+    def _free_for(self, standby: Member, start: Told) -> set[str]:
+        """Return the machines that can run a standby: reachable, and without another process of its
+        server."""
         away = {name for name, agent in self.agents.items() if agent.is_cut_off}
-        return set(self.agents) - self._running.of_server(standby, told.displaces) - away
+        return set(self.agents) - self._running.of_server(standby, start.displaces) - away
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
-        """Return the endpoints, new ones for servers that have moved and are not ready yet."""
+        """Yield the endpoints for a new process; a server whose machine was lost has its new machine's."""
         for rank, endpoint in enumerate(endpoints):
             yield self._endpoint(rank) if rank in self._locations.lost else endpoint
 
@@ -304,8 +319,6 @@ class RemoteEngine(Engine):
     def host(self, member: Member) -> str:
         return self._hosts.get(member, "of no agent")
 
-    # -- what happens ----------------------------------------------------------------------------
-
     @property
     def pause(self) -> float:
         return 0.0 if self._events else _LOOK
@@ -315,14 +328,16 @@ class RemoteEngine(Engine):
         for agent in list(self.agents.values()):
             if agent.is_silent:
                 why = "it has been silent for too long"
-                agent.send(Refused(why))  # it may only have been stopped
+                agent.send(
+                    Refused(why)
+                )  # in case the agent was only stopped: it then ends when it goes on
                 self._lose(agent, why)
             elif agent.look():
                 self._events.append(Said(None, f"host {agent.name} cannot be reached"))
             if agent.is_cut_off:
                 self._events.append(self._cut_off(agent.name))
-        for member, told in [*self._unplaced.items()]:
-            if self._free_for(member, told):
+        for member, start in [*self._unplaced.items()]:
+            if self._free_for(member, start):
                 self.spawn(member, self._unplaced.pop(member))
         self.share()
         events, self._events = self._events, []
@@ -363,12 +378,18 @@ class RemoteEngine(Engine):
             case LivenessSignal() | ProcessEnding() | Said():
                 self._events.append(message)
 
-    def _is_ready(self, told: ServerReady) -> list[Event | Shown]:
-        """Let all machines know if the server is not where it was; at its first start have them connect."""
-        ready, has_moved = self._locations.ready(told)
+    def _is_ready(self, event: ServerReady) -> list[Event | Shown]:
+        """Return the events for a server that is ready.
+
+        If the server was ready elsewhere before, all machines are told its new endpoint. At the first start
+        of a rank all machines first try to connect to it, and the events come when they have.
+        """
+        ready, has_moved = self._locations.ready(event)
         if has_moved:
             moved = Relocations(dict(self._locations.moved))
-            with contextlib.suppress(OSError):  # a disk that is full ends readers, not the job
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk keeps readers away, but must not end the job
                 write_relocations(self.job.moved_file, self._locations.moved)
             for agent in self.agents.values():
                 agent.send(moved)
@@ -379,7 +400,7 @@ class RemoteEngine(Engine):
         return []
 
     def _welcome(self, agent: "AgentConnection", hello: Hello) -> None:
-        """Take an agent in, or send it away."""
+        """Accept an agent, or refuse it and end its connection."""
         agent.hello = hello
         why = version_mismatch(hello)
         if why and not self._places:
@@ -402,12 +423,15 @@ class RemoteEngine(Engine):
             self._events.append(Output(data, is_error))
 
     def _cut_off(self, machine: str) -> MachineCutOff:
-        """Return the event of an unreachable machine: its effects need not wait until the machine is lost."""
+        """Return the event of an unreachable machine, so that standbys need not wait until it is lost."""
         recent = {name for name, agent in self.agents.items() if agent.is_recent}
         return MachineCutOff(self._running.on([machine]), self._running.on(recent))
 
     def _lose(self, agent: "AgentConnection", why: str) -> None:
-        """The agent is gone, and with it all that it has started: it ends that when it is alone."""
+        """Give up an agent, and report the exits of all its processes.
+
+        They have ended by now, or are about to: an agent without a connection kills what it has started.
+        """
         agent.ended = True
         agent.end()
         if self.agents.get(agent.name) is not agent:
@@ -422,9 +446,9 @@ class RemoteEngine(Engine):
             self._checks.forget(member)
         self._events.append(Said(None, cause))
         self._events += self._checks.lose(agent.name)
-        self._events += causes_first(ProcessExited(one, _KILLED, cause=cause) for one in lost)
-
-    # -- end -------------------------------------------------------------------------------------
+        self._events += causes_first(
+            ProcessExited(lost_member, _KILLED, cause=cause) for lost_member in lost
+        )
 
     def has_joined(self) -> bool:
         return any(sweep.joined for sweep in self._swept.values())
