@@ -196,9 +196,9 @@ class DispatchedDataset:
 
     def pool_for(self, request: DatasetRequest) -> list[Range]:
         """Return what is left of the dataset, with the further epochs of a request that extends it."""
-        rest = self.pool if self.plan is None else self.plan.unused(request.round - 1)
+        unused = self.pool if self.plan is None else self.plan.unused(request.round - 1)
         low, high = self.request.all[1], request.all[1]
-        return [*rest, (low, high)] if low < high else [*rest]
+        return [*unused, (low, high)] if low < high else [*unused]
 
 
 @dataclass
@@ -232,8 +232,8 @@ class DataDispatch:
         if any(dataset.request.is_endless for dataset in self.datasets):
             return 0
         return sum(
-            length(one.pool if one.plan is None else one.plan.unused(closed))
-            for one in self.datasets
+            length(dataset.pool if dataset.plan is None else dataset.plan.unused(closed))
+            for dataset in self.datasets
         )
 
     def begin(
@@ -256,24 +256,24 @@ class DataDispatch:
             )
         if request.number <= len(self.datasets):
             dataset = self.datasets[request.number - 1]
-            there = dataset.request
+            begun = dataset.request
             is_inherited = dataset.resumed or request.number in self.inherited
-            is_longer = request.epochs > there.epochs
-            if dataset.ended and request.extends(there) and not is_longer:
+            is_longer = request.epochs > begun.epochs
+            if dataset.ended and request.extends(begun) and not is_longer:
                 return None
             is_dealt_alike = dataset.resumed or (dataset.plan is None) == (first_of is None)
             may_begin = is_inherited and is_dealt_alike if is_longer else dataset.resumed
-            if may_begin and request.extends(there):
+            if may_begin and request.extends(begun):
                 pool = tuple(dataset.pool_for(request))
                 plan = None if first_of is None else _plan(request, first_of, pool)
-                return DatasetBegun(replace(request, parts=there.parts), plan)
-            if there.same != request.same:
-                others, advice = "for others", "all workers must use the same datasets"
+                return DatasetBegun(replace(request, parts=begun.parts), plan)
+            if begun.same != request.same:
+                whose, advice = "for others", "all workers must use the same datasets"
                 if is_inherited:
-                    others = "in what the job goes on from"
+                    whose = "in what the job goes on from"
                     advice = "keep size, batch and seed and at least its epochs, or drop --resume"
                 raise UsageError(
-                    f"dataset {request.number} is (size, batch, epochs, seed) {there.same} {others}, "
+                    f"dataset {request.number} is (size, batch, epochs, seed) {begun.same} {whose}, "
                     f"{request.same} here; {advice}"
                 )
             self._hand_out(request.number)
@@ -354,9 +354,9 @@ class DataDispatch:
         """
         dispatch = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
-            rest = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
+            unused = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
             dispatch.datasets.append(
-                DispatchedDataset(dataset.request, None, rest, not rest, resumed=True)
+                DispatchedDataset(dataset.request, None, unused, not unused, resumed=True)
             )
         return dispatch
 
@@ -405,16 +405,17 @@ class DataDispatch:
 
         The server that has most of its pushes says how far it was. If servers differ, the step is torn.
         """
-        own = {
+        reports_of_it = {
             server: report
             for server, report in reports.items()
             if report.incarnations.get(worker) == incarnation
         }
-        sequences = _reached(worker, own)
+        sequences = _reached(worker, reports_of_it)
         if len(set(sequences.values())) > 1:
             self.torn.append(TornStep(worker, incarnation, sequences))
         position = max(
-            (report.positions.get(worker, (0, 0)) for report in own.values()), default=(0, 0)
+            (report.positions.get(worker, (0, 0)) for report in reports_of_it.values()),
+            default=(0, 0),
         )
         for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
             self.datasets[number - 1].pool[:0] = ranges
@@ -434,13 +435,13 @@ class DataDispatch:
         return () if self.datasets[request.number - 1].ended else None
 
 
-def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
+def _reached(worker: int, reports: Mapping[int, ViewReport]) -> dict[int, int]:
     """Return by server the last push of an incarnation that the server has.
 
     Later pushes that were not sent to a server count as if the server had them.
     """
-    sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
-    lasts = own[0].addressed.get(worker, ()) if 0 in own else ()
+    sequences = {server: report.sequences.get(worker, 0) for server, report in reports.items()}
+    lasts = reports[0].addressed.get(worker, ()) if 0 in reports else ()
     for server, last in enumerate(lasts):
         if last <= sequences.get(server, -1) <= sequences[0]:
             sequences[server] = sequences[0]
@@ -455,10 +456,10 @@ def _plan(
     plan = RoundPlan(request.size, request.batch)
     for begin in begins:
         seats = request.takers(seat for seat, first in first_of.items() if first <= begin)
-        rest = plan.samples_from(begin) if plan.entries else stream
-        if rest:
+        unplanned = plan.samples_from(begin) if plan.entries else stream
+        if unplanned:
             plan = RoundPlan(
-                request.size, request.batch, (*plan.entries, PlanEntry(begin, seats, rest))
+                request.size, request.batch, (*plan.entries, PlanEntry(begin, seats, unplanned))
             )
     return plan
 
