@@ -129,8 +129,6 @@ class Coordinator:
         """True if a change of members is wanted or under way, or a server has not installed the last view."""
         return self._wanted or self._change is not None or bool(self._uninstalled)
 
-    # -- workers -------------------------------------------------------------------------------
-
     @property
     def registering(self) -> int:
         """Number of workers' calls that wait for a seat."""
@@ -221,10 +219,8 @@ class Coordinator:
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
-                registration = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
-                error = NotReady(
-                    f"{registration}: look whether it runs, and whether server 0 reaches it"
-                )
+                seat = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
+                error = NotReady(f"{seat}: look whether it runs, and whether server 0 reaches it")
                 return [SendError(call, error)]
         return [*self.collectives.expire(call, self.members.present())]
 
@@ -271,8 +267,6 @@ class Coordinator:
             self._removed.add(worker)
             self._wanted = True
 
-    # -- data ----------------------------------------------------------------------------------
-
     def assign_data(
         self, worker: int, incarnation: int, request: DatasetRequest
     ) -> RoundPlan | tuple[Range, ...] | None:
@@ -311,8 +305,6 @@ class Coordinator:
             raise Gap(f"the fleet is in mode {switch.mode!r}, which deals in another way")
         if 0 < request.round <= switch.last:
             raise Gap(f"data of round {request.round} was asked for before the fleet changed modes")
-
-    # -- servers -------------------------------------------------------------------------------
 
     def rebooted(self, server: int, boot: int) -> None:
         """Note the process of a server. A new process of a known server has to install the view."""
@@ -428,8 +420,6 @@ class Coordinator:
             self.servers, self._boots = len(endpoints), dict(boots)
             self.heartbeats = {k: b for k, b in self.heartbeats.items() if k < (True, self.servers)}
         return self._complete()
-
-    # -- decisions -----------------------------------------------------------------------------
 
     def _decide(self, decision: Decision) -> list[Outcome]:
         # Journal first: once a decision has an effect, a reply may depend on it.

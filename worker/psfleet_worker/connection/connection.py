@@ -245,8 +245,6 @@ class FleetConnection:
         if self.metrics.wanted:
             self.heartbeats.send_now()
 
-    # -- instructions --------------------------------------------------------------------------
-
     def run(
         self, program: Program[T], perform: Perform | None = None, timeout: float | None = None
     ) -> T:
@@ -390,8 +388,6 @@ class FleetConnection:
             wait_all([say(self.clients[0])])
         if self._left_file:
             Path(self._left_file).touch()
-
-    # -- calls ---------------------------------------------------------------------------------
 
     def header(self, **fields: Any) -> Header:
         """Return the header of a frame from this worker."""

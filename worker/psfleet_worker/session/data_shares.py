@@ -87,8 +87,6 @@ class WorkerData:
             else:
                 goes_on = yield from self._leased(batch)
 
-    # -- rounds --------------------------------------------------------------------------------
-
     def _in_rounds(self, batch: int, merged: int) -> Program[bool]:
         """Yield all rounds of the dataset; return whether it goes on in another mode."""
         session, turns = self._session, self._session.turns
@@ -141,8 +139,6 @@ class WorkerData:
                 "or use fleet.shard"
             )
         return pushes
-
-    # -- other modes ---------------------------------------------------------------------------
 
     def _tell(self, ranges: Ranges) -> Program[None]:
         """Announce the next step's samples to the worker's other stages; empty: there are no more."""
