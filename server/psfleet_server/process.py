@@ -136,14 +136,14 @@ class Server:
             self._say_ready(f"server {self.environment.rank} of {len(self.environment.servers)}")
             self.wait()
 
-    def _say_ready(self, who: str) -> None:
+    def _say_ready(self, role: str) -> None:
         """Write the ready file, which appears whole, and then announce it."""
         environment = self.environment
         if environment.ready_file:
             write_ready(Path(environment.ready_file), environment.rank, self.endpoint, os.getpid())
             self._wake_launcher()  # it looks for the file then
         self.announce(
-            f"{who} ready at {self.endpoint} (process {os.getpid()})"
+            f"{role} ready at {self.endpoint} (process {os.getpid()})"
             + (f", back after {self.recovered} records of its log" if self.recovered else "")
             + (f", took over with term {self.term}" if self.term else "")
         )
@@ -337,8 +337,8 @@ class Server:
             self._snapshots.learn(endpoints)
 
     def _make_runner(self) -> SnapshotRunner:
-        place = self.environment.snapshot_place
-        folder = SnapshotFolder(place) if place else None
+        folder_or_url = self.environment.snapshot_place
+        folder = SnapshotFolder(folder_or_url) if folder_or_url else None
         return SnapshotRunner(self.host, self._access, folder)
 
     def wait(self) -> None:

@@ -76,9 +76,9 @@ class ServerMetrics:
     def _calls(self) -> "Iterator[Metric]":
         host = self._host
         mode = host.shard.mode or "none"
-        for name, one in list(host.latencies.shown.items()):
-            labels = {"mode": mode} if one.by_mode else {}
-            yield latency(f"{name}_seconds", one.help, one.times, **labels)
+        for name, shown in list(host.latencies.shown.items()):
+            labels = {"mode": mode} if shown.by_mode else {}
+            yield latency(f"{name}_seconds", shown.help, shown.times, **labels)
         yield gauge("waiting_calls", "Calls that wait for other workers", host.waiting_calls)
         yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.waiting_calls)
         sizes = host.bytes
@@ -154,8 +154,8 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
 
 def _tables(shard: Shard) -> "Iterator[Metric]":
     all_tables = [*shard.tables.values()]
-    tables = {one.spec.name: one for one in all_tables if not one.spec.name.startswith(OWN)}
-    sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
+    tables = {table.spec.name: table for table in all_tables if not table.spec.name.startswith(OWN)}
+    sparse = {name: table for name, table in tables.items() if isinstance(table, SparseTable)}
     on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
     on_host = sum(table.bytes - table.device_bytes for table in all_tables)
     on_host -= sum(table.paging.disk_bytes for table in sparse.values() if table.paging)
@@ -186,8 +186,8 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     yield gauge("table_device_bytes", "Device memory of a table, of its table_bytes", on_device)
     if on_device:
         yield gauge("device_memory_used_bytes", "Device memory of tables", sum(on_device.values()))
-    if (most := shard.tables.device_limit) is not None:
-        yield gauge("device_memory_limit_bytes", "Device memory that tables may take", most)
+    if (limit := shard.tables.device_limit) is not None:
+        yield gauge("device_memory_limit_bytes", "Device memory that tables may take", limit)
     yield gauge(
         "memory_used_bytes", "Host memory of tables and of pushes that are held", host_bytes
     )
@@ -258,7 +258,7 @@ class MetricsService:
         waits = parse(CollectRequest, request).at_end
         with self._lock:
             if waits and not self._is_over:
-                self._waiting = [one for one in self._waiting if not one.done]
+                self._waiting = [waiting for waiting in self._waiting if not waiting.done]
                 if len(self._waiting) == _MOST_WAITING:
                     raise LimitExceeded(
                         f"{_MOST_WAITING} readers wait for this server's last metrics; ask for those of now"

@@ -185,10 +185,10 @@ class SnapshotMarks:
             self._fleet.run(self._fleet.stream.mark(number), self._perform)
 
     def _perform(self, instruction: Instruction, timeout: float | None) -> object:
-        who = {"worker": self._fleet.worker, "incarnation": self._fleet.session.incarnation}
+        identity = {"worker": self._fleet.worker, "incarnation": self._fleet.session.incarnation}
         match instruction:
             case AwaitMarking(number):
-                ready_request = snapshot_pb2.ReadyRequest(number=number, **who)
+                ready_request = snapshot_pb2.ReadyRequest(number=number, **identity)
                 reply = self._call(0, "SnapshotCoordinator/Ready", ready_request)
                 ready = snapshot_pb2.ReadyReply.FromString(reply)
                 self._script_waits = ready.script_waits
@@ -199,7 +199,9 @@ class SnapshotMarks:
             case ReportState(number, last):
                 self._lasts[number] = last
                 state = self.state_at(last, self._is_stuck)
-                request = snapshot_pb2.KeepRequest(number=number, last=last, state=state, **who)
+                request = snapshot_pb2.KeepRequest(
+                    number=number, last=last, state=state, **identity
+                )
                 self._call(0, "SnapshotCoordinator/Keep", request)
         return None
 
@@ -208,13 +210,13 @@ class SnapshotMarks:
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
         deadline = time.monotonic() + _CALL_TIMEOUT
         while True:
-            rest = deadline - time.monotonic()
-            if rest <= 0 or self._over.is_set():
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0 or self._over.is_set():
                 raise DeadlineExceeded(
                     f"{method} was not answered within {_CALL_TIMEOUT:g} seconds"
                 )
             try:
-                return self._fleet.clients[server].attempt(method, message, rest)
+                return self._fleet.clients[server].attempt(method, message, remaining_seconds)
             except ServerUnavailable:
                 time.sleep(_PAUSE)
 

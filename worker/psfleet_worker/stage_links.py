@@ -148,15 +148,17 @@ class StageLinks:
             self._curve.stop()
         self._context.destroy()
 
-    def _wait(self, deadline: float, what: str, full: "zmq.Socket[bytes] | None" = None) -> None:
+    def _wait(self, deadline: float, awaited: str, full: "zmq.Socket[bytes] | None" = None) -> None:
         """Wait until a message is here, or a full queue has room; take in what has come."""
         poller = zmq.Poller()
         poller.register(self._taking, zmq.POLLIN)
         if full is not None:
             poller.register(full, zmq.POLLOUT)
-        rest = deadline - time.monotonic()
-        if rest <= 0 or not poller.poll(int(rest * 1000) + 1):
-            raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} seconds for {what}")
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds <= 0 or not poller.poll(int(remaining_seconds * 1000) + 1):
+            raise DeadlineExceeded(
+                f"{self._me} has waited {self._patience:g} seconds for {awaited}"
+            )
         with contextlib.suppress(zmq.Again):
             while True:
                 self._take_in(self._taking.recv_multipart(zmq.DONTWAIT, copy=False))

@@ -75,15 +75,15 @@ class StepTimes:
 
     def pushed(self, samples: int, loss: float | None) -> None:
         """Count a push."""
-        now, others = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
+        now, elsewhere = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             duration = now - self._pushed
             self.steps.counts[duration.bit_length()] += 1
             self.steps.total += duration
-            script = duration + self._spent - others
+            script = duration + self._spent - elsewhere
             if script > 0:
                 self.script += script
-        self._spent = others
+        self._spent = elsewhere
         self._pushed, self.loss = now, loss
         self.samples += samples
 
@@ -109,9 +109,9 @@ class FrequentIds:
     def add(self, ids: Ids) -> None:
         """Count the ids of a batch, int64 [n], with repeats."""
         distinct, counts = np.unique(ids, return_counts=True)
-        union, place = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
+        union, positions = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
         sums = np.zeros(len(union))
-        np.add.at(sums, place, np.concatenate([self.counts, counts]))
+        np.add.at(sums, positions, np.concatenate([self.counts, counts]))
         if len(union) > self._places:
             sums -= np.partition(sums, -self._places - 1)[-self._places - 1]
         positive = sums > 0
@@ -154,8 +154,10 @@ class HotIds:
         """Sample the newest batches; return the counts of all samples."""
         self._look()
         tables = self._found.items()
-        yield gauge("hottest_id_share", "Most frequent id", {n: one.share(1) for n, one in tables})
-        fractions = {name: one.share(_MANY) for name, one in tables}
+        yield gauge(
+            "hottest_id_share", "Most frequent id", {n: frequent.share(1) for n, frequent in tables}
+        )
+        fractions = {name: frequent.share(_MANY) for name, frequent in tables}
         yield gauge("hot_ids_share", f"The {_MANY} most frequent ids", fractions)
 
     def _look(self) -> None:
@@ -164,8 +166,12 @@ class HotIds:
             if not len(ids) or self._seen.get(name) is ids:
                 continue
             self._seen[name] = ids
-            most = max(_SAMPLE // len(batches), 1)
-            sample = ids if len(ids) <= most else ids[self._numbers.integers(len(ids), size=most)]
+            sample_size = max(_SAMPLE // len(batches), 1)
+            sample = (
+                ids
+                if len(ids) <= sample_size
+                else ids[self._numbers.integers(len(ids), size=sample_size)]
+            )
             frequent = self._found.setdefault(name, FrequentIds())
             frequent.fade(_FADE)
             frequent.add(sample)

@@ -256,24 +256,24 @@ class DataDispatch:
             )
         if request.number <= len(self.datasets):
             dataset = self.datasets[request.number - 1]
-            begun = dataset.request
+            first_request = dataset.request
             is_inherited = dataset.resumed or request.number in self.inherited
-            is_longer = request.epochs > begun.epochs
-            if dataset.ended and request.extends(begun) and not is_longer:
+            is_longer = request.epochs > first_request.epochs
+            if dataset.ended and request.extends(first_request) and not is_longer:
                 return None
             is_dealt_alike = dataset.resumed or (dataset.plan is None) == (first_of is None)
             may_begin = is_inherited and is_dealt_alike if is_longer else dataset.resumed
-            if may_begin and request.extends(begun):
+            if may_begin and request.extends(first_request):
                 pool = tuple(dataset.pool_for(request))
                 plan = None if first_of is None else _plan(request, first_of, pool)
-                return DatasetBegun(replace(request, parts=begun.parts), plan)
-            if begun.same != request.same:
-                whose, advice = "for others", "all workers must use the same datasets"
+                return DatasetBegun(replace(request, parts=first_request.parts), plan)
+            if first_request.same != request.same:
+                present_use, advice = "for others", "all workers must use the same datasets"
                 if is_inherited:
-                    whose = "in what the job goes on from"
+                    present_use = "in what the job goes on from"
                     advice = "keep size, batch and seed and at least its epochs, or drop --resume"
                 raise UsageError(
-                    f"dataset {request.number} is (size, batch, epochs, seed) {begun.same} {whose}, "
+                    f"dataset {request.number} is (size, batch, epochs, seed) {first_request.same} {present_use}, "
                     f"{request.same} here; {advice}"
                 )
             self._hand_out(request.number)

@@ -246,9 +246,9 @@ class ServerLog:
         if number not in self.files:
             return
         # Oldest first: if this process dies in between, the files that remain still follow each other.
-        for other in sorted(self.files):
-            if other < number:
-                self.files[other].unlink()
+        for number_of_file in sorted(self.files):
+            if number_of_file < number:
+                self.files[number_of_file].unlink()
                 faults.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:

@@ -119,21 +119,23 @@ class Followers:
             microseconds=_ANY,
             process_microseconds=_ANY,
         )
-        message, weights, room = lay_out_changes(head, tables)
-        for one, out in zip(tables, weights, strict=True):
-            self._read(one.spec, one.ids, out)
+        message, weights, head_bytes = lay_out_changes(head, tables)
+        for table, out in zip(tables, weights, strict=True):
+            self._read(table.spec, table.ids, out)
         self.asked += 1
         self.gaps += gap
         self.bytes += len(message)
         head.microseconds = max(round((time.thread_time() - began) * 1e6), 1)
         head.process_microseconds = round(time.process_time() * 1e6)
-        room[:] = np.frombuffer(head.SerializeToString(), np.uint8)
+        head_bytes[:] = np.frombuffer(head.SerializeToString(), np.uint8)
         return message
 
     def _is_too_much(self, changed: Mapping[int, TableChanges | None]) -> bool:
         tables = self._shard.tables
         sizes = (
-            len(one.ids) * (8 + 4 * tables[key].spec.dim) for key, one in changed.items() if one
+            len(changes.ids) * (8 + 4 * tables[key].spec.dim)
+            for key, changes in changed.items()
+            if changes
         )
         return sum(sizes) > _MOST
 
@@ -172,8 +174,8 @@ class Followers:
         last = min(first + max(self._page * SEGMENT_COUNT // max(len(table), 1), 1), SEGMENT_COUNT)
         ids = _part(table.segment_ids(first, last), request)
         message, rooms = lay_out_rows(ids, table.spec.dim, last % SEGMENT_COUNT)
-        for room in rooms:
-            self._read(table.spec, ids, room)
+        for page_part in rooms:
+            self._read(table.spec, ids, page_part)
         self.bytes += len(message)
         return message
 

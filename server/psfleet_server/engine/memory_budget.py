@@ -29,11 +29,11 @@ def table_limit(memory: int) -> int | None:
     if not memory:
         return None
     now = resident()
-    room = memory - now - _for_calls(memory)
-    if room < _LEAST:
+    limit = memory - now - _for_calls(memory)
+    if limit < _LEAST:
         raise ConfigError(
             f"PSFLEET_MEMORY allows this server {memory >> 20} MiB; the program itself takes "
             f"{now >> 20} MiB and calls under way {_OTHERS >> 20} MiB or more. Allow it at least "
             f"{(now + _OTHERS + _LEAST >> 20) + 32} MiB"
         )
-    return room
+    return limit

@@ -140,8 +140,8 @@ class FirstNonFinite:
         """
         if sentence:
             self._since = now if self._earliest is None else self._since
-            one = at, sentence[:_LONGEST_SENTENCE]
-            self._earliest = min(self._earliest or one, one)
+            reported = at, sentence[:_LONGEST_SENTENCE]
+            self._earliest = min(self._earliest or reported, reported)
         if self._earliest is None or self._is_told:
             return ""
         self._is_told = oldest >= self._since or now - self._since >= _SILENT

@@ -254,7 +254,9 @@ def tensor_server(
         incoming=limits.incoming,
         handshake=HANDSHAKE,
         refuse=refuse,
-        at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
+        at_once={
+            name: method.at_once for name, method in methods.items() if method.at_once is not None
+        },
     )
     behaviors = {name: method.serve_call for name, method in methods.items()}
     wrap = accepts(access, endpoint)

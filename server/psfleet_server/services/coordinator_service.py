@@ -77,8 +77,8 @@ class CoordinatorService:
         """Leases that the incarnation has used up, as far as its pushes here say."""
         with self._host.lock:
             workers = self._host.shard.workers
-            own = workers.incarnations.get(worker) == incarnation
-            return workers.positions.get(worker, (0, 0))[0] if own else 0
+            is_present = workers.incarnations.get(worker) == incarnation
+            return workers.positions.get(worker, (0, 0))[0] if is_present else 0
 
     def barrier(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(coordinator_pb2.BarrierRequest, request)

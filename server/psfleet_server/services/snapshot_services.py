@@ -103,10 +103,10 @@ class _SnapshotService:
                 reply.complete(encoded(snapshot_pb2.FinishReply(part=outcome)))
 
         self._host.parts.await_part(message.number, told, cut=message.cut)
-        what = "cut" if message.cut else "write"
+        action = "cut" if message.cut else "write"
         self._host.park(
             reply,
-            f"server {self._host.shard.index} did not {what} snapshot {message.number} in time",
+            f"server {self._host.shard.index} did not {action} snapshot {message.number} in time",
         )
 
     def settle(self, request: bytes) -> bytes:

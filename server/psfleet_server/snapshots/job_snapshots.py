@@ -37,7 +37,7 @@ class SnapshotFolder:
 
     def last(self) -> int:
         """Return the highest number of a snapshot, or 0 if there is none."""
-        return max((int(each[-6:]) for each in own_snapshots(self._place)), default=0)
+        return max((int(snapshot[-6:]) for snapshot in own_snapshots(self._place)), default=0)
 
     def path_of(self, number: int) -> str:
         """Return the folder or URL of the snapshot with this number."""
@@ -54,12 +54,12 @@ class SnapshotFolder:
 
     def prune(self) -> None:
         """Remove all but the last few whole snapshots and those they build on; none may be under way."""
-        snapshots = [place_or_url(each) for each in own_snapshots(self._place)]
+        snapshots = [place_or_url(name) for name in own_snapshots(self._place)]
         whole = list(filter(is_whole, snapshots))
-        keep = {each for snapshot in whole[-self._keep :] for each in _chain(snapshot)}
-        for each in snapshots:
-            if each not in keep:
-                remove_snapshot(each)
+        keep = {link for snapshot in whole[-self._keep :] for link in _chain(snapshot)}
+        for snapshot in snapshots:
+            if snapshot not in keep:
+                remove_snapshot(snapshot)
 
 
 def _chain(snapshot: str) -> list[str]:

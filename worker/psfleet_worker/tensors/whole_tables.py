@@ -80,9 +80,9 @@ def _split_dense(
 ) -> Iterator[list[OutgoingSegment]]:
     planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
     ranges = dense_ranges(spec, servers)
-    most = max(high - low for low, high in ranges)
-    length = _PAGE_VALUES // len(planes) if spec.rule.unit == "element" else most
-    for start in range(0, max(most, 1), max(length, 1)):
+    longest = max(high - low for low, high in ranges)
+    length = _PAGE_VALUES // len(planes) if spec.rule.unit == "element" else longest
+    for start in range(0, max(longest, 1), max(length, 1)):
         yield [
             _dense_page(spec, state.step, planes[:, low:high], start, length)
             for low, high in ranges
@@ -104,13 +104,13 @@ def _split_rows(
                 PartState(
                     spec.key,
                     state.step,
-                    rows[page][mine],
-                    ids[page][mine],
-                    None if touched is None else touched[page][mine],
-                    None if scores is None else scores[page][mine],
+                    rows[page][owned],
+                    ids[page][owned],
+                    None if touched is None else touched[page][owned],
+                    None if scores is None else scores[page][owned],
                 )
             )
-            for mine in masks
+            for owned in masks
         ]
 
 
@@ -199,7 +199,7 @@ class WorkerTables(TableReader):
         """Create a table. The value of the worker that reaches server 0 first holds everywhere."""
         flat = check_spec_value(spec, value)
         spec = placed(spec, self.specs.values())
-        first, *others = self._fleet.clients
+        first, *later_clients = self._fleet.clients
         [response] = wait_all([self._create_on(first, spec, self._parts(spec, flat)[0])])
         reply = shard_pb2.CreateTableReply.FromString(response)
         if reply.HasField("spec"):
@@ -207,7 +207,7 @@ class WorkerTables(TableReader):
         wait_all(
             [
                 self._create_on(client, spec, part if reply.created else part[:0])
-                for client, part in zip(others, self._parts(spec, flat)[1:], strict=True)
+                for client, part in zip(later_clients, self._parts(spec, flat)[1:], strict=True)
             ]
         )
         self.specs[spec.key] = spec
