@@ -335,10 +335,10 @@ class ClusterRuntime(ClusterLike):
         wait_all([first.start("Coordinator/Scale", request.SerializeToString())])
 
     @override
-    def stage_links(self, stage_position: StagePosition, queue_size: int) -> "StageLinks":
+    def stage_links(self, place: StagePosition, queue_size: int) -> "StageLinks":
         from psfleet_worker.stage_links import StageLinks  # loads zmq
 
-        self._links = StageLinks(stage_position, queue_size, self._fleet.patience.wait, self._fleet.access)
+        self._links = StageLinks(place, queue_size, self._fleet.patience.wait, self._fleet.access)
         return self._links
 
     @override

@@ -256,24 +256,24 @@ class DataDispatch:
             )
         if request.number <= len(self.datasets):
             dataset = self.datasets[request.number - 1]
-            first_request = dataset.request
+            earlier = dataset.request
             is_inherited = dataset.resumed or request.number in self.inherited
-            is_longer = request.epochs > first_request.epochs
-            if dataset.ended and request.extends(first_request) and not is_longer:
+            is_longer = request.epochs > earlier.epochs
+            if dataset.ended and request.extends(earlier) and not is_longer:
                 return None
             is_dealt_alike = dataset.resumed or (dataset.plan is None) == (first_of is None)
             may_begin = is_inherited and is_dealt_alike if is_longer else dataset.resumed
-            if may_begin and request.extends(first_request):
+            if may_begin and request.extends(earlier):
                 pool = tuple(dataset.pool_for(request))
                 plan = None if first_of is None else _plan(request, first_of, pool)
-                return DatasetBegun(replace(request, parts=first_request.parts), plan)
-            if first_request.same != request.same:
-                present_use, advice = "for others", "all workers must use the same datasets"
+                return DatasetBegun(replace(request, parts=earlier.parts), plan)
+            if earlier.same != request.same:
+                known_by, advice = "for others", "all workers must use the same datasets"
                 if is_inherited:
-                    present_use = "in what the job goes on from"
+                    known_by = "in what the job goes on from"
                     advice = "keep size, batch and seed and at least its epochs, or drop --resume"
                 raise UsageError(
-                    f"dataset {request.number} is (size, batch, epochs, seed) {first_request.same} {present_use}, "
+                    f"dataset {request.number} is (size, batch, epochs, seed) {earlier.same} {known_by}, "
                     f"{request.same} here; {advice}"
                 )
             self._hand_out(request.number)
