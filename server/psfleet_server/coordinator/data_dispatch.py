@@ -300,7 +300,8 @@ class DataDispatch:
             return None
         if dataset.pool:
             low, high = dataset.pool[0]
-            end = (low // request.size + 1) * request.size  # of the epoch
+            # A lease ends with its epoch: positions count on through all epochs.
+            end = (low // request.size + 1) * request.size
             samples = (low, min(high, end, low + _STEPS * request.batch))
             return LeaseGranted(
                 incarnation, request.number, (samples,), max(request.used, request.known)
@@ -333,7 +334,8 @@ class DataDispatch:
                     del pool[0]
             case DatasetEnded(number):
                 self.datasets[number - 1].ended = True
-                self._forget_all()  # no worker gets samples of the next one before this one has ended
+                # No lease is of a later dataset: no worker gets samples of the next one before this has ended.
+                self._forget_all()
 
     def change(
         self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
@@ -377,6 +379,8 @@ class DataDispatch:
             if dataset.ended or (plan is None) != to_rounds:
                 continue
             if plan is not None:
+                # `missed`: samples of rounds that have closed without a seat that had already come to the
+                # collective. They go back to the pool, as those of later rounds do.
                 gaps = [
                     plan.missed(seat, max(at.round, at.first - 1), closed)
                     for seat, at in positions.items()
@@ -417,6 +421,7 @@ class DataDispatch:
             (report.positions.get(worker, (0, 0)) for report in reports_of_it.values()),
             default=(0, 0),
         )
+        # To the front of the pool and in reverse, so that the pool keeps the order of the dataset.
         for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
             self.datasets[number - 1].pool[:0] = ranges
 
@@ -452,6 +457,8 @@ def _plan(
     request: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
 ) -> RoundPlan:
     """Plan the samples of `stream`, from the worker's round on, for each seat from its first round on."""
+    # The plan gets an entry for each round in which a seat begins to count. An entry distributes all samples
+    # that the entries before it have not used by then.
     begins = sorted({max(request.round, first) for first in first_of.values()})
     plan = RoundPlan(request.size, request.batch)
     for begin in begins:
