@@ -334,7 +334,7 @@ class DataDispatch:
                     del pool[0]
             case DatasetEnded(number):
                 self.datasets[number - 1].ended = True
-                # No lease is of a later dataset: no worker gets samples of the next one before this has ended.
+                # No lease is of a later dataset, because no worker gets samples of one before this has ended.
                 self._forget_all()
 
     def change(

@@ -143,6 +143,8 @@ class LogShipping:
         body = joined(parts)
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
+            # Without a stream the record is not kept, but it still gets its number. A required standby then
+            # never confirms it, so replies wait until the launcher decides about that standby.
             if self._connected:
                 self._waiting.append(ShippedRecord(self.end + 1, kind, body))
                 self._bytes += len(body)
@@ -198,6 +200,7 @@ class LogShipping:
                     return
                 record = self._waiting.popleft()
                 self._bytes -= len(record.body)
+                # Pushes wait only at the limit, so they are woken only when it is crossed.
                 if self._bytes < _MOST <= self._bytes + len(record.body):
                     self._less.notify_all()
             yield record
@@ -209,6 +212,8 @@ class LogShipping:
             if not self._follows(attach):
                 return
             self._taken = max(self._taken, number)
+            # Required from here on, before the standby hears of it: it may be promoted once it has, and every
+            # reply from now on must be known to it.
             if not self.required and number >= self._copied and not self._over:
                 self.required = True
                 self._waiting.append(ShippedRecord(0, 0, b""))

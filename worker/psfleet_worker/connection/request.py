@@ -37,7 +37,7 @@ SpecOf = Callable[[int], TableSpec]
 Values = Floats | CompressedValues
 
 _EMPTY = np.empty(0, np.uint8)
-_SMALL = 64 << 10  # bytes of tensors up to which a call is small (`Call.is_small`)
+_SMALL = 64 << 10  # most bytes of tensors in a small call (`Call.is_small`)
 _TOLD = 64  # longest reply in bytes that is looked up whole: its values are in shared memory
 _MOST_REPLIES = 64  # forms of replies that are remembered
 _FLOAT32 = np.dtype("<f4")
