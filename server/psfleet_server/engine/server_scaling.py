@@ -303,7 +303,7 @@ class ServerScaling:
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
             seconds = _COPIED if ahead and not hurry else _MOVED
             calls = senders.map(lambda p: p.call("Scaling/Send", message, seconds), peers[:before])
-            replies: list[SendRowsReply] = [decode(SendRowsReply, reply) for reply in calls]
+            replies: list[SendRowsReply] = [decode(SendRowsReply, content) for content in calls]
             self._sent = sum(sent.rows for sent in replies)
         return {server: boot for server, boot in self._boots.items() if server < count}
 
