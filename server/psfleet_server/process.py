@@ -321,8 +321,7 @@ class Server:
             load_shard(self._load_path, self._shard)
 
     def _make_pool(self) -> ThreadPoolExecutor:
-        """Make the pool of threads for calls. Waiting calls hold no thread, so this does not limit
-        workers."""
+        """Make the pool of threads for calls. Waiting calls hold none, so it does not limit workers."""
         environment = self.environment
         threads = (
             environment.workers + 2 + environment.replicas

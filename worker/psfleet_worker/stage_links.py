@@ -49,8 +49,7 @@ class CurveAuthenticator:
         self._guard.configure_curve_callback(credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a peer with this public key (Z85) may connect. The authenticator's thread calls
-        it."""
+        """Return whether a peer with this public key (Z85) may connect. Called by the authenticator."""
         return hmac.compare_digest(key, self._public)
 
     def secure(self, socket: "zmq.Socket[bytes]") -> None:
@@ -160,8 +159,7 @@ class StageLinks:
         self._context.destroy()
 
     def _wait(self, deadline: float, awaited: str, full: "zmq.Socket[bytes] | None" = None) -> None:
-        """Wait until a message has come or the queue of `full` has space, and put all messages in the
-        inbox."""
+        """Wait for a message, or for space in the queue of `full`, and put all messages in the inbox."""
         poller = zmq.Poller()
         poller.register(self._taking, zmq.POLLIN)
         if full is not None:

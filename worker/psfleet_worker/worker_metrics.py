@@ -189,8 +189,7 @@ class HotIds:
             self._name(name, frequent)
 
     def _name(self, table: str, frequent: FrequentIds) -> None:
-        """Log once that an id makes up much of a table's batches. Metrics do not name ids, so the log
-        does."""
+        """Log once which id makes up much of a table's batches, since metrics do not name ids."""
         share = frequent.share(1)
         if table in self._named or share < _HOT:
             return

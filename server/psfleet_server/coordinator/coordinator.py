@@ -214,8 +214,7 @@ class Coordinator:
         return self._complete()
 
     def expire(self, call: Call) -> list[Outcome]:
-        """Refuse a waiting call whose deadline has passed. Its worker still counts as arrived or
-        registered."""
+        """Refuse a waiting call whose deadline has passed. Its worker stays arrived or registered."""
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
@@ -225,8 +224,7 @@ class Coordinator:
         return [*self.collectives.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
-        """Describe what a registration waits for: the servers that have not replied, or a change of
-        members."""
+        """Describe what a registration waits for, such as the servers that have not replied."""
         servers = self._uninstalled
         if self._change is not None:
             servers = set(range(self.servers)) - self._change.reports.keys()

@@ -206,8 +206,7 @@ class LogShipping:
             yield record
 
     def took(self, attach: int, number: int) -> None:
-        """Note that the standby has all records up to this number. With the whole copy it becomes
-        required."""
+        """Note that the standby has all records up to a number. With the whole copy it is required."""
         with self._lock:
             if not self._follows(attach):
                 return

@@ -278,8 +278,7 @@ class RowMoves:
         faults.reach("prepared")
 
     def adopt(self, number: int) -> None:
-        """Serve the received rows from now on, because the move is committed. Does nothing the second
-        time."""
+        """Serve the received rows from now on: the move is committed. A repeated call does nothing."""
         with self._lock, self._host.lock:
             if number == self._adopted:
                 return

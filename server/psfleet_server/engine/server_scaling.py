@@ -195,8 +195,7 @@ class ServerScaling:
         return peers
 
     def _send_ahead(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Copy all rows to their new owners while training goes on, then let the next collective move the
-        rest.
+        """Copy all rows to their new owners during training, then let the next collective move the rest.
 
         Repeats with the rows that changed during the copy, to make the workers' wait at the collective short.
         """
@@ -221,8 +220,7 @@ class ServerScaling:
         self._host.scale_file.take(request.number)
 
     def _offer(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Let the next collective carry out the move, once the standbys have the rows or `_until` has
-        passed."""
+        """Let the next collective carry out the move, if standbys have the rows or `_until` has passed."""
         if scaling.request is request or (self._alone and time.monotonic() < self._until):
             return
         _log.info(

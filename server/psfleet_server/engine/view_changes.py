@@ -76,8 +76,7 @@ class ViewInstaller:
         self._thread.start()
 
     def aim(self, endpoints: Sequence[str]) -> None:
-        """Set the endpoints of the servers. Ignored while an endpoint has no port yet, and if they are
-        set."""
+        """Set the endpoints of the servers, once. Ignored while an endpoint has no port yet."""
         with self._changed:
             if not self._endpoints and not any(e.endswith(":0") for e in endpoints):
                 self._endpoints = tuple(endpoints)
@@ -102,8 +101,7 @@ class ViewInstaller:
             self._changed.notify()
 
     def finish(self, seconds: float) -> None:
-        """Wait until every server has the last view, but at most `seconds`: a server may have ended by
-        now."""
+        """Wait until every server has the last view, or for `seconds`: a server may have ended."""
         coordinator = self._host.coordinator
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
