@@ -1,4 +1,9 @@
-"""The server program: a shard behind gRPC."""
+"""The server program: one shard of the tables behind gRPC, and on server 0 the fleet's coordinator.
+
+Start with `process`, the life of a server process. `services` has its methods, `engine` the state machines at
+work, `coordinator` the decisions for the whole fleet, `durability` log and recovery, and `snapshots` those of
+the whole fleet.
+"""
 
 import os
 
@@ -6,8 +11,8 @@ from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import ProcessSettings
 from psfleet.core.net.connections import grpc_process
 
-# Who is turned away because of a certificate learns it from gRPC alone, and so does the log: it is
-# the only kind of line that gRPC has at this level in a server's incarnation.
+# Only gRPC reports a client that is refused because of its certificate. With TLS its log level is therefore
+# INFO, at which a server logs no other lines of gRPC.
 grpc_process.prepare(
     "INFO" if from_variable(ProcessSettings, "tls", os.environ) else "NONE"
 )  # before any module of this package imports gRPC

@@ -1,4 +1,14 @@
-"""One server process from start to end: bind, warm up, say ready, serve, stop."""
+"""Runs one server process from start to end: recover, bind, announce that it is ready, serve, stop.
+
+`Server` puts all parts of a server together. The order in which they start matters:
+
+    run: [follow the primary, if this is a standby]   until the launcher promotes it
+    __enter__: state from standby, log, checkpoint or nothing -> bind -> add services -> start threads
+    __exit__: end the threads that make calls -> stop the RPC servers -> close the log
+
+If workers may be waiting for the server to come back, its state is restored before it binds, else after. The
+main thread only waits; `stop`, which signal handlers call, lets it go on.
+"""
 
 import faulthandler
 import functools
@@ -54,20 +64,20 @@ from psfleet_server.standby import Standby, TakeoverCommands
 
 _log = log_of(__name__)
 
-_INCOMING = 256  # messages that may be on their way at once
-_LINGER = 3.0  # seconds for workers that have left, and servers, to hear that all have left
-_GRACE = 2.0  # seconds that calls in flight get to end
+_INCOMING = 256  # messages that may be received at the same time
+_LINGER = 3.0  # seconds for workers and servers to learn that all workers have left
+_GRACE = 2.0  # seconds for calls under way to end when the server stops
 
 
 class Server:
-    """A shard that listens. `with Server(environment) as server: server.wait()`.
+    """A server process: `with Server(environment) as server: server.wait()`.
 
     Attributes:
-        endpoint: Endpoint at which it listens, once entered.
-        recovered: Records of the log that it took when it was entered.
-        term: With which it has taken over from another process; 0: it has not.
-        announce: Called with a line when it is ready. Who reads that may rely on what a launcher does for
-            a server that is ready.
+        environment: Environment of the process.
+        endpoint: Endpoint at which the server listens, once entered.
+        recovered: Number of log records that were replayed when it was entered.
+        term: Term with which this process has taken over from its primary, or 0 if it has not.
+        announce: Called with a line when the server is ready, after its ready file was written.
     """
 
     def __init__(
@@ -82,7 +92,8 @@ class Server:
                 "server (PSFLEET_ROLE)"
             )
         self._generation = 0
-        # A standby may be one of servers that are not decided yet.
+        # Replaces the servers of the environment by those of the last committed move. Not for a standby: it
+        # may belong to a number of servers that is not committed yet.
         if environment.keeps_log or (environment.replicas and not environment.standby):
             environment, self._generation = decided(environment)
         self.environment = environment
@@ -121,7 +132,8 @@ class Server:
         self._server: grpc.Server | None = None
 
     def run(self, commands: int = 0) -> None:
-        """Follow, if it is a standby, and serve until every worker has left or `stop` is called.
+        """Follow the primary if this is a standby, then serve until every worker has left or `stop` is
+        called.
 
         Args:
             commands: File descriptor of takeover commands.
@@ -136,23 +148,26 @@ class Server:
             self._say_ready(f"server {self.environment.rank} of {len(self.environment.servers)}")
             self.wait()
 
-    def _say_ready(self, who: str) -> None:
-        """Write the ready file, which appears whole, and then announce it."""
+    def _say_ready(self, role: str) -> None:
+        """Write the ready file, wake the launcher, and announce that the server is ready."""
         environment = self.environment
         if environment.ready_file:
             write_ready(Path(environment.ready_file), environment.rank, self.endpoint, os.getpid())
-            self._wake_launcher()  # it looks for the file then
+            self._wake_launcher()  # the launcher then looks for the file
         self.announce(
-            f"{who} ready at {self.endpoint} (process {os.getpid()})"
+            f"{role} ready at {self.endpoint} (process {os.getpid()})"
             + (f", back after {self.recovered} records of its log" if self.recovered else "")
             + (f", took over with term {self.term}" if self.term else "")
         )
 
     def follow(self) -> bool:
-        """Be the standby of the server that now has this place; whether it is to take that place.
+        """Follow the primary as its standby, until the launcher promotes this process.
+
+        Returns:
+            True if this process takes over, False if it is not needed and ends.
 
         Raises:
-            ServerUnavailable: The primary is gone, and there was no order to take over.
+            ServerUnavailable: The primary is gone, and no command to take over has come.
         """
         self._prepare()
         self.standby = Standby(self.host, self.environment, self._access)
@@ -168,12 +183,13 @@ class Server:
         self._moves.begin(self._generation)
         if self.host.journal is not None:
             self.host.journal.set_primary()
-        if self.endpoint.startswith("unix:"):  # of the process that had this place
+        # The primary's socket. `bind` would refuse the address if the deposed primary still listened there.
+        if self.endpoint.startswith("unix:"):
             endpoints.release(self.endpoint)
         return True
 
     def __enter__(self) -> "Server":
-        if self.environment.ready_file:  # an earlier process of this place may have left it
+        if self.environment.ready_file:  # an earlier process of this server may have left it
             Path(self.environment.ready_file).unlink(missing_ok=True)
         server = grpc.server(
             self._pool,
@@ -207,7 +223,9 @@ class Server:
         self._start_threads()
         server.start()
         self._server = server
-        self._join_fleet()  # not before: see above
+        # Not before `server.start`: from here on other servers connect, and gRPC would lose 20 seconds with a
+        # connection that is made earlier (see above).
+        self._join_fleet()
         return self
 
     def _is_awaited(self) -> bool:
@@ -228,7 +246,7 @@ class Server:
             self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
 
     def _start_threads(self) -> None:
-        """All that works beside the calls."""
+        """Start the threads that work beside the calls."""
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -245,7 +263,7 @@ class Server:
         return interceptors
 
     def _begin(self) -> None:
-        """Become ready: from what the standby has, from the log, from a checkpoint or empty."""
+        """Get the state to serve: the standby's, or from the log or a checkpoint, or an empty one."""
         if self.standby is not None:
             if self.host.journal is not None:
                 self.host.journal.log.waits = True
@@ -253,7 +271,8 @@ class Server:
             self._lingers = self._shard.rounds.is_over()
         else:
             self._recover()
-        self._shard.workers.frozen = True  # until it hears who is in the fleet
+        # Until the coordinator installs a view, this process does not know who is in the fleet.
+        self._shard.workers.frozen = True
         if self.environment.replicas:
             feeds_standby(self.host)
         if self.host.coordinator is not None:
@@ -293,7 +312,8 @@ class Server:
         self._prepare()
         if self.host.journal is not None:
             self.recovered = self.host.journal.start(self._load_path, self.environment.resume)
-            # It may have died before the last worker heard that it may go.
+            # The process before may have died before the last worker's Leave was answered. This one then only
+            # answers it, and ends soon.
             self._lingers = self._shard.rounds.is_over()
         elif self.environment.resume:
             go_on_from(self.environment.resume, self._shard, self.host.coordinator)
@@ -301,11 +321,15 @@ class Server:
             load_shard(self._load_path, self._shard)
 
     def _make_pool(self) -> ThreadPoolExecutor:
-        """The threads of calls. Calls that wait hold none, so a few are enough for any number of workers."""
+        """Make the pool of threads for calls. Waiting calls hold none, so it does not limit workers."""
         environment = self.environment
-        threads = environment.workers + 2 + environment.replicas  # a standby that follows holds one
+        threads = (
+            environment.workers + 2 + environment.replicas
+        )  # a standby that follows holds a thread
         if is_tcp(self.endpoint):
-            threads += _INCOMING  # which calls hold whose message is on its way
+            threads += (
+                _INCOMING  # a call holds a thread while its message is received (`InboundLimit`)
+            )
         return ThreadPoolExecutor(threads, thread_name_prefix="rpc")
 
     def _make_schedule(self) -> SnapshotSchedule | None:
@@ -337,8 +361,8 @@ class Server:
             self._snapshots.learn(endpoints)
 
     def _make_runner(self) -> SnapshotRunner:
-        place = self.environment.snapshot_place
-        folder = SnapshotFolder(place) if place else None
+        folder_or_url = self.environment.snapshot_place
+        folder = SnapshotFolder(folder_or_url) if folder_or_url else None
         return SnapshotRunner(self.host, self._access, folder)
 
     def wait(self) -> None:
@@ -348,7 +372,7 @@ class Server:
             self.views.finish(_LINGER)
 
     def _join_fleet(self) -> None:
-        """Tell the coordinator of this process, or be the coordinator."""
+        """Start heartbeats to the coordinator, or on server 0 the coordinator's threads."""
         if self.host.coordinator is None:
             self.host.aim = self.heartbeats.aim
             if not self.environment.servers[0].endswith(":0"):
@@ -411,7 +435,7 @@ class Server:
 
 
 def _coordinator_of(environment: Environment) -> Coordinator | None:
-    """Return the fleet's coordinator, on server 0; None: this is another server."""
+    """Return a new coordinator on server 0, and None on other servers."""
     if environment.rank:
         return None
     return Coordinator(environment.workers, len(environment.servers), environment.dead_after)
@@ -421,7 +445,7 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
     """Run a server until every worker has left or the process is asked to end.
 
     Raises:
-        ConfigError: The environment is not a server's, its endpoint cannot be had, or a module of rules
+        ConfigError: The environment is not a server's, its endpoint cannot be bound, or a module of rules
             cannot be imported.
         CheckpointError: `load_path` is not a checkpoint.
     """

@@ -1,6 +1,8 @@
-"""The metrics of a server or standby, read from its counters when somebody asks; on server 0 also workers'.
+"""Metrics of a server or standby in Prometheus' format; on server 0 also those of the workers.
 
-psfleet_server.services.method_handlers declares which methods have times, and what these are called.
+A request collects them from the counters of the server's parts, so they cost nothing while nobody watches. A
+standby sends its metrics to its primary, and workers theirs to server 0 with their heartbeats; the reply has
+the text of each process. `psfleet_server.services.method_handlers` declares which methods have latencies.
 """
 
 import resource
@@ -46,9 +48,8 @@ _DISK: tuple[tuple[str, str, Callable[[DiskTraffic], float]], ...] = (
 )
 
 
-_MOST_WAITING = (
-    8  # readers that wait for the end: a launcher, and those before it that have hung up
-)
+# Most readers that wait for the last metrics of this server: a launcher, and readers that have hung up since.
+_MOST_WAITING = 8
 
 
 class ServerMetrics:
@@ -56,8 +57,8 @@ class ServerMetrics:
 
     Args:
         host: Host of the shard.
-        snapshots: On server 0, who takes snapshots.
-        schedule: Schedule of snapshots; None: they are taken on request only.
+        snapshots: Runner of snapshots on server 0, else None.
+        schedule: Schedule of snapshots, or None if they are taken on request only.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ServerMetrics:
         self._schedule = schedule
 
     def collect(self) -> "list[Metric]":
-        """All families; they fit together, for no event is handled meanwhile."""
+        """Return all families. Those of the shard are of one moment, because its lock is held."""
         with self._host.lock:
             shard = list(_shard(self._host.shard))
         return [*shard, *self._calls(), *process(), *self._durability(), *self._fleet()]
@@ -76,9 +77,9 @@ class ServerMetrics:
     def _calls(self) -> "Iterator[Metric]":
         host = self._host
         mode = host.shard.mode or "none"
-        for name, one in list(host.latencies.shown.items()):
-            labels = {"mode": mode} if one.by_mode else {}
-            yield latency(f"{name}_seconds", one.help, one.times, **labels)
+        for name, shown in list(host.latencies.shown.items()):
+            labels = {"mode": mode} if shown.by_mode else {}
+            yield latency(f"{name}_seconds", shown.help, shown.times, **labels)
         yield gauge("waiting_calls", "Calls that wait for other workers", host.waiting_calls)
         yield gauge("waiting_calls_limit", "Calls that may wait at once", host.limits.waiting_calls)
         sizes = host.bytes
@@ -107,7 +108,7 @@ class ServerMetrics:
         yield counter("torn_steps", "Steps that only some of the servers have", torn)
         with self._host.lock:
             samples = coordinator.dispatch.samples_left(self._host.shard.rounds.closed)
-        if samples:  # else there is no dataset, or it has no end
+        if samples:  # 0 if there is no dataset, or one without an end
             yield gauge("samples_left", "Samples of fleet.dataset that nobody has had yet", samples)
         if self._snapshots is not None and self._snapshots.latest is not None:
             at, size = self._snapshots.latest
@@ -154,8 +155,8 @@ def _shard(shard: Shard) -> "Iterator[Metric]":
 
 def _tables(shard: Shard) -> "Iterator[Metric]":
     all_tables = [*shard.tables.values()]
-    tables = {one.spec.name: one for one in all_tables if not one.spec.name.startswith(OWN)}
-    sparse = {name: one for name, one in tables.items() if isinstance(one, SparseTable)}
+    tables = {table.spec.name: table for table in all_tables if not table.spec.name.startswith(OWN)}
+    sparse = {name: table for name, table in tables.items() if isinstance(table, SparseTable)}
     on_device = {n: t.device_bytes for n, t in tables.items() if not KINDS[t.device].is_host}
     on_host = sum(table.bytes - table.device_bytes for table in all_tables)
     on_host -= sum(table.paging.disk_bytes for table in sparse.values() if table.paging)
@@ -186,8 +187,8 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
     yield gauge("table_device_bytes", "Device memory of a table, of its table_bytes", on_device)
     if on_device:
         yield gauge("device_memory_used_bytes", "Device memory of tables", sum(on_device.values()))
-    if (most := shard.tables.device_limit) is not None:
-        yield gauge("device_memory_limit_bytes", "Device memory that tables may take", most)
+    if (limit := shard.tables.device_limit) is not None:
+        yield gauge("device_memory_limit_bytes", "Device memory that tables may take", limit)
     yield gauge(
         "memory_used_bytes", "Host memory of tables and of pushes that are held", host_bytes
     )
@@ -199,7 +200,7 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
 
 
 def _staleness(counts: Mapping[int, int], mode: str) -> "Metric":
-    """Counts by staleness as a histogram; above 256 a count is that of a power of two."""
+    """Return the counts by staleness as a histogram. Above 256 the shard counts by powers of two."""
     edges = [0, *(1 << power for power in range(_LARGEST_AGE + 1))]
     buckets = [
         (str(edge), float(sum(count for age, count in counts.items() if age <= edge)))
@@ -212,11 +213,11 @@ def _staleness(counts: Mapping[int, int], mode: str) -> "Metric":
 
 
 def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
-    """All families as text. Records may be taken meanwhile.
+    """Return the metrics of a standby as text. Records may be applied meanwhile.
 
     Args:
         host: Host of the shard that the records fill.
-        standby: Takes them.
+        standby: The standby.
     """
     size = sum(table.bytes for table in [*host.shard.tables.values()])
     return encode(
@@ -231,7 +232,10 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
 
 
 class MetricsService:
-    """The service Metrics, for readers outside the job."""
+    """Service Metrics, for the launcher and readers outside the job.
+
+    A call returns the present metrics. A call with `at_end` waits, and returns them when the server ends.
+    """
 
     def __init__(self, host: ShardHost, metrics: ServerMetrics) -> None:
         self._host = host
@@ -242,13 +246,13 @@ class MetricsService:
 
     @property
     def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
-        """Handler of its calls."""
+        """gRPC handler of the service."""
         return grpc.method_handlers_generic_handler(
             "psfleet.v1.Metrics", {"Collect": parkable(self._collect)}
         )
 
     def end(self) -> None:
-        """Answer the readers that wait for the end of this server: its figures are final now."""
+        """Answer the calls that wait for the end of this server, whose figures are final now."""
         with self._lock:
             self._is_over = True
         for reply in self._waiting:
@@ -258,7 +262,7 @@ class MetricsService:
         waits = parse(CollectRequest, request).at_end
         with self._lock:
             if waits and not self._is_over:
-                self._waiting = [one for one in self._waiting if not one.done]
+                self._waiting = [waiting for waiting in self._waiting if not waiting.done]
                 if len(self._waiting) == _MOST_WAITING:
                     raise LimitExceeded(
                         f"{_MOST_WAITING} readers wait for this server's last metrics; ask for those of now"

@@ -1,14 +1,18 @@
-"""A standby: follows its primary record by record, until the launcher promotes it.
+"""A standby process: follows its primary record by record, until the launcher promotes it.
 
-Fencing: a standby that takes over never again tells its primary that it has taken a record, and a
-primary that requires a standby answers no call without it. So the one that was deposed can answer
-nothing, whether it is dead, stopped or only slow to notice; when it hears of it, it ends.
+Fencing works without clocks or leases. A primary that requires a standby answers no call before the standby
+has confirmed the records behind the answer. A standby that takes over never confirms a record again. So a
+deposed primary can answer nothing, whether it is dead, stopped or only slow to notice, and it ends when it
+learns of the takeover.
 
-    promote TERM     a standby: take the place of the primary, which has ended or is to end
-    release ATTACH   a primary: no standby up to this attachment will ever take over
+The launcher decides takeovers (docs/decisions/0019-standbys.md) and writes its commands, one per line, to the
+standard input of servers and standbys:
 
-Only the process that started this one can write them, they arrive in order, and they need no thread
-that answers calls, all of which may be waiting for the very standby that is to be released.
+    promote TERM     to a standby: take the place of the primary, which has ended or is about to be ended
+    release ATTACH   to a primary: no standby up to this attachment number will ever take over
+
+Only the process that started this one can write there, and lines arrive in order. A thread of their own reads
+them, because all threads that answer calls may be waiting for the very standby that is to be released.
 """
 
 import os
@@ -33,10 +37,10 @@ from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.recovery import take
 from psfleet_server.engine.shard_host import ShardHost
 
-_FIRST = 60.0  # seconds until the primary must have answered
-_MOMENT = 0.5  # for a connection, between tries
-_PAUSE = 0.05  # between tries while the primary has another standby
-_ORPHAN = 30.0  # seconds that a standby waits for its order when the primary is gone
+_FIRST = 60.0  # seconds within which the primary must have answered for the first time
+_MOMENT = 0.5  # seconds to wait for a connection, between attempts
+_PAUSE = 0.05  # seconds between attempts while the primary still has another standby
+_ORPHAN = 30.0  # seconds that a standby waits for its command when the primary is gone
 
 _News = tuple[Literal["promoted", "required", "lost", "failed", "over", "stopped"], str]
 
@@ -45,18 +49,19 @@ _log = log_of(__name__)
 
 
 class Standby:
-    """Follows the primary of the same server.
+    """Follows the primary of the same server, in a thread, and applies its records to a shard of its own.
 
     Args:
-        host: Gets all that the primary holds.
+        host: Shard host that gets the state of the primary.
         environment: Environment of this process.
-        access: With what it proves itself.
+        access: Credentials for the call to the primary.
 
     Attributes:
-        taken: Number of the last record that it has taken.
-        records, bytes: How many it has taken, those of the copy too, and how long they were.
-        metrics: Gives those of this process as text.
-        term: With which it has taken over; 0: it follows.
+        taken: Number of the last record that was applied.
+        records: Number of records applied, those of the first copy included.
+        bytes: Bytes of these records.
+        metrics: Returns the metrics of this process as text.
+        term: Term with which this process has taken over, or 0 while it follows.
     """
 
     def __init__(self, host: ShardHost, environment: Environment, access: Access) -> None:
@@ -72,36 +77,42 @@ class Standby:
         self._access = access
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[FollowRequest | None] = queue.SimpleQueue()
-        self._taking = threading.Lock()  # held while a record is taken
+        # Held while a record is applied and confirmed, and while `promote` sets `term`. So a record is either
+        # applied before the takeover, or never confirmed.
+        self._taking = threading.Lock()
         self._journal = host.journal
         self._required = False
-        self._following = False  # something has come from the primary
+        self._following = False  # a message has come from the primary
         self._channel: grpc.Channel | None = None
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Connect to the primary and start the thread that follows it."""
         self._channel = open_channel(self._endpoint, self._access)
         ServiceThread(self._run, "following").start()
 
     def wait(self) -> Literal["promoted", "required", "over", "stopped"]:
-        """The next news: the primary requires it, it has taken over, or it is not needed.
+        """Wait for the next change of this standby's role.
+
+        Returns:
+            "required" when the primary waits for this standby from now on, "promoted" after a takeover,
+            "over" if the primary has ended in order, and "stopped" after `stop`.
 
         Raises:
-            ServerUnavailable: The primary is gone, and there was no order to take over; or it has sent a
-                record that this standby cannot take or keep.
+            ServerUnavailable: The primary is gone and no command to take over has come, or the primary has
+                sent a record that this standby cannot apply or keep.
         """
-        what, why = self._news.get()
-        while what == "lost":
+        news, why = self._news.get()
+        while news == "lost":
             try:
-                what, _ = self._news.get(timeout=_ORPHAN if self._required else 0.0)
+                news, _ = self._news.get(timeout=_ORPHAN if self._required else 0.0)
             except queue.Empty:
                 raise ServerUnavailable(why) from None
-        if what == "failed":
+        if news == "failed":
             raise ServerUnavailable(why)
-        return what
+        return news
 
     def promote(self, term: int) -> None:
-        """Take no more records: from now on this process is the primary."""
+        """Stop applying records: from now on this process is the primary."""
         with self._taking:
             self.term = term
         self._said.put(FollowRequest(term=term))
@@ -113,7 +124,7 @@ class Standby:
         self._news.put(("stopped", ""))
 
     def close(self) -> None:
-        """Let go of the primary."""
+        """Close the connection to the primary."""
         self._said.put(None)
         if self._channel is not None:
             self._channel.close()
@@ -124,9 +135,8 @@ class Standby:
         while True:
             try:
                 error = self._follow()
-            except (
-                Exception
-            ) as failure:  # a full disk; and there is no end to what a record can hold
+            # A full disk, or anything at all: a record of a faulty primary may raise any exception.
+            except Exception as failure:
                 cause = str(failure) if isinstance(failure, PsfleetError) else repr(failure)
                 why = f"{self._name} is lost, what it has sent cannot be taken: {cause}"
                 self._news.put(("failed", why))
@@ -145,7 +155,9 @@ class Standby:
                 time.sleep(_PAUSE)
 
     def _follow(self) -> PsfleetError | None:
-        """Follow while the primary runs; None: it has ended in order."""
+        """Follow the primary over one stream. Returns the error that broke the stream, or None if the primary
+        has ended in order.
+        """
         assert self._channel is not None
         call: Any = self._channel.stream_stream("/psfleet.v1.Replica/Follow", None, None)(
             self._requests(), metadata=self._access.metadata
@@ -155,8 +167,10 @@ class Standby:
             for message in call:
                 self._following = True
                 reply, part = read_record(message)
+                # After a takeover the old primary may still send. The stream is read on, so that it can
+                # receive this process's term.
                 if self.term:
-                    continue  # the old primary may still send
+                    continue
                 if reply.over:
                     return None
                 if reply.required:
@@ -182,9 +196,14 @@ class Standby:
         return ServerUnavailable(f"{self._name} has let go of its standby")
 
     def _be_required(self, number: int) -> None:
-        """The primary waits for this process; it is told so again to confirm that it follows still."""
+        """Handle the message that the primary requires this standby.
+
+        The first such message follows the copy. Later ones have a number and ask whether this process still
+        follows; it confirms the number, unless it has taken over.
+        """
         if not self._required:
-            # Before anybody can promote this process, or start one from its log.
+            # The note in the log comes first: once this process has told the launcher that it is ready, it
+            # may be promoted, or a server may be started from its log.
             if self._journal is not None:
                 self._journal.has_copy()
             self._required = True
@@ -200,7 +219,8 @@ class Standby:
         )
         yield first.SerializeToString()
         while (request := self._said.get()) is not None:
-            while not request.term and not self._said.empty():  # one message says it all
+            # Confirmations that wait are merged to one message, as the last one covers all records before it.
+            while not request.term and not self._said.empty():
                 later = self._said.get()
                 if later is None:
                     return
@@ -238,17 +258,20 @@ class Standby:
 
 
 def _is_starting(error: PsfleetError) -> bool:
-    """Return whether the primary may answer later."""
+    """Return whether the primary may accept this standby later.
+
+    It may still be starting, or still have the standby before this one (ProtocolError).
+    """
     return isinstance(error, (ServerUnavailable, ProtocolError))
 
 
 class TakeoverCommands:
-    """Obeys until the input ends.
+    """Thread that reads the launcher's commands and carries them out, until the input ends.
 
     Args:
-        release: Lets standbys of this process go, as a primary, up to a number.
-        standby: This process as a standby; None: it is none.
-        source: File descriptor of the orders.
+        release: Called for `release ATTACH`: stops waiting for standbys up to that attachment.
+        standby: Returns this process's Standby, or None if it is a primary.
+        source: File descriptor of the commands.
     """
 
     def __init__(
@@ -262,7 +285,7 @@ class TakeoverCommands:
         self._source = source
 
     def start(self) -> None:
-        """Begin to listen; the thread ends with the process."""
+        """Start the thread, which ends with the process."""
         ServiceThread(self._run, "takeover_commands").start()
 
     def _run(self) -> None:
@@ -273,11 +296,11 @@ class TakeoverCommands:
                 self._obey(line.decode(errors="replace"))
 
     def _obey(self, line: str) -> None:
-        what, _, number = line.partition(" ")
+        command, _, number = line.partition(" ")
         standby = self._standby()
-        if what == "release" and number.isdigit():
+        if command == "release" and number.isdigit():
             self._release(int(number))
-        elif what == "promote" and number.isdigit() and standby is not None:
+        elif command == "promote" and number.isdigit() and standby is not None:
             standby.promote(int(number))
         else:
             _log.warning(f"order {line!r} is no takeover command")

@@ -175,8 +175,6 @@ class ClusterRuntime(ClusterLike):
     def collectives(self) -> tuple[int, int]:
         return self._session.collectives, self._session.changes
 
-    # -- training ------------------------------------------------------------------------------
-
     @property
     @override
     def position(self) -> Position:
@@ -215,8 +213,6 @@ class ClusterRuntime(ClusterLike):
             self.create(audit.spec)
         gradient: Gradient = audit.gradient(self._session.declared.adds_deltas)
         return gradient
-
-    # -- collectives ------------------------------------------------------------------------------
 
     @override
     @deferred()
@@ -258,8 +254,6 @@ class ClusterRuntime(ClusterLike):
         self._transfers.forget()
         self._transfers.begin()
 
-    # -- whole tables --------------------------------------------------------------------------
-
     @override
     def read_table(self, table: int) -> TableState:
         self.flush()
@@ -288,8 +282,6 @@ class ClusterRuntime(ClusterLike):
     def specs(self) -> dict[int, TableSpec]:
         return dict(self._tables.specs)
 
-    # -- snapshots -----------------------------------------------------------------------------
-
     @override
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """Save a snapshot and return its path. The servers must see the same file system as this worker."""
@@ -309,8 +301,6 @@ class ClusterRuntime(ClusterLike):
         folder, last = self._marks.newest
         return folder, self.pushes - (self._session.sequence - last) if last else 0
 
-    # -- data ----------------------------------------------------------------------------------
-
     @override
     def data_steps(
         self,
@@ -329,8 +319,6 @@ class ClusterRuntime(ClusterLike):
     @override
     def add_data_wait(self, nanoseconds: int) -> None:
         self._fleet.times.data += nanoseconds
-
-    # -- the rest ------------------------------------------------------------------------------
 
     @override
     def stats(self) -> list[dict[str, Any]]:

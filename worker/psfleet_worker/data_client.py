@@ -74,8 +74,8 @@ class DataClient:
 
     def steps(self, worker_data: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
         """Yield the positions of each step's samples, as `ScriptRuntime.data_steps` does."""
-        place = here()
-        return self._run(worker_data.steps(batch, merged, place.process, place.processes))
+        position = here()
+        return self._run(worker_data.steps(batch, merged, position.process, position.processes))
 
     def _run(self, program: Program[None]) -> Iterator[Ranges]:
         outcome: Any = None

@@ -39,11 +39,9 @@ from psfleet_worker.tensors.whole_tables import TableReader
 
 Floats = NDArray[np.float32]
 
-_OUTAGE = (
-    30.0  # seconds at least for which a call waits for a server that has died and may come back
-)
+_OUTAGE = 30.0  # least seconds to wait for a server that has died and may come back
 _LONGEST_WAIT = 1.0  # seconds for which a follower waits for a round, or for a server that has died
-_ATTEMPTS = 5  # pulls until servers that are in different rounds are taken as they are
+_ATTEMPTS = 5  # attempts to find all servers in the same round; the last one is used as it is
 
 
 class ReaderRuntime(ReadOnlyRuntime):
@@ -81,7 +79,10 @@ class ReaderRuntime(ReadOnlyRuntime):
             raise
 
     def _check_servers(self) -> None:
-        """Refuse endpoints that are not all servers in order: ids would be looked up on the wrong server."""
+        """Raise ConfigError unless the endpoints are all servers of one job, in order.
+
+        Otherwise ids would be looked up on the wrong server.
+        """
         numbers = [(status.server, status.servers) for status in self._statuses()]
         if numbers != [(index, len(numbers)) for index in range(len(numbers))]:
             raise ConfigError(
@@ -128,6 +129,8 @@ class ReaderRuntime(ReadOnlyRuntime):
             for server in servers:
                 self._clients[server].send(requests[server], "Shard/Pull")
             values = FleetPull(requests, servers, split_reads, masks, spec_of).wait()
+        # Replies say how many servers the job has. If that has changed, rows have moved, and these values may
+        # come from servers that no longer have the ids.
         names, queries = [spec.name for spec in specs], [requests[server] for server in servers]
         self._check_number({request.servers for request in queries})
         return values, _version(queries, names, masks, requests)
@@ -168,9 +171,11 @@ class ReaderRuntime(ReadOnlyRuntime):
         return [shard_pb2.StatusReply.FromString(reply) for reply in replies]
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
-        """Ask servers for changes, each server with its own request, or not at all if that is None.
+        """Ask the servers for changes of their tables. Returns the replies of the servers that were asked.
 
-        psfleet.serving.following makes the requests.
+        Args:
+            requests: One request per server (psfleet.serving.following makes them), or None for a server that
+                is not to be asked.
         """
         calls = [
             client.start(

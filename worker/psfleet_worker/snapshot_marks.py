@@ -1,4 +1,4 @@
-"""SnapshotMarks: a worker's part in snapshots, which marks a point in its stream of pushes.
+"""A worker's part in a snapshot: marks the point in its stream of pushes at which the snapshot cuts it.
 
 Training does not stop for a snapshot. Server 0 announces one in its reply to a call that waits for the
 announcement, and in replies to heartbeats. The worker confirms it. When all workers have, each worker cuts
@@ -47,21 +47,21 @@ class SnapshotMarks:
         self.state_at: StateAt = lambda number, is_stuck: b""
         self.newest: tuple[str, int] | None = None
         self._fleet = fleet
-        self._lasts: dict[int, int] = {}  # snapshot that may become complete -> last push in it
+        self._lasts: dict[
+            int, int
+        ] = {}  # by snapshot that may become complete, the last push in it
         self._keeps = False
-        self._hearing = threading.Lock()
+        self._hearing = threading.Lock()  # held while a thread begins to take part in a snapshot
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self._news = ServiceThread(self._listen, "snapshot news")
-        self._script_waits = (
-            False  # a script waits for the snapshot of which this worker has heard last
-        )
-        self._stuck_from = (
-            math.inf
-        )  # time from which on a call of the script waits for that in vain
+        # True if the script of some worker waits for the last announced snapshot.
+        self._script_waits = False
+        # Time after which this script's present wait can only be for such a worker, or infinity.
+        self._stuck_from = math.inf
 
     def start(self) -> None:
-        """Begin to listen for snapshots."""
+        """Start the thread that listens for announcements."""
         self._news.start()
 
     @contextlib.contextmanager
@@ -86,7 +86,7 @@ class SnapshotMarks:
         """Tell server 0 the endpoints of all servers, and whether this worker adds its state to snapshots.
 
         Returns:
-            State of this worker in the snapshot from which the fleet has started, or b"" without one.
+            State of this worker in the snapshot that the fleet was started from, or b"" without one.
         """
         request = snapshot_pb2.KeptRequest(
             worker=self._fleet.worker,
@@ -136,7 +136,8 @@ class SnapshotMarks:
             incarnation=self._fleet.session.incarnation,
             state=self.state_at(-1, bool),
         )
-        with contextlib.suppress(PsfleetError):  # the script did not request that snapshot
+        # The script did not request the snapshot that may need this, so an error is none of its concern.
+        with contextlib.suppress(PsfleetError):
             self._call(0, "SnapshotCoordinator/Keep", request)
 
     def listen(self, reply: HeartbeatReply) -> None:
@@ -171,7 +172,7 @@ class SnapshotMarks:
             thread.start()
 
     def close(self) -> None:
-        """End the threads; the connection must be closed before."""
+        """End the threads. Close the connection before, which ends their calls."""
         self._over.set()
         with self._hearing:
             threads = [*self._threads, self._news]
@@ -185,10 +186,10 @@ class SnapshotMarks:
             self._fleet.run(self._fleet.stream.mark(number), self._perform)
 
     def _perform(self, instruction: Instruction, timeout: float | None) -> object:
-        who = {"worker": self._fleet.worker, "incarnation": self._fleet.session.incarnation}
+        identity = {"worker": self._fleet.worker, "incarnation": self._fleet.session.incarnation}
         match instruction:
             case AwaitMarking(number):
-                ready_request = snapshot_pb2.ReadyRequest(number=number, **who)
+                ready_request = snapshot_pb2.ReadyRequest(number=number, **identity)
                 reply = self._call(0, "SnapshotCoordinator/Ready", ready_request)
                 ready = snapshot_pb2.ReadyReply.FromString(reply)
                 self._script_waits = ready.script_waits
@@ -199,22 +200,26 @@ class SnapshotMarks:
             case ReportState(number, last):
                 self._lasts[number] = last
                 state = self.state_at(last, self._is_stuck)
-                request = snapshot_pb2.KeepRequest(number=number, last=last, state=state, **who)
+                request = snapshot_pb2.KeepRequest(
+                    number=number, last=last, state=state, **identity
+                )
                 self._call(0, "SnapshotCoordinator/Keep", request)
         return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:
-        """Make a call beside those of the training, and repeat it while the server cannot be reached."""
+        """Make a call in this thread, without waiting for those of the training, and repeat it while the
+        server cannot be reached.
+        """
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
         deadline = time.monotonic() + _CALL_TIMEOUT
         while True:
-            rest = deadline - time.monotonic()
-            if rest <= 0 or self._over.is_set():
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0 or self._over.is_set():
                 raise DeadlineExceeded(
                     f"{method} was not answered within {_CALL_TIMEOUT:g} seconds"
                 )
             try:
-                return self._fleet.clients[server].attempt(method, message, rest)
+                return self._fleet.clients[server].attempt(method, message, remaining_seconds)
             except ServerUnavailable:
                 time.sleep(_PAUSE)
 

@@ -1,12 +1,13 @@
-"""Messages between the stages of one worker: ZeroMQ, without a copy on the sender's side.
+"""Sends arrays between the stages of one worker over ZeroMQ, without a copy on the sender's side.
 
-Both ends of a link hold the same pair of keys, made from the job's token, and each takes nobody else's: who
-has not the token can neither read, nor write, nor pose as a stage (https://rfc.zeromq.org/spec/26).
+Each stage receives from one PULL socket and has one PUSH socket to each other stage, so messages from one
+stage to another keep their order. The high-water mark of a socket is the queue size, so a stage that is far
+ahead waits. While it waits, it reads the messages that other stages send, and keeps them in an inbox by
+sender and tag. Therefore two stages that send to each other at the same time cannot block each other.
 
-Each stage takes messages from one socket and has one socket to each other stage, so messages from one
-stage to another keep their order. A socket's high-water mark is the queue size: a stage that is
-far ahead waits. While it waits it goes on taking in what the others send, so stages that send to each
-other at the same time cannot block each other.
+Over TCP, links are encrypted and authenticated by CURVE (https://rfc.zeromq.org/spec/26). Both ends have the
+same pair of keys, derived from the job's token, and accept no other key. Without the token nobody can read,
+write or pose as a stage.
 """
 
 import contextlib
@@ -28,11 +29,16 @@ from psfleet.core.net.connections.access import Access
 from psfleet.core.runtime.stages import StagePosition
 
 _LINGER = 2000
-"""Milliseconds in which messages may still leave after the end of the script."""
+"""Milliseconds for messages to leave after the end of the script."""
 
 
 class CurveAuthenticator:
-    """Keys of a job, and the thread that turns others away."""
+    """Keys of a job, and the thread that refuses peers with other keys.
+
+    Args:
+        context: ZeroMQ context of the sockets.
+        token: Token of the job.
+    """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", token: str) -> None:
         secret = hashlib.sha256(b"psfleet stages " + token.encode()).digest()
@@ -43,11 +49,11 @@ class CurveAuthenticator:
         self._guard.configure_curve_callback(credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a peer with this public key (Z85) may connect; called by the authenticator."""
+        """Return whether a peer with this public key (Z85) may connect. Called by the authenticator."""
         return hmac.compare_digest(key, self._public)
 
     def secure(self, socket: "zmq.Socket[bytes]") -> None:
-        """Encrypt what goes through the socket; before it binds or connects."""
+        """Encrypt the messages of a socket. Call it before the socket binds or connects."""
         socket.curve_secretkey, socket.curve_publickey = self._secret, self._public
         if socket.type == zmq.PULL:
             socket.curve_server = True
@@ -62,10 +68,13 @@ class CurveAuthenticator:
 def curve_for(
     context: "zmq.Context[zmq.Socket[bytes]]", endpoints: tuple[str, ...], access: Access
 ) -> CurveAuthenticator | None:
-    """Return the authenticator of links between these endpoints; None: they need none.
+    """Return the authenticator of links between these endpoints.
+
+    Returns:
+        None if no link leaves the host, or if `access` allows insecure links.
 
     Raises:
-        ConfigError: One is TCP and there are no credentials.
+        ConfigError: An endpoint is TCP and there are no credentials.
     """
     strange = [endpoint for endpoint in endpoints if not endpoint.startswith(("ipc:", "inproc:"))]
     if not strange or (access.insecure and access.credentials is None):
@@ -79,12 +88,13 @@ def curve_for(
 
 
 class StageLinks:
-    """Implements psfleet.core.runtime.stages.Links between processes.
+    """Links between the stages of a worker that are separate processes (psfleet.core.runtime.stages.Links).
 
     Args:
         place: Position of this stage, and the endpoints of all stages.
-        queue_size: Messages to, or from, another stage that may wait.
+        queue_size: Most messages that wait in each direction.
         patience: Seconds to wait for another stage before giving up.
+        access: Credentials of this process.
     """
 
     def __init__(
@@ -117,7 +127,7 @@ class StageLinks:
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
         """Send arrays to a stage, under a tag."""
-        # In C or Fortran order, with the values side by side.
+        # Arrays in C or Fortran order are sent as they lie in memory; any other array is copied to C order.
         contiguous = [a if a.flags.forc else np.ascontiguousarray(a) for a in arrays]
         header = {
             "from": self._place.process,
@@ -143,20 +153,22 @@ class StageLinks:
         return self._inbox.pop((process, tag))
 
     def close(self) -> None:
-        """Let what was sent leave, and let go of the sockets. Safe to call twice."""
+        """Close the sockets, after messages have had `_LINGER` ms to leave. Safe to call twice."""
         if self._curve is not None:
             self._curve.stop()
         self._context.destroy()
 
-    def _wait(self, deadline: float, what: str, full: "zmq.Socket[bytes] | None" = None) -> None:
-        """Wait until a message is here, or a full queue has room; take in what has come."""
+    def _wait(self, deadline: float, awaited: str, full: "zmq.Socket[bytes] | None" = None) -> None:
+        """Wait for a message, or for space in the queue of `full`, and put all messages in the inbox."""
         poller = zmq.Poller()
         poller.register(self._taking, zmq.POLLIN)
         if full is not None:
             poller.register(full, zmq.POLLOUT)
-        rest = deadline - time.monotonic()
-        if rest <= 0 or not poller.poll(int(rest * 1000) + 1):
-            raise DeadlineExceeded(f"{self._me} has waited {self._patience:g} seconds for {what}")
+        remaining_seconds = deadline - time.monotonic()
+        if remaining_seconds <= 0 or not poller.poll(int(remaining_seconds * 1000) + 1):
+            raise DeadlineExceeded(
+                f"{self._me} has waited {self._patience:g} seconds for {awaited}"
+            )
         with contextlib.suppress(zmq.Again):
             while True:
                 self._take_in(self._taking.recv_multipart(zmq.DONTWAIT, copy=False))
@@ -184,7 +196,11 @@ def _bytes_of(array: Array) -> Any:
 
 
 def _array(buffer: Any, dtype: str, shape: Sequence[int], order: str) -> Array:
-    """Return the array in a message. One that does not lie well is copied: NumPy would sum it differently."""
+    """Return the array in a message.
+
+    An array at an unaligned address is copied, because NumPy sums unaligned arrays in another order, and so
+    to other bits.
+    """
     kind = np.dtype(dtype)
     if kind.hasobject or order not in ("C", "F"):
         raise ValueError(f"dtype {dtype!r}, order {order!r}")

@@ -1,8 +1,11 @@
-"""The metrics of one worker, as its heartbeats carry them to server 0 on request.
+"""Metrics of one worker: where its time goes, its samples and loss, and which ids are most frequent.
 
-The most frequent ids come from a summary of Misra and Gries (1982) that is merged with the counts of whole
-batches, as in Agarwal et al., "Mergeable summaries", PODS 2012. It holds what SpaceSaving holds, less its
-overestimates.
+Heartbeats carry them to server 0, but only while somebody watches the job. The training thread counts times
+in `StepTimes`; the frequent ids are found in the thread of the heartbeats, in batches that exist anyway.
+
+The most frequent ids come from a summary of Misra and Gries (1982), merged with the counts of whole batches
+as in Agarwal et al., "Mergeable summaries", PODS 2012. It keeps the same ids as SpaceSaving, without
+SpaceSaving's overestimates.
 """
 
 import resource
@@ -37,29 +40,28 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 _log = log_of(__name__)
-_SAMPLE = 8192  # ids of all tables that one observation counts
-_FADE = (
-    63 / 64
-)  # weight of earlier counts at each observation; at one a second about a minute counts
-_MANY = 100  # most frequent ids, whose common share is a metric
-_HOT = 0.1  # share of an id from which on a warning is logged
-_ENOUGH = 1000  # ids that must have been counted before that warning
+_SAMPLE = 8192  # ids that one observation counts, over all tables
+# Weight of earlier counts at each observation. With one observation a second, the last minute counts.
+_FADE = 63 / 64
+_MANY = 100  # number of most frequent ids whose common share is a metric
+_HOT = 0.1  # least share of a single id that logs a warning
+_ENOUGH = 1000  # ids to count before that warning
 
 
 @dataclass
 class StepTimes:
-    """Times are in ns.
+    """Times of a worker's steps, in ns, and what came with its pushes.
 
     Attributes:
-        pull: Spent until values were there; in sync mode with waiting for the round.
-        push: Spent to lay out gradients and hand them over.
-        wait: Spent for acknowledgements, and at barriers and reductions.
-        data: Spent by the loops of the fleet until a batch was there.
-        script: The rest of the steps, which is the script's own work. What a second thread spends in
-            pulls counts as pulls alone.
-        steps: From push to push.
-        samples: Behind all pushes.
-        loss: Loss that came with the last push, or None if it had none.
+        pull: Time in pulls. In sync mode that includes the wait for the round.
+        push: Time to lay out gradients and hand them over.
+        wait: Time spent waiting for acknowledgements, and at barriers and reductions.
+        data: Time for which the loops of the fleet waited for a batch.
+        script: Remaining time of the steps, which is the script's own work. Pulls of a second thread count as
+            pulls only.
+        steps: Histogram of the times from push to push.
+        samples: Number of samples behind all pushes.
+        loss: Loss that came with the last push, or None if there was none.
     """
 
     pull: int = 0
@@ -71,33 +73,36 @@ class StepTimes:
     samples: int = 0
     loss: float | None = None
     _pushed: int = 0
-    _spent: int = 0  # in all but the script, at the last push
+    _spent: int = 0  # pull + push + wait + data at the last push
 
     def pushed(self, samples: int, loss: float | None) -> None:
-        """Count a push."""
-        now, others = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
+        """Count a push, and add the step's time that was spent nowhere else to `script`."""
+        now, elsewhere = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             duration = now - self._pushed
             self.steps.counts[duration.bit_length()] += 1
             self.steps.total += duration
-            script = duration + self._spent - others
+            script = duration + self._spent - elsewhere
             if script > 0:
                 self.script += script
-        self._spent = others
+        self._spent = elsewhere
         self._pushed, self.loss = now, loss
         self.samples += samples
 
 
 class FrequentIds:
-    """Counts of at most `places` ids.
+    """Counts of the most frequent ids of a stream, in constant memory.
 
-    A count is never too high, and too low by at most total / (places + 1): every id that makes up more
-    than that share of the stream is held.
+    A count is never too high, and too low by at most total / (places + 1). So every id that makes up more
+    than 1 / (places + 1) of the stream has a count.
+
+    Args:
+        places: Most ids that are counted.
 
     Attributes:
-        total: Number of ids; those before a `fade` count less.
-        ids: int64 [at most places].
-        counts: float64, the count of each id in `ids`.
+        total: Number of ids so far. Ids before a `fade` count less.
+        ids: Ids that have a count, int64 [at most places].
+        counts: Count of each of these ids, float64.
     """
 
     def __init__(self, places: int = 1024) -> None:
@@ -109,9 +114,11 @@ class FrequentIds:
     def add(self, ids: Ids) -> None:
         """Count the ids of a batch, int64 [n], with repeats."""
         distinct, counts = np.unique(ids, return_counts=True)
-        union, place = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
+        union, positions = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
         sums = np.zeros(len(union))
-        np.add.at(sums, place, np.concatenate([self.counts, counts]))
+        np.add.at(sums, positions, np.concatenate([self.counts, counts]))
+        # Subtract the (places + 1)-th largest count from all: at most `places` counts stay positive, and each
+        # subtraction of 1 removes 1 from places + 1 ids at once, which bounds the error.
         if len(union) > self._places:
             sums -= np.partition(sums, -self._places - 1)[-self._places - 1]
         positive = sums > 0
@@ -119,12 +126,12 @@ class FrequentIds:
         self.total += len(ids)
 
     def fade(self, factor: float) -> None:
-        """Let all that was counted so far weigh less."""
+        """Multiply all counts so far by a factor, so that later ids weigh more."""
         self.total *= factor
         self.counts *= factor
 
     def share(self, count: int) -> float:
-        """Return the share of the stream that the `count` most frequent ids make up; 0 without ids."""
+        """Return the share of the stream that the `count` most frequent ids make up, or 0 without ids."""
         if not self.total:
             return 0.0
         top = np.sort(self.counts)[-count:]
@@ -136,10 +143,14 @@ class FrequentIds:
 
 
 class HotIds:
-    """Samples the newest batch of each table. Costs the training nothing: it takes what is there.
+    """Finds the most frequent ids of each table by a sample of its newest batch.
+
+    Costs the training thread nothing, because it reads batches that exist anyway, in the thread of
+    heartbeats.
 
     Args:
-        batches: The newest batch of each table by its name: int64 [n], with repeats.
+        worker: Number of the worker.
+        batches: Returns the newest batch of ids of each table by its name: int64 [n], with repeats.
     """
 
     def __init__(self, worker: int, batches: Callable[[], Mapping[str, Ids]]) -> None:
@@ -151,11 +162,13 @@ class HotIds:
         self._numbers = np.random.default_rng(worker)
 
     def families(self) -> "Iterator[Metric]":
-        """Sample the newest batches; return the counts of all samples."""
+        """Sample the newest batches, and yield the shares of the most frequent ids of each table."""
         self._look()
         tables = self._found.items()
-        yield gauge("hottest_id_share", "Most frequent id", {n: one.share(1) for n, one in tables})
-        fractions = {name: one.share(_MANY) for name, one in tables}
+        yield gauge(
+            "hottest_id_share", "Most frequent id", {n: frequent.share(1) for n, frequent in tables}
+        )
+        fractions = {name: frequent.share(_MANY) for name, frequent in tables}
         yield gauge("hot_ids_share", f"The {_MANY} most frequent ids", fractions)
 
     def _look(self) -> None:
@@ -164,15 +177,19 @@ class HotIds:
             if not len(ids) or self._seen.get(name) is ids:
                 continue
             self._seen[name] = ids
-            most = max(_SAMPLE // len(batches), 1)
-            sample = ids if len(ids) <= most else ids[self._numbers.integers(len(ids), size=most)]
+            sample_size = max(_SAMPLE // len(batches), 1)
+            sample = (
+                ids
+                if len(ids) <= sample_size
+                else ids[self._numbers.integers(len(ids), size=sample_size)]
+            )
             frequent = self._found.setdefault(name, FrequentIds())
             frequent.fade(_FADE)
             frequent.add(sample)
             self._name(name, frequent)
 
     def _name(self, table: str, frequent: FrequentIds) -> None:
-        """Say once which id it is: no metric has ids for labels."""
+        """Log once which id makes up much of a table's batches, since metrics do not name ids."""
         share = frequent.share(1)
         if table in self._named or share < _HOT:
             return
@@ -188,7 +205,8 @@ class WorkerMetrics:
     """Collects the metrics of a worker.
 
     Args:
-        retries: Number of attempts beyond the first of each call.
+        times: Times of the worker's steps.
+        retries: Returns the number of attempts beyond the first of each call.
 
     Attributes:
         watch: Check for values that are not finite, or None before the worker's transfers exist.
@@ -206,7 +224,7 @@ class WorkerMetrics:
         self._retries = retries
 
     def text(self) -> bytes:
-        """Return all families in Prometheus' text format; empty while they are not requested."""
+        """Return all families in Prometheus' text format, or b"" while nobody requests them."""
         return encode(self.collect()) if self.wanted else b""
 
     def collect(self) -> "list[Metric]":

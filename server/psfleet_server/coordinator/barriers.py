@@ -1,7 +1,9 @@
-"""Collectives of all workers: barriers, all-reduces of an array per worker, mode switches.
+"""Collectives of all workers: barriers, all-reduces of an array per worker, and mode switches.
 
-Collectives are numbered for the whole fleet. A later incarnation runs its script from the start and so
-arrives at completed collectives too: it is answered at once, with their results.
+Collectives are numbered for the whole fleet, not per incarnation. A later incarnation runs its script from
+the start, so it arrives at completed collectives too and gets their results at once. That is why results are
+kept. Part of the coordinator, and as pure as the coordinator: `complete` proposes a decision, `take` applies
+it once it is in the journal.
 """
 
 from collections.abc import Callable, Collection
@@ -33,21 +35,21 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "switch": combined_changes,
 }
 SWITCH = "switch"
-"""A reduction to which each worker brings what psfleet.core.net.membership_messages.write_change makes."""
+"""Reduction of a mode switch. Its values are made by psfleet.core.net.membership_messages.write_change."""
 DTYPES = ("float32", "float64", "int32", "int64")
-_KEPT_RESULTS = 64 << 20  # bytes of results for those who come later
+_KEPT_RESULTS = 64 << 20  # bytes of results that are kept for later incarnations
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A worker arrives at collective `number`; at an all-reduce with its `value`.
-
-    At a mode switch it also brings these.
+    """Arrival of a worker at collective `number`.
 
     Attributes:
-        change: Ordinal of the switch in the worker's script.
-        round: Its last push.
-        position: Its position in its leases.
+        mode: Name of the reduction in REDUCTIONS, or empty at a barrier.
+        value: The worker's array, or None at a barrier.
+        change: At a mode switch, the ordinal of the switch in the worker's script.
+        round: At a mode switch, the worker's last push.
+        position: At a mode switch, the number of leases that are used up, and of samples used of the next.
     """
 
     worker: int
@@ -61,7 +63,7 @@ class Arrival:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Kind of the collective, as words; it must be the same for all its workers."""
+        """Kind of the collective, as words. All workers must come to a collective of the same kind."""
         if self.value is None:
             return ("barrier",)
         if self.mode == SWITCH:
@@ -71,7 +73,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class ModeRequest:
-    """A mode request from outside the script. Its `number` grows."""
+    """A mode request from outside the script (`psfleet mode`). Later requests have a higher `number`."""
 
     number: int
     mode: str
@@ -80,7 +82,12 @@ class ModeRequest:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveReply:
-    """Reply to `call`: the collective is complete, with this result (None: a barrier)."""
+    """Reply to a call that waits at a collective: the collective is complete.
+
+    Attributes:
+        value: Result of the reduction, or None at a barrier.
+        mode_request: The mode request that a barrier announces, or None.
+    """
 
     call: Call
     value: Array | None
@@ -89,12 +96,13 @@ class CollectiveReply:
 
 @dataclass(frozen=True, slots=True)
 class ModeSwitch:
-    """All workers have arrived, with nothing in flight, to continue in another mode.
+    """Switch of the whole fleet to another mode: all workers have arrived, with no push under way.
 
     Attributes:
         number: Ordinal of the switch.
-        agreed: The mode: its number and the settings that servers know.
-        rounds, positions: By seat its last push, and its position in its leases.
+        agreed: The new mode as numbers: the mode's own, and the settings that servers know.
+        rounds: Last push of each seat.
+        positions: Position of each seat in its leases.
     """
 
     number: int
@@ -117,7 +125,7 @@ class ModeSwitch:
 
 
 class CollectiveCompleted(Message, frozen=True):
-    """A collective is complete, with its result; a barrier may announce a mode request."""
+    """Decision that a collective is complete. A barrier may also announce a mode request."""
 
     number: int
     value: Array | None
@@ -131,7 +139,7 @@ class CollectiveState:
 
     Attributes:
         completed: Number of completed collectives.
-        results: Results of all-reduces by number; the oldest are forgotten.
+        results: Results of all-reduces by number. The oldest are dropped beyond 64 MiB.
         told: Mode requests that barriers have announced, by number of the barrier.
         switch: The last mode switch.
     """
@@ -142,10 +150,11 @@ class CollectiveState:
     switch: ModeSwitch | None = None
 
     def __post_init__(self) -> None:
+        # By worker, its arrival and the calls that wait: repeated calls of the same worker wait together.
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
 
     def arrive(self, arrival: Arrival, call: Call) -> list[CollectiveReply | SendError]:
-        """Note the arrival; at a completed collective answer at once."""
+        """Note an arrival. Returns the reply at once if the collective is complete or the arrival invalid."""
         try:
             if arrival.value is not None and arrival.mode != SWITCH:
                 check_reduction(arrival.mode)
@@ -176,10 +185,10 @@ class CollectiveState:
     def complete(
         self, seats: Collection[int], mode_request: ModeRequest | None = None
     ) -> CollectiveCompleted | None:
-        """Return the decision that completes the collective, once all awaited workers have arrived.
+        """Return the decision that completes the collective, or None if a worker is missing.
 
         Args:
-            awaited: Seats in the fleet.
+            seats: Seats in the fleet.
             mode_request: Mode request to announce at a barrier, unless it was announced before.
         """
         if len(self._waiting) < max(len(seats), 1) or not self._waiting.keys() >= set(seats):
@@ -197,7 +206,11 @@ class CollectiveState:
         )
 
     def _switch(self, arrivals: list[Arrival], value: Array | None) -> ModeSwitch | None:
-        """The switch that all ask for; None: none, different ones, or one that was made before."""
+        """Return the mode switch that all workers ask for.
+
+        Returns None if this is another collective, if the workers want different modes, or if an earlier
+        incarnation has made the switch already.
+        """
         if value is None or arrivals[0].mode != SWITCH:
             return None
         mode, _ = read_change(value)
@@ -214,7 +227,7 @@ class CollectiveState:
         )
 
     def take(self, decision: CollectiveCompleted) -> list[CollectiveReply | SendError]:
-        """Complete the collective."""
+        """Apply the decision that completes the collective. Returns the replies to all waiting calls."""
         self.completed = decision.number
         self.switch = decision.switch or self.switch
         if decision.value is not None:
@@ -257,12 +270,12 @@ class CollectiveState:
             )
         if not self._waiting:
             return
-        other, _ = next(iter(self._waiting.values()))  # all who wait are at the same collective
-        if other.kind != arrival.kind:
-            cls = ShapeError if other.kind[0] == arrival.kind[0] else ProtocolError
+        waiting, _ = next(iter(self._waiting.values()))  # all who wait are at the same collective
+        if waiting.kind != arrival.kind:
+            cls = ShapeError if waiting.kind[0] == arrival.kind[0] else ProtocolError
             raise cls(
                 f"worker {arrival.worker} comes to {_words(arrival)}, "
-                f"but worker {other.worker} is at {_words(other)}"
+                f"but worker {waiting.worker} is at {_words(waiting)}"
             )
 
     def _forget(self) -> None:
@@ -272,7 +285,10 @@ class CollectiveState:
 
 
 def _combine(arrivals: list[Arrival]) -> Array | None:
-    """The values combined in worker order; None for a barrier."""
+    """Reduce the values, or return None at a barrier.
+
+    Values are combined in the order of the workers, so the bits of a sum do not depend on who arrives first.
+    """
     total = arrivals[0].value
     for arrival in arrivals[1:]:
         if total is not None and arrival.value is not None:

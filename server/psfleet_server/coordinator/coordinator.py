@@ -1,8 +1,17 @@
-"""The coordinator, on server 0: membership, collectives and data dispatch of the whole fleet.
+"""Decides on server 0 for the whole fleet: who is a member, when a collective ends, who gets which data.
 
-Pure like the shard: events in, outcomes out; no I/O, no clock. Each decision goes to the journal before
-any reply depends on it, and a coordinator that replays its decisions has the same state. The
-shell (psfleet_server.engine.view_changes) sends what is `due` to the servers and brings back their answers.
+The coordinator is a pure state machine, like the shard: events in, outcomes out, without I/O, clock or
+threads. A change of members runs like this:
+
+    register, leave, look     a worker comes, goes or falls silent: a change is wanted
+    due -> Freeze             every server stops closing rounds and reports what it has
+    reported                  after the last report the next view is decided
+    due -> Install            every server works with the new members
+    installed                 after the last server new workers get their reply
+
+Each decision goes to the journal before any reply depends on it, so a coordinator that replays its decisions
+has the same state. `psfleet_server.engine.view_changes` sends the messages that are due and brings back the
+replies. docs/protocol.md explains why this is safe.
 """
 
 import copy
@@ -41,26 +50,30 @@ from psfleet_server.coordinator.data_dispatch import (
 from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
 from psfleet_server.coordinator.request_files import Scaling
 
-_START = 120.0  # seconds, at least, for a worker to come for the first time
-_CHANGES = 32  # bits of a view's number for the changes since the coordinator has started
+_START = 120.0  # seconds that a worker has at least to register for the first time
+# A view's number is (term << _CHANGES) + changes. Numbers therefore grow also after a restart of server 0,
+# which forgets the changes that it had begun but not decided.
+_CHANGES = 32
 
 
 @remembers_calls("register", "arrive", "leave", "assign_data", "reported", "installed", "replay")
 class Coordinator:
-    """Membership, collectives and data of a fleet. One thread at a time.
+    """Membership, collectives and data of a fleet. Only one thread may call at a time (`ShardHost.lock`).
 
     Args:
-        workers: Seats that are expected to be taken; there may be more.
-        servers: Number of servers; each must install every view.
-        dead_after: Seconds of silence after which a worker's seat is removed; 0: never.
+        workers: Number of seats that the fleet was started for. Workers may add seats.
+        servers: Number of servers. Each must install every view.
+        dead_after: Seconds of silence after which a worker's seat is removed. 0 never removes a seat.
 
     Attributes:
-        recent: Its last events, for errors; no part of its state.
-        journal: Gets every decision before it takes effect; None: nothing is kept.
-        waits_for_room: A collective is complete that could not be kept; `retry` tries again.
-        worker_requests: Requests to all workers; callers set it.
-        heartbeats: The last one of each worker (False, seat) and server (True, index), and when it came.
-        scaling: Another number of servers.
+        recent: The last events, which errors show. Not part of the state.
+        journal: Called with every decision before it takes effect, or None if the job keeps no records.
+        waits_for_room: True if all workers have arrived at a collective whose end the full log could not
+            keep. `retry` tries again.
+        worker_requests: Requests to all workers, set by callers.
+        heartbeats: Last heartbeat of each worker (key `(False, seat)`) and server (`(True, index)`), with the
+            time at which it came.
+        scaling: State of a change of the number of servers.
     """
 
     def __init__(self, workers: int, servers: int = 1, dead_after: float = 0.0) -> None:
@@ -76,26 +89,29 @@ class Coordinator:
         self.journal: Callable[[Decision], None] | None = None
         self.waits_for_room = False
         self.scaling = Scaling()
-        self._changes = 0  # since this process has started
-        self._boots: dict[int, int] = {}
-        self._change: ViewChange | None = None
-        self._wanted = False  # a change of the view
-        self._joining: dict[int, int] = {}
-        self._removed: set[int] = set()
-        self._uninstalled: set[int] = set()
+        self._changes = 0  # number of changes begun since this process has started
+        self._boots: dict[int, int] = {}  # boot number of each server's process
+        self._change: ViewChange | None = None  # the change for which servers are freezing
+        self._wanted = False  # a change is to begin, with the next two as its content
+        self._joining: dict[int, int] = {}  # boot number of the process that takes each seat
+        self._removed: set[int] = set()  # seats to remove
+        self._uninstalled: set[int] = set()  # servers without the last view
+        # By seat, the process that registers and its calls, which are answered when it is a member.
         self._registering: dict[int, tuple[int, list[Call]]] = {}
-        # By seat its incarnation, and when it was heard.
+        # By seat, its incarnation and the time of the incarnation's last heartbeat.
         self._seen: dict[int, tuple[int, float]] = {}
         self.recent = RecentEvents()
 
     def start(self) -> None:
-        """This process is the coordinator from now on; all servers hear of it."""
+        """Begin a new term as the coordinator, and have all servers install a view of it."""
         self._decide(TermStarted(self.term + 1))
         self._wanted = True
-        self._uninstalled = set(range(self.servers))  # of the last view, for all that is known
+        # It is not known who has installed the last view, so no worker is told that it is a member until
+        # every server has the next one.
+        self._uninstalled = set(range(self.servers))
 
     def go_on_with(self, dispatch: DataDispatch) -> None:
-        """Hand out what a job with other workers has left."""
+        """Distribute the samples that an earlier job with other workers has not used."""
         self._decide(ViewDecided(self.members, dispatch))
 
     @property
@@ -105,15 +121,13 @@ class Coordinator:
 
     @property
     def is_installed(self) -> bool:
-        """Every server has installed the last view."""
+        """True if every server has installed the last view."""
         return not self._uninstalled
 
     @property
     def is_busy(self) -> bool:
-        """Something is due."""
+        """True if a change of members is wanted or under way, or a server has not installed the last view."""
         return self._wanted or self._change is not None or bool(self._uninstalled)
-
-    # -- workers -------------------------------------------------------------------------------
 
     @property
     def registering(self) -> int:
@@ -121,10 +135,17 @@ class Coordinator:
         return sum(len(calls) for _, calls in [*self._registering.values()])
 
     def register(self, worker: int, boot: int, workers: int, call: Call) -> list[Outcome]:
-        """A worker process that has started as number `boot` wants a seat.
+        """Register a worker process for a seat. The call is answered once every server knows the incarnation.
 
-        It is answered once every server knows of its incarnation. A seat beyond those that the fleet was
-        started for is added; one that another process has is taken over.
+        Args:
+            worker: Number of the seat. A seat beyond those that the fleet was started for is added. A seat
+                that another process has is taken over from it.
+            boot: Number of the process.
+            workers: Number of workers that the process was started for.
+            call: The call to answer, perhaps a repeated one of the same process.
+
+        Returns:
+            Replies that can be given now, perhaps to other calls.
         """
         try:
             seat = self.members.seat_for(worker, boot, workers, self.workers)
@@ -149,7 +170,7 @@ class Coordinator:
         return refusals
 
     def _seated(self) -> list[Outcome]:
-        """Answer those whose incarnations every server knows."""
+        """Answer the registrations whose incarnations every server knows."""
         if self._uninstalled:
             return []
         outcomes: list[Outcome] = []
@@ -173,7 +194,7 @@ class Coordinator:
         return outcomes
 
     def arrive(self, arrival: Arrival, call: Call) -> list[Outcome]:
-        """Take a worker to its collective; releases everybody when it was the last one."""
+        """Note that a worker has arrived at a collective. The last arrival ends the collective for all."""
         try:
             self._admit(arrival.worker, arrival.incarnation)
         except PsfleetError as error:
@@ -181,34 +202,41 @@ class Coordinator:
         return [*self.collectives.arrive(arrival, call), *self._complete()]
 
     def leave(self, worker: int, incarnation: int) -> list[Outcome]:
-        """The worker comes to no more collectives."""
+        """Note that a worker has left in order and comes to no more collectives."""
         seat = self.members.seats.get(worker)
         if seat is not None and seat.incarnation == incarnation and not seat.left:
             self._decide(WorkerLeft(worker, incarnation))
-            if self.dispatch.is_open(incarnation):  # servers know what it has not used
+            # The worker has left samples of its leases unused. A change of the view collects from the servers
+            # how far it was, and so returns these samples to the pool.
+            if self.dispatch.is_open(incarnation):
                 self._removed.add(worker)
                 self._wanted = True
         return self._complete()
 
     def expire(self, call: Call) -> list[Outcome]:
-        """The deadline of a waiting call has passed. Its worker stays arrived, or registered."""
+        """Refuse a waiting call whose deadline has passed. Its worker stays arrived or registered."""
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
-                what = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
-                error = NotReady(f"{what}: look whether it runs, and whether server 0 reaches it")
+                seat = f"worker {worker} has asked server 0 for its seat, which waits for {self._lacking()}"
+                error = NotReady(f"{seat}: look whether it runs, and whether server 0 reaches it")
                 return [SendError(call, error)]
         return [*self.collectives.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
-        """The servers that have not answered what is due."""
+        """Describe what a registration waits for, such as the servers that have not replied."""
         servers = self._uninstalled
         if self._change is not None:
             servers = set(range(self.servers)) - self._change.reports.keys()
-        return " and ".join(f"server {one}" for one in sorted(servers)) or "a change of members"
+        return (
+            " and ".join(f"server {server}" for server in sorted(servers)) or "a change of members"
+        )
 
     def take_heartbeat(self, heartbeat: Heartbeat, at: float) -> WorkerRequests:
-        """Note a liveness signal that came at time `at`; what is wanted of whoever gave it.
+        """Note a heartbeat that came at time `at`.
+
+        Returns:
+            The requests to workers, for the reply. Empty if the heartbeat is a server's.
 
         Raises:
             Fenced: This incarnation of the worker is over.
@@ -237,8 +265,6 @@ class Coordinator:
             self._removed.add(worker)
             self._wanted = True
 
-    # -- data ----------------------------------------------------------------------------------
-
     def assign_data(
         self, worker: int, incarnation: int, request: DatasetRequest
     ) -> RoundPlan | tuple[Range, ...] | None:
@@ -249,7 +275,7 @@ class Coordinator:
         Raises:
             Fenced: This incarnation of the worker is over.
             UsageError: The workers do not agree on the dataset.
-            Gap: It was asked before all went on in another mode, and no caller waits for the reply.
+            Gap: The request was made before a mode switch, so its worker no longer waits for the reply.
         """
         seat = self._admit(worker, incarnation)
         if self._change is not None and self._change.ended.get(worker) == incarnation:
@@ -262,7 +288,9 @@ class Coordinator:
         plan = self.dispatch.datasets[request.number - 1].plan
         if plan is not None:
             return plan
-        if request.round:  # it was leased, and all of it is used
+        if (
+            request.round
+        ):  # the dataset was distributed by leases before a mode switch, and is used up
             return ()
         incarnations = [self.members.seats[index].incarnation for index in self.members.seats]
         grant = self.dispatch.lease(request, seat.incarnation, incarnations)
@@ -276,28 +304,30 @@ class Coordinator:
         if 0 < request.round <= switch.last:
             raise Gap(f"data of round {request.round} was asked for before the fleet changed modes")
 
-    # -- servers -------------------------------------------------------------------------------
-
     def rebooted(self, server: int, boot: int) -> None:
-        """Note the process of a server. A new one has to install the view."""
+        """Note the process of a server. A new process of a known server has to install the view."""
         if self._boots.get(server) == boot or server >= self.servers:
             return
         before = self._boots.get(server)
         self._boots[server] = boot
         if before is not None:
             self._wanted = True
+        # The report came from the earlier process, and need not hold for the new one.
         if self._change is not None and server in self._change.reports:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Begin the change again, because the report of a server no longer holds."""
+        """Begin the change again under a new number, because the report of a server no longer holds."""
         assert self._change is not None
         self._joining = {**self._change.joining, **self._joining}
         self._removed |= self._change.removed
         self._change, self._wanted = None, True
 
     def due(self) -> list[PendingMessage]:
-        """Return the messages to send; each is sent again until it is answered."""
+        """Return the messages to send now: Freeze while a change is under way, else Install.
+
+        A message stays due until its server has replied. Nothing is due while rows move.
+        """
         if self.scaling.moving is not None:
             return []
         if self._wanted and self._change is None:
@@ -328,7 +358,11 @@ class Coordinator:
         self._joining, self._removed = {}, set()
 
     def reported(self, server: int, boot: int, view: int, report: ViewReport) -> list[Outcome]:
-        """A server is frozen; after the last one the view is decided."""
+        """Note the report of a server that is frozen. The last report decides the view.
+
+        Raises:
+            PsfleetError: The decision could not be journalled. The last server is then asked again.
+        """
         change = self._change
         if change is None or change.view != view or self._boots.get(server) != boot:
             return []
@@ -337,15 +371,17 @@ class Coordinator:
             return []
         try:
             refusals = self._view(change)
-        except PsfleetError:  # it could not be kept: the server is asked once more
+        # Without this report the server's Freeze is due again, and its next report tries the decision again.
+        except PsfleetError:
             del change.reports[server]
             raise
         self._change = None
         return [*refusals, *self._complete()]
 
     def _view(self, change: ViewChange) -> list[Outcome]:
-        """Decide: first kept in the journal, then in force; who waits in an ended incarnation is told."""
+        """Decide the next view. Returns refusals for the waiting calls of incarnations that end with it."""
         before = {index: seat.incarnation for index, seat in self.members.seats.items()}
+        # The next state is made in copies: if the journal refuses the decision, nothing has changed.
         members, dispatch = copy.deepcopy((self.members, self.dispatch))
         members.decide(change, self.collectives.completed)
         over = [
@@ -365,7 +401,7 @@ class Coordinator:
         ]
 
     def installed(self, server: int, boot: int, view: int) -> list[Outcome]:
-        """A server has installed the view; after the last one its new workers may begin."""
+        """Note that a server has installed the view. After the last one the view's new workers may begin."""
         if view == self.view and self._boots.get(server) == boot:
             self._uninstalled.discard(server)
         return [*self._seated(), *self._complete()]
@@ -383,23 +419,23 @@ class Coordinator:
             self.heartbeats = {k: b for k, b in self.heartbeats.items() if k < (True, self.servers)}
         return self._complete()
 
-    # -- decisions -----------------------------------------------------------------------------
-
     def _decide(self, decision: Decision) -> list[Outcome]:
+        # Journal first: once a decision has an effect, a reply may depend on it.
         self.scaling.admit(decision)
         if self.journal is not None:
             self.journal(decision)
         return self.replay(decision)
 
     def replay(self, decision: Decision) -> list[Outcome]:
-        """Let a decision, perhaps one of an earlier process, take effect."""
+        """Apply a decision, a new one or one from the log of an earlier process."""
         match decision:
             case TermStarted(term):
                 self.term = term
             case ViewDecided(members, dispatch):
                 self.members, self.dispatch = copy.deepcopy((members, dispatch))
             case CollectiveCompleted():
-                for seat in self.members.present():  # where no worker rests at collectives, too
+                # Also in modes in which no worker rests at collectives.
+                for seat in self.members.present():
                     self.members.seats[seat].rests = decision.number
                 if decision.switch is not None:
                     self._turn(decision.switch)
@@ -411,7 +447,7 @@ class Coordinator:
         return []
 
     def _turn(self, switch: ModeSwitch) -> None:
-        """Redistribute the rest of the data by the rules of the new mode."""
+        """Distribute the unused samples by the rules of the new mode."""
         positions = {}
         for seat, number in switch.rounds.items():
             incarnation = self.members.seats[seat].present
@@ -434,19 +470,23 @@ class Coordinator:
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def retry(self) -> list[Outcome]:
-        """There may be room in the log again: do what had to wait for it."""
+        """End the collective that a full log has held up. Call it when there may be room in the log again."""
         return self._complete()
 
     def _complete(self) -> list[Outcome]:
-        """End the collective if all have come. A decision for which there is no room waits."""
+        """End the collective if all workers have arrived, and nothing else has to come first.
+
+        A due move of rows begins instead; the collective then ends with it (`scaled`).
+        """
         self.waits_for_room = False
         decision = self.collectives.complete(
             self.members.present(), self.worker_requests.mode_request
         )
         if decision is None or self.scaling.moving is not None:
             return []
+        # A mode switch or a move of rows needs the same members at all servers, so it waits for the view.
         if (decision.switch is not None or self.scaling.is_due) and self.is_busy:
-            return []  # neither changes while who is in the fleet is not known everywhere
+            return []
         if self.scaling.is_due:
             self.scaling.begin()
             return []

@@ -1,7 +1,8 @@
-"""Messages, decisions and replies of the coordinator.
+"""Inputs, decisions and outcomes of the coordinator.
 
-Each decision goes to the journal before any reply depends on it; psfleet_server.durability.records
-writes and reads them.
+A decision changes the coordinator's state for good. It goes to the journal before any reply depends on it
+(psfleet_server.durability.records encodes it), and replaying all decisions gives the same state again.
+Outcomes are replies to calls, which the shell around the coordinator sends.
 """
 
 from dataclasses import dataclass
@@ -26,10 +27,15 @@ from psfleet_server.coordinator.membership import Membership
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A heartbeat of a worker (of its `incarnation`) or of a server.
+    """Heartbeat of a worker or of a server.
 
-    `step`: of a worker the last one it has started, of a server the last closed round. `snapshot`: the last
-    one of which a worker has heard.
+    Attributes:
+        index: Seat of the worker, or number of the server.
+        server: True for a server.
+        incarnation: Incarnation of the worker.
+        boot: Number of the process.
+        step: Last push or round of the worker, or last closed round of the server.
+        snapshot: Number of the last snapshot that the worker has heard of.
     """
 
     index: int
@@ -42,7 +48,7 @@ class Heartbeat:
 
 @dataclass
 class WorkerRequests:
-    """Requests to every worker, until withdrawn.
+    """Requests to every worker, which stand until they are withdrawn.
 
     Attributes:
         snapshot: Number of the snapshot to mark, and its view. Sent in replies to heartbeats.
@@ -57,10 +63,16 @@ class WorkerRequests:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Reply to `call`: the worker has this incarnation, which counts from round `first` on.
+    """Reply to a worker's registration: the worker has a seat.
 
-    `completed`: completed collectives. `switch`: the last mode switch among them, which perhaps no server has
-    made yet. `progress`: the loop position of the seat's earlier incarnations.
+    Attributes:
+        call: The call to answer.
+        incarnation: Number of the incarnation.
+        first: First round in which the incarnation counts.
+        view: Number of the last view.
+        completed: Number of completed collectives.
+        switch: Last mode switch among them, or None. Perhaps no server has made it yet.
+        progress: Loop position of the seat's earlier incarnations, or empty.
     """
 
     call: Call
@@ -73,20 +85,20 @@ class Registration:
 
 
 class TermStarted(Message, frozen=True):
-    """A process has become the coordinator, the `term`-th one."""
+    """Decision that a process is the coordinator from now on, in this term. Terms count from 1."""
 
     term: int
 
 
 class ViewDecided(Message, frozen=True):
-    """A view is decided, with its membership and data dispatch."""
+    """Decision on a view, with the membership and data dispatch that belong to it."""
 
     members: Membership
     dispatch: DataDispatch
 
 
 class WorkerLeft(Message, frozen=True):
-    """A worker has left and takes part in no more collectives."""
+    """Decision that a worker has left and takes part in no more collectives."""
 
     worker: int
     incarnation: int
@@ -94,7 +106,7 @@ class WorkerLeft(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A message for the process `boot` of a server. 0 means that the process is not known yet."""
+    """Message that is due to a server, for the process with number `boot`, or 0 if that is not known yet."""
 
     server: int
     boot: int

@@ -196,9 +196,9 @@ class DispatchedDataset:
 
     def pool_for(self, request: DatasetRequest) -> list[Range]:
         """Return what is left of the dataset, with the further epochs of a request that extends it."""
-        rest = self.pool if self.plan is None else self.plan.unused(request.round - 1)
+        unused = self.pool if self.plan is None else self.plan.unused(request.round - 1)
         low, high = self.request.all[1], request.all[1]
-        return [*rest, (low, high)] if low < high else [*rest]
+        return [*unused, (low, high)] if low < high else [*unused]
 
 
 @dataclass
@@ -232,8 +232,8 @@ class DataDispatch:
         if any(dataset.request.is_endless for dataset in self.datasets):
             return 0
         return sum(
-            length(one.pool if one.plan is None else one.plan.unused(closed))
-            for one in self.datasets
+            length(dataset.pool if dataset.plan is None else dataset.plan.unused(closed))
+            for dataset in self.datasets
         )
 
     def begin(
@@ -256,24 +256,24 @@ class DataDispatch:
             )
         if request.number <= len(self.datasets):
             dataset = self.datasets[request.number - 1]
-            there = dataset.request
+            earlier = dataset.request
             is_inherited = dataset.resumed or request.number in self.inherited
-            is_longer = request.epochs > there.epochs
-            if dataset.ended and request.extends(there) and not is_longer:
+            is_longer = request.epochs > earlier.epochs
+            if dataset.ended and request.extends(earlier) and not is_longer:
                 return None
             is_dealt_alike = dataset.resumed or (dataset.plan is None) == (first_of is None)
             may_begin = is_inherited and is_dealt_alike if is_longer else dataset.resumed
-            if may_begin and request.extends(there):
+            if may_begin and request.extends(earlier):
                 pool = tuple(dataset.pool_for(request))
                 plan = None if first_of is None else _plan(request, first_of, pool)
-                return DatasetBegun(replace(request, parts=there.parts), plan)
-            if there.same != request.same:
-                others, advice = "for others", "all workers must use the same datasets"
+                return DatasetBegun(replace(request, parts=earlier.parts), plan)
+            if earlier.same != request.same:
+                known_by, advice = "for others", "all workers must use the same datasets"
                 if is_inherited:
-                    others = "in what the job goes on from"
+                    known_by = "in what the job goes on from"
                     advice = "keep size, batch and seed and at least its epochs, or drop --resume"
                 raise UsageError(
-                    f"dataset {request.number} is (size, batch, epochs, seed) {there.same} {others}, "
+                    f"dataset {request.number} is (size, batch, epochs, seed) {earlier.same} {known_by}, "
                     f"{request.same} here; {advice}"
                 )
             self._hand_out(request.number)
@@ -300,7 +300,8 @@ class DataDispatch:
             return None
         if dataset.pool:
             low, high = dataset.pool[0]
-            end = (low // request.size + 1) * request.size  # of the epoch
+            # A lease ends with its epoch: positions count on through all epochs.
+            end = (low // request.size + 1) * request.size
             samples = (low, min(high, end, low + _STEPS * request.batch))
             return LeaseGranted(
                 incarnation, request.number, (samples,), max(request.used, request.known)
@@ -333,7 +334,8 @@ class DataDispatch:
                     del pool[0]
             case DatasetEnded(number):
                 self.datasets[number - 1].ended = True
-                self._forget_all()  # no worker gets samples of the next one before this one has ended
+                # No lease is of a later dataset, because no worker gets samples of one before this has ended.
+                self._forget_all()
 
     def change(
         self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
@@ -354,9 +356,9 @@ class DataDispatch:
         """
         dispatch = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
-            rest = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
+            unused = sorted(pool) if dataset.plan is None else list(dataset.plan.unused(closed))
             dispatch.datasets.append(
-                DispatchedDataset(dataset.request, None, rest, not rest, resumed=True)
+                DispatchedDataset(dataset.request, None, unused, not unused, resumed=True)
             )
         return dispatch
 
@@ -377,6 +379,8 @@ class DataDispatch:
             if dataset.ended or (plan is None) != to_rounds:
                 continue
             if plan is not None:
+                # `missed`: samples of rounds that have closed without a seat that had already come to the
+                # collective. They go back to the pool, as those of later rounds do.
                 gaps = [
                     plan.missed(seat, max(at.round, at.first - 1), closed)
                     for seat, at in positions.items()
@@ -405,17 +409,19 @@ class DataDispatch:
 
         The server that has most of its pushes says how far it was. If servers differ, the step is torn.
         """
-        own = {
+        reports_of_it = {
             server: report
             for server, report in reports.items()
             if report.incarnations.get(worker) == incarnation
         }
-        sequences = _reached(worker, own)
+        sequences = _reached(worker, reports_of_it)
         if len(set(sequences.values())) > 1:
             self.torn.append(TornStep(worker, incarnation, sequences))
         position = max(
-            (report.positions.get(worker, (0, 0)) for report in own.values()), default=(0, 0)
+            (report.positions.get(worker, (0, 0)) for report in reports_of_it.values()),
+            default=(0, 0),
         )
+        # To the front of the pool and in reverse, so that the pool keeps the order of the dataset.
         for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
             self.datasets[number - 1].pool[:0] = ranges
 
@@ -434,13 +440,13 @@ class DataDispatch:
         return () if self.datasets[request.number - 1].ended else None
 
 
-def _reached(worker: int, own: Mapping[int, ViewReport]) -> dict[int, int]:
+def _reached(worker: int, reports: Mapping[int, ViewReport]) -> dict[int, int]:
     """Return by server the last push of an incarnation that the server has.
 
     Later pushes that were not sent to a server count as if the server had them.
     """
-    sequences = {server: report.sequences.get(worker, 0) for server, report in own.items()}
-    lasts = own[0].addressed.get(worker, ()) if 0 in own else ()
+    sequences = {server: report.sequences.get(worker, 0) for server, report in reports.items()}
+    lasts = reports[0].addressed.get(worker, ()) if 0 in reports else ()
     for server, last in enumerate(lasts):
         if last <= sequences.get(server, -1) <= sequences[0]:
             sequences[server] = sequences[0]
@@ -451,14 +457,16 @@ def _plan(
     request: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
 ) -> RoundPlan:
     """Plan the samples of `stream`, from the worker's round on, for each seat from its first round on."""
+    # The plan gets an entry for each round in which a seat begins to count. An entry distributes all samples
+    # that the entries before it have not used by then.
     begins = sorted({max(request.round, first) for first in first_of.values()})
     plan = RoundPlan(request.size, request.batch)
     for begin in begins:
         seats = request.takers(seat for seat, first in first_of.items() if first <= begin)
-        rest = plan.samples_from(begin) if plan.entries else stream
-        if rest:
+        unplanned = plan.samples_from(begin) if plan.entries else stream
+        if unplanned:
             plan = RoundPlan(
-                request.size, request.batch, (*plan.entries, PlanEntry(begin, seats, rest))
+                request.size, request.batch, (*plan.entries, PlanEntry(begin, seats, unplanned))
             )
     return plan
 

@@ -1,6 +1,8 @@
-"""Membership of the fleet: seats, their incarnations, and changes decided from all servers' reports.
+"""Membership of the fleet: seats, their incarnations, and how the next view follows from servers' reports.
 
-See docs/protocol.md. Pure: the reports come in, the next roster comes out.
+A worker process may have reported to some servers only before it died. So a change first freezes all servers,
+and `Membership.decide` combines their reports: which pushes of an ended incarnation count, and from which
+round on its successor does. docs/protocol.md has the rules. Pure: reports in, the next membership out.
 """
 
 from dataclasses import dataclass, field
@@ -76,13 +78,13 @@ class ViewChange:
 
 @dataclass
 class Membership:
-    """Roster of the fleet: its seats, and the number of the view that was decided last.
+    """Seats of the fleet, and the number of the view that was decided last.
 
     Attributes:
         seats: Seats by number. The first ones are those that the fleet was started for.
         incarnations: Number of incarnations so far.
-        view: Number of the last decided view: the coordinator's starts, then its changes.
-        closed: Highest closed round that was reported for that view.
+        view: Number of the last decided view (`Coordinator`: the term, then the changes within it).
+        closed: Highest closed round that a server reported for that view.
         sync: True if the fleet trains in rounds.
     """
 
@@ -131,7 +133,8 @@ class Membership:
             seats: Number of workers that the servers were started for.
 
         Raises:
-            PsfleetError: It cannot have the seat.
+            ConfigError: The fleet has no such seat, or was started for another number of workers.
+            Fenced: A later process has taken the seat.
         """
         if not 0 <= worker < min(max(workers, seats), _MOST_SEATS):
             raise ConfigError(f"worker {worker} is unknown; the fleet has workers 0 to {seats - 1}")
@@ -151,11 +154,11 @@ class Membership:
         return seat is not None and member(seat.incarnations, number) is not None
 
     def decide(self, change: ViewChange, collectives: int) -> None:
-        """Be what the change leads to.
+        """Apply a change for which every server has reported.
 
         Args:
-            change: With the reports of all servers.
-            completed: Number of completed collectives.
+            change: The change, with the reports of all servers.
+            collectives: Number of completed collectives, at which new incarnations do not rest.
         """
         reports = list(change.reports.values())
         self._present = None
@@ -172,6 +175,8 @@ class Membership:
         for index, boot in change.joining.items():
             seat = self.seats.setdefault(index, Seat(incarnations=[]))
             self._begin(seat, boot, collectives, follows=index not in vacant, over=index in over)
+        # A server that is behind still closes rounds from `lowest` on, and needs to know who was a member of
+        # them. Incarnations that ended before are no longer needed.
         lowest = min(report.closed for report in reports)
         for seat in self.seats.values():
             seat.incarnations = [
@@ -181,14 +186,19 @@ class Membership:
             ]
 
     def _note(self, index: int, seat: Seat, reports: list[ViewReport]) -> None:
-        """Take over what an incarnation reported to some servers only; it holds for all."""
-        own = [report for report in reports if report.incarnations.get(index) == seat.incarnation]
+        """Note that an incarnation has left or rested, even if it told only some of the servers."""
+        own_reports = [
+            report for report in reports if report.incarnations.get(index) == seat.incarnation
+        ]
         if seat.incarnation:
-            seat.left = seat.left or any(index in report.left for report in own)
-            seat.rests = max([seat.rests, *(report.rests.get(index, 0) for report in own)])
+            seat.left = seat.left or any(index in report.left for report in own_reports)
+            seat.rests = max([seat.rests, *(report.rests.get(index, 0) for report in own_reports)])
 
     def _end(self, seat: Seat, index: int, reports: list[ViewReport]) -> None:
-        """The present incarnation counts up to the last round that every server holds of it."""
+        """End the present incarnation of a seat, with the last push that any server knows to be committed.
+
+        A worker commits a push only when every server holds it, so every server can close that round.
+        """
         incarnation = seat.present
         if incarnation is None:
             return
@@ -203,11 +213,19 @@ class Membership:
         seat.earlier.add(seat.boot)
 
     def _begin(self, seat: Seat, boot: int, collectives: int, *, follows: bool, over: bool) -> None:
-        """A process takes the seat: from the round after its predecessor's last, if none is missed.
+        """Begin an incarnation in a seat, if possible in the round after its predecessor's last one.
 
-        That is only so if the predecessor was there until now (`follows`): what a removed seat had
-        to do has been given to others. A predecessor that has left every server is done with its script
-        (`over`), and this one begins anew; one that died while it left had nothing else to do.
+        If that round has closed without the seat, or the samples of the seat were given to other workers, a
+        new incarnation in sync mode counts only from the first round whose plan is not final yet.
+
+        Args:
+            seat: The seat.
+            boot: Number of the process.
+            collectives: Number of completed collectives.
+            follows: The seat was not removed before this change, so its samples are still its own.
+            over: The predecessor has left every server and is done with its script, so the new incarnation
+                starts from the beginning. A predecessor that died while it was leaving had nothing else to
+                do, so its position stays.
         """
         self.incarnations += 1
         last = seat.incarnations[-1].last if seat.incarnations and follows else None
@@ -236,9 +254,9 @@ class Membership:
 
 def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
     """Return the script position of the incarnation's last push that counts, or empty if none came."""
-    own = [report for report in reports if report.incarnations.get(index) == incarnation]
+    own_reports = [report for report in reports if report.incarnations.get(index) == incarnation]
     ahead = max(
-        own,
+        own_reports,
         key=lambda report: (report.committed.get(index, 0), report.sequences.get(index, 0)),
         default=None,
     )

@@ -1,4 +1,4 @@
-"""Reads the files by which users ask a running job for another mode or another number of servers.
+"""Reads the files in which users ask a running job for another mode or another number of servers.
 
 `psfleet mode` and the launcher write these files to the job's folder, and server 0 reads them when they have
 changed. A file that cannot be read is ignored with a line in the log, so that training continues.
@@ -101,7 +101,10 @@ class _RequestFile(Generic[_Request]):
                     self._request = self._read(self._folder)
             except FileNotFoundError:
                 return None
-            except (OSError, ValueError) as error:  # as are all errors of what it says
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # ValueError includes all errors in the file's content
                 _log.warning(f"{self._what} ignored: {error}")
             return self._request
 
@@ -140,7 +143,8 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
     def take(self, number: int) -> None:
         """Remove the file of a request that was carried out or given up, unless it holds a later one."""
         if self._folder is not None:
-            with contextlib.suppress(OSError, FrameError):  # the launcher has given it up
+            # The file may be gone already, because the launcher has given the request up.
+            with contextlib.suppress(OSError, FrameError):
                 if read_scale_ready(self._folder)[0] == number:
                     (self._folder / SCALE_READY).unlink()
 

@@ -1,4 +1,12 @@
-"""Logs looked at from outside: python -m psfleet_server.durability.inspect_log verify|replay PATH ..."""
+"""Checks and replays a server's log without the server, for people who investigate a job.
+
+    python -m psfleet_server.durability.inspect_log verify PATH
+    python -m psfleet_server.durability.inspect_log replay PATH SNAPSHOTS SAVE
+
+`verify` checks every byte and counts the records. `replay` rebuilds the server's state, describes it, and
+saves the tables as a checkpoint if SAVE is given. PATH may be any file of the log. Nothing is written to
+the log.
+"""
 
 import re
 import sys
@@ -15,7 +23,8 @@ from psfleet_server.durability.log import chained, files_of, read_header
 from psfleet_server.durability.records import name_of
 from psfleet_server.durability.recovery import restored
 
-_MOST = 2**20  # of servers and workers; what a log says is not believed before it is checked
+# Most servers or workers that a header may name. A damaged header could otherwise ask for any memory.
+_MOST = 2**20
 
 
 def verify(path: str) -> str:
@@ -64,8 +73,8 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
     index, servers, workers = _whose(next(iter(files_of(first).values())))
     shard = Shard(index, servers, workers)
     coordinator = Coordinator(workers) if index == 0 else None
-    place = snapshots or str(first.parent / "snapshots")
-    count = restored(first, place, shard, coordinator)
+    snapshots_place = snapshots or str(first.parent / "snapshots")
+    count = restored(first, snapshots_place, shard, coordinator)
     if save:
         save_fleet(save, [shard])
     lines = [
@@ -81,7 +90,7 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
 
 
 def _whose(path: Path) -> tuple[int, int, int]:
-    """The server, and the numbers of servers and workers of its job."""
+    """Return the number of a log's server, and the numbers of servers and workers of its job."""
     header = read_header(path)
     server, servers, workers = header.server, header.servers, header.workers
     if not (server < servers <= _MOST and 0 < workers <= _MOST):
@@ -93,7 +102,7 @@ def _whose(path: Path) -> tuple[int, int, int]:
 
 
 def _first(path: str) -> Path:
-    """The name of the first file of a log of which any file is named."""
+    """Return the path of a log's first file, from the path of any of its files."""
     start = Path(path)
     name = re.sub(r"\.\d{6,}(\.log)?$", r"\1", start.name)
     if not name or "\0" in path or not files_of(start.with_name(name)):
@@ -102,10 +111,10 @@ def _first(path: str) -> Path:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `verify PATH` or `replay PATH SNAPSHOTS SAVE`; the exit code."""
+    """Run `verify PATH` or `replay PATH SNAPSHOTS SAVE`, and return the exit code."""
     try:
-        command, *rest = words
-        print(verify(*rest) if command == "verify" else replay(*rest))
+        command, *arguments = words
+        print(verify(*arguments) if command == "verify" else replay(*arguments))
     except (PsfleetError, OSError) as error:
         print(f"psfleet: {error}", file=sys.stderr)
         return 1

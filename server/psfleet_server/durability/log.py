@@ -73,10 +73,10 @@ _MOST_PARTS = 512  # buffers for one writev call; IOV_MAX is 1024
 
 @dataclass(frozen=True)
 class LogAfter:
-    """Place in the file before at which a log goes on.
+    """Position at which the file before ends, and the next file continues.
 
     Attributes:
-        snapshot: Number of the snapshot with which the file begins.
+        snapshot: Number of the snapshot that the next file begins with.
         chain: Checksum of the last head in the file before.
         end: Bytes of the file before.
     """
@@ -246,9 +246,9 @@ class ServerLog:
         if number not in self.files:
             return
         # Oldest first: if this process dies in between, the files that remain still follow each other.
-        for other in sorted(self.files):
-            if other < number:
-                self.files[other].unlink()
+        for number_of_file in sorted(self.files):
+            if number_of_file < number:
+                self.files[number_of_file].unlink()
                 faults.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
@@ -293,8 +293,8 @@ class ServerLog:
             os.ftruncate(self._file, self._end)
             os.lseek(self._file, self._end, os.SEEK_SET)
             size = sum(view.nbytes for view in views)
-            what = f"log {str(self.path)!r} cannot be written"
-            raise self._disk.failed(what, error, size) from None
+            failure = f"log {str(self.path)!r} cannot be written"
+            raise self._disk.failed(failure, error, size) from None
         self._disk.took(f"log {str(self.path)!r}", self.path)
 
     def _create(self, path: Path, header: LogHeader) -> None:
@@ -304,8 +304,8 @@ class ServerLog:
         try:
             files.replace(path, lambda to: _write_private(to, content))
         except OSError as error:
-            what = f"log {str(path)!r} cannot be made"
-            raise self._disk.failed(what, error, len(content)) from None
+            failure = f"log {str(path)!r} cannot be made"
+            raise self._disk.failed(failure, error, len(content)) from None
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """Call `step`; with `waits`, retry while the disk is full."""
@@ -341,8 +341,8 @@ class ServerLog:
                 except OSError as error:
                     # What the disk holds now is unknown, and a second try would not tell: after an error the
                     # kernel may take the lost pages for clean, so that the next sync succeeds without them.
-                    what = f"log {str(self.path)!r} cannot be synced to disk"
-                    _log.critical(f"{what}: {error.strerror}")
+                    failure = f"log {str(self.path)!r} cannot be synced to disk"
+                    _log.critical(f"{failure}: {error.strerror}")
                     os._exit(1)
                 self._synced = position
                 duration = time.perf_counter_ns() - began
@@ -372,9 +372,9 @@ def files_of(first: Path) -> dict[int, Path]:
         which begins with no snapshot, has number 0.
     """
     name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
-    there = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
-    others = {int(match[1]): path for match, path in there if match}
-    return dict(sorted({**({0: first} if first.exists() else {}), **others}.items()))
+    matches = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
+    numbered = {int(match[1]): path for match, path in matches if match}
+    return dict(sorted({**({0: first} if first.exists() else {}), **numbered}.items()))
 
 
 def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:

@@ -108,7 +108,11 @@ class LogDisk:
         return NoRoom(sentence)
 
     def took(self, what: str, file: Path) -> None:
-        """Something was written to the file. A little may fit where more does not: that is not the end."""
+        """Note that a write to the file has succeeded, and report it if the disk was full before.
+
+        A short record may fit where a longer one does not. So the disk counts as full until it has space for
+        the longest write that has failed.
+        """
         if self._full_since is None:
             return
         free = os.statvfs(file)

@@ -1,9 +1,15 @@
-"""The records of a primary on their way to its standby.
+"""Sends a primary's records to its standby, and lets replies wait until the standby has them.
 
-A standby that has all of what the primary held when it attached is required from then on (R1, R10 of
-the protocol): the primary answers no call before the standby has taken what the answer rests on. It
-stays required when its connection is lost, for it may have taken over; only whoever decides about
-takeovers can release the primary from it.
+The states of one attachment (a standby process that follows, with a number of its own):
+
+    attach             records are collected and sent, behind a copy of the tables
+    took(>= copy)      the standby has the whole copy: it is *required*, and replies wait for it
+    lose               the stream broke. A required standby stays required, because it may have taken over
+    release            the launcher has decided that the standby never takes over: no reply waits any longer
+
+While a standby is required, the primary answers no call before the standby has the records behind the answer
+(R1 and R10 of the protocol). Only the launcher, which decides takeovers, can end that. Two conditions share
+one lock: `_more` wakes the stream that sends, `_less` wakes threads that wait for the standby.
 """
 
 import os
@@ -27,15 +33,21 @@ _log = log_of(__name__)
 DEPOSED = 5
 """Exit code of a primary whose standby has taken over."""
 
-_MOST = 256 << 20  # bytes of records that may wait for the standby before pushes wait for it
+_MOST = 256 << 20  # bytes of unsent records beyond which pushes wait for the standby
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecord:
-    """A record for the standby, or with kind 0 a message.
+    """A record for the standby, or a message to it if `kind` is 0.
 
-    The message says that snapshot `complete` is complete, or asks for the standby's metrics. If it does
-    neither, the standby is required from now on, and with a number it is to confirm that it still follows.
+    Attributes:
+        number: Number of the record. In a message that requires the standby, a number that the standby has to
+            confirm if it still follows, or 0.
+        kind: Kind of the record.
+        body: Body of the record.
+        complete: Message: the number of a snapshot that is complete.
+        wants_metrics: Message: the standby is asked for its metrics. A message with neither of the two tells
+            the standby that it is required.
     """
 
     number: int
@@ -50,8 +62,8 @@ class LogShipping:
 
     Attributes:
         end: Number of the last record.
-        required: True if answers wait for the standby.
-        enabled: True if there may be standbys, so that records come here and answers wait here.
+        required: True if replies wait for the standby.
+        enabled: True if the job has standbys, so that records come here.
         shipped: Bytes of records for standbys so far.
         tracing: Makes spans within those of pushes, or None if pushes are not traced.
         metrics: Metrics of the standby in its last reply, as text, or empty if none came yet.
@@ -65,39 +77,48 @@ class LogShipping:
         self.metrics = b""
         self.tracing: Tracing | None = None
         self._lock = threading.Lock()
-        self._more = threading.Condition(self._lock)  # records, or no stream to send them on
-        self._less = threading.Condition(self._lock)  # answers may go on
-        self._attach = 0  # of the standby that has a stream or is required; 0: there is none
-        self._connected = False
-        self._floor = 0
-        self._taken = 0
-        self._copied = 0  # number of the last record of the copy
-        self._waiting: deque[ShippedRecord] = deque()
-        self._bytes = 0
-        self._over = False
-        self._asked = False  # for metrics
+        self._more = threading.Condition(
+            self._lock
+        )  # there is a record to send, or the stream has ended
+        self._less = threading.Condition(
+            self._lock
+        )  # the standby has taken records, or is not waited for
+        self._attach = 0  # attachment that has a stream or is required, or 0 if there is none
+        self._connected = False  # the attachment has a stream
+        self._floor = 0  # attachments up to this number are released
+        self._taken = 0  # last record that the standby has
+        self._copied = 0  # number of the copy's last record
+        self._waiting: deque[ShippedRecord] = deque()  # not sent yet
+        self._bytes = 0  # of `_waiting`
+        self._over = False  # the server ends in order
+        self._asked = False  # the standby was asked for metrics and has not replied
 
     @property
     def attached(self) -> bool:
-        """Records are collected for a standby."""
+        """True if records are collected for a standby."""
         return self._attach != 0
 
     @property
     def lag(self) -> int:
-        """Records that the standby has not taken yet; 0: there is none."""
+        """Number of records that the standby does not have yet. 0 also without a standby."""
         return max(self.end - self._taken, 0) if self._attach else 0
 
     @property
     def queued(self) -> int:
-        """Bytes of records that are not on their way to the standby yet."""
+        """Bytes of records that are not sent yet."""
         return self._bytes
 
     def attach(self, number: int) -> int:
-        """A standby begins to follow; call with nothing changing. The number of the copy's last record.
+        """Begin to collect records for a new standby. Call it while no record can be appended.
+
+        The caller makes the copy of the state at the same moment, so that copy and records have no gap.
+
+        Returns:
+            Number of the record with which the copy ends.
 
         Raises:
-            Fenced: The attachment is over.
-            ProtocolError: There is a standby already.
+            Fenced: The attachment is released already.
+            ProtocolError: Another standby follows.
         """
         with self._lock:
             if number <= self._floor:
@@ -112,13 +133,18 @@ class LogShipping:
             return self.end
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
-        """A record is about to take effect."""
+        """Queue a record for the standby. Call it before the record takes effect.
+
+        Waits while more than `_MOST` bytes are unsent, so that a slow standby cannot fill the memory.
+        """
         if not self._attach:
             return
         faults.reach("feed")
         body = joined(parts)
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
+            # Without a stream the record is not kept, but it still gets its number. A required standby then
+            # never confirms it, so replies wait until the launcher decides about that standby.
             if self._connected:
                 self._waiting.append(ShippedRecord(self.end + 1, kind, body))
                 self._bytes += len(body)
@@ -128,9 +154,10 @@ class LogShipping:
         faults.reach("fed")
 
     def confirm(self) -> int:
-        """Ask the standby whether it follows still; `settle` with the result waits for its answer.
+        """Ask the standby whether it still follows. `settle` with the returned number waits for its answer.
 
-        It follows no more if it has taken over. What this process says then is out of date.
+        A reply that rests on no new record needs this too: if the standby has taken over, this process's
+        state is out of date, and the answer never comes.
         """
         with self._lock:
             if self.required:
@@ -141,14 +168,14 @@ class LogShipping:
             return self.end
 
     def complete(self, snapshot: int) -> None:
-        """A snapshot is complete: the standby's log need not go back behind it."""
+        """Tell the standby that a snapshot is complete, so that its log may drop the records before it."""
         with self._lock:
             if self._connected:
                 self._waiting.append(ShippedRecord(0, 0, b"", snapshot))
                 self._more.notify()
 
     def look(self) -> bytes:
-        """The newest metrics of the standby as text; asks for newer ones, which the next look finds."""
+        """Return the last metrics of the standby as text, and ask for newer ones, for the next call."""
         with self._lock:
             if self._connected and not self._asked:
                 self._asked = True
@@ -157,13 +184,13 @@ class LogShipping:
             return self.metrics
 
     def told(self, attach: int, metrics: bytes) -> None:
-        """The standby has given its metrics."""
+        """Keep metrics that the standby has sent."""
         with self._lock:
             if self._follows(attach):
                 self.metrics, self._asked = metrics, False
 
     def records(self, attach: int) -> Iterator[ShippedRecord]:
-        """The records for this standby as they come; ends when it is lost, or all is over."""
+        """Yield the records for an attachment as they come. Ends when it is lost or the server ends."""
         while True:
             with self._lock:
                 self._more.wait_for(
@@ -173,16 +200,19 @@ class LogShipping:
                     return
                 record = self._waiting.popleft()
                 self._bytes -= len(record.body)
+                # Pushes wait only at the limit, so they are woken only when it is crossed.
                 if self._bytes < _MOST <= self._bytes + len(record.body):
                     self._less.notify_all()
             yield record
 
     def took(self, attach: int, number: int) -> None:
-        """The standby has taken all records up to this one."""
+        """Note that the standby has all records up to a number. With the whole copy it is required."""
         with self._lock:
             if not self._follows(attach):
                 return
             self._taken = max(self._taken, number)
+            # Required from here on, before the standby hears of it: it may be promoted once it has, and every
+            # reply from now on must be known to it.
             if not self.required and number >= self._copied and not self._over:
                 self.required = True
                 self._waiting.append(ShippedRecord(0, 0, b""))
@@ -190,7 +220,7 @@ class LogShipping:
             self._less.notify_all()
 
     def lose(self, attach: int) -> None:
-        """The stream is broken. A standby that was required remains so."""
+        """Note that the stream of an attachment is broken. A required standby stays required."""
         with self._lock:
             if not self._follows(attach):
                 return
@@ -211,11 +241,11 @@ class LogShipping:
             self._less.notify_all()
 
     def renew(self) -> None:
-        """Let the present standby go, because what it has is out of date. A later one may follow."""
+        """Release the present standby, because its state is out of date. A later one may attach."""
         self.release(self._attach)
 
     def depose(self, term: int) -> None:
-        """The standby has taken over: this process ends before it answers anybody."""
+        """End this process at once, because its standby has taken over."""
         _log.warning(f"deposed: its standby has taken over with term {term}")
         os._exit(DEPOSED)
 
@@ -226,8 +256,12 @@ class LogShipping:
     def settle(self, end: int, seconds: float | None = None) -> bool:
         """Wait until calls that rest on the records up to `end` may be answered.
 
+        Args:
+            end: Number of the last record that the reply depends on.
+            seconds: Limit of the wait, or None for no limit.
+
         Returns:
-            False if that took longer than `seconds`.
+            False if the standby did not have the records within `seconds`.
         """
         if self.is_settled(end):
             return True
@@ -243,7 +277,7 @@ class LogShipping:
         return settled
 
     def close(self) -> None:
-        """End the standby with its server, which ends in order: no process continues from their state."""
+        """End the standby too, because this server ends in order and nobody continues from its state."""
         with self._lock:
             self._over, self.required = True, False
             self._more.notify()
@@ -260,5 +294,5 @@ class LogShipping:
 
 
 def joined(parts: Sequence[Part]) -> bytes:
-    """The body of a record in one piece."""
+    """Return the body of a record as one bytes object."""
     return b"".join(map(flat, parts))

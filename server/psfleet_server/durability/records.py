@@ -45,7 +45,7 @@ from psfleet_server.durability.log_shipping import joined
 
 
 class CoordinatorState(Struct, frozen=True):
-    """All that a coordinator has decided."""
+    """State of a coordinator: the result of all its decisions."""
 
     term: int
     members: Membership
@@ -54,7 +54,7 @@ class CoordinatorState(Struct, frozen=True):
 
 
 def write_coordinator(coordinator: Coordinator) -> bytes:
-    """Return the body of all that a coordinator has decided."""
+    """Encode the state of a coordinator, the result of all its decisions."""
     state = CoordinatorState(
         coordinator.term, coordinator.members, coordinator.collectives, coordinator.dispatch
     )
@@ -205,6 +205,6 @@ def read_decision(body: memoryview) -> Decision:
 
 
 def cut_of(body: memoryview) -> int:
-    """Return the number of the snapshot to which a cut's record belongs."""
+    """Return the snapshot's number in the record of a cut."""
     cut: MakeCut = unpack(MakeCut, body)
     return cut.number

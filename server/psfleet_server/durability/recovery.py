@@ -1,7 +1,7 @@
 """Recovery of a server's state from its log and snapshots, and the journal that writes the log.
 
 The log holds records of the shard and decisions of the coordinator in the order in which they took effect.
-Replay passes each of them through the same code again, so a server that starts again has the same bits. Open
+Replay passes every record through the same code again, so a server that starts again has the same bits. Open
 this file when a server does not start, or starts with another state than it had.
 """
 
@@ -94,17 +94,18 @@ def take_all(
     shard: Shard,
     coordinator: Coordinator | None,
 ) -> int:
-    """Let the records of a log take effect; how many there were.
+    """Apply the records of a log, in order, and return their number.
 
     Raises:
-        LogError: One cannot be taken, or the log's last file is missing.
+        LogError: A record cannot be applied, or the log's last file is missing.
     """
     count = cut = 0
     for kind, body in records:
         count += 1
         try:
             take(kind, body, shard, coordinator)
-        except Exception as error:  # there is no end to what a record can hold
+        # Any exception, because a damaged or foreign record may hold anything.
+        except Exception as error:
             raise LogError(
                 f"record {count} of log {str(first)!r} cannot be taken: "
                 f"{error}; read it with the psfleet version that wrote it, or start the job anew from a "
@@ -121,10 +122,10 @@ def take_all(
 
 
 def check_restart(snapshot: Snapshot) -> None:
-    """Take everything from a snapshot that a server takes when it starts from it, but its tables.
+    """Check that servers can start from a snapshot: read all of its state except the tables.
 
     Raises:
-        CheckpointError: Something of it cannot be taken.
+        CheckpointError: A part of the state cannot be read.
     """
     with reading(snapshot.path):
         for index in range(len(snapshot.manifest.files)):
@@ -163,7 +164,7 @@ def _count(state: ServerState) -> int:
 
 
 def _left(state: ServerState) -> DataDispatch:
-    """Return the part of its datasets that a job has not used."""
+    """Return the samples of all datasets that the job of a snapshot has not used."""
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
     positions = {
@@ -178,7 +179,8 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
     """Restore the state of an earlier job. All workers begin again, from their first collective on."""
     _become(state, shard, coordinator)
     shard.rounds.go_back()
-    shard.workers.progress.clear()  # what workers keep in the snapshot says where their scripts go on
+    # Scripts continue at the position in their states in the snapshot, not at that of the last push.
+    shard.workers.progress.clear()
     if coordinator is not None:
         for seat in coordinator.members.seats.values():
             seat.progress, seat.rests = "", 0
@@ -199,24 +201,25 @@ def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
 
 
 def copied(state: ShardState, coordinator: Coordinator | None) -> tuple[int, list[Part]]:
-    """The record that ends the copy of a shard: what the server is beside its tables."""
+    """Return the record that ends the copy of a shard: the server's state beside its tables."""
     return encode_state(RecordKind.COPIED, server_state(state, coordinator))
 
 
 def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
     _become(state, shard, coordinator)
-    shard.rounds.committed.clear()  # no record says these; workers commit again
+    # Commits are in no record, so a log or standby could not follow them from here. Workers commit again.
+    shard.rounds.committed.clear()
     shard.workers.view = shard.workers.promised = state.shard.workers.view
 
 
 def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Let a record take effect: of the log, or of the primary that a standby follows."""
+    """Apply a record of the log, or of the primary that a standby follows."""
     try:
         _take(kind, body, shard, coordinator)
     except UsageError:
         if kind not in (RecordKind.PUSH, RecordKind.CLOSE):
             raise
-        # A table was full; the worker has got the error.
+        # A table was full. The same error was raised when the record was made, and went to the worker.
 
 
 def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
@@ -268,11 +271,12 @@ def open_log(
 
 
 class Journal:
-    """Keeps a shard and a coordinator in a log.
+    """Restores a shard and a coordinator from a log, and then records their changes in it.
 
     Args:
         log: The log.
-        shard, coordinator: The state to restore and then to record.
+        shard: The shard to restore and then to record.
+        coordinator: The coordinator, or None on servers other than server 0.
         snapshots: Folder or URL of the snapshots that files of the log begin with, or empty without any.
         begins: True if the log may be new, because the server has not been ready before.
     """
@@ -343,12 +347,12 @@ class Journal:
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:
-        """Note in the log that it now holds all that the primary has, so that a server may start from it."""
+        """Note in the log that it holds the primary's whole state, so that a server may start from it."""
         self.log.append(RecordKind.READY, [])
         self.log.settle(self.log.end)
 
     def set_primary(self) -> None:
-        """Record what this process does itself from now on, since it has become the primary."""
+        """Record this process's own changes from now on, because it has become the primary."""
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
@@ -357,7 +361,7 @@ class Journal:
         """Continue in another log, which holds the whole state of this process; remove the present one."""
         before, self.log = self.log, log
         log.tracing = before.tracing
-        before.settle(before.end)  # answers calls that still wait for its last record
+        before.settle(before.end)  # calls may still wait for the last record of the old log
         before.remove()
 
     def can_start_from(self, number: int) -> bool:
@@ -367,12 +371,12 @@ class Journal:
         """
         if not self._snapshots:
             return False
-        place = own_place(self._snapshots, number)
+        snapshot_place = own_place(self._snapshots, number)
         try:
-            if url_of(place) is None:
-                check_restart(Snapshot(place, read_back=False))
-            elif not is_whole(place):
-                raise CheckpointError(f"{shown_url(place)!r} is not whole")
+            if url_of(snapshot_place) is None:
+                check_restart(Snapshot(snapshot_place, read_back=False))
+            elif not is_whole(snapshot_place):
+                raise CheckpointError(f"{shown_url(snapshot_place)!r} is not whole")
         except (CheckpointError, OSError) as error:
             _log.warning(
                 f"the log keeps its old files, which are needed without snapshot {number}: {error}"
@@ -381,7 +385,7 @@ class Journal:
         return True
 
     def shorten(self, number: int) -> None:
-        """Drop the records before a snapshot from which a server can start."""
+        """Drop the records before a snapshot that a server can start from."""
         self.log.shorten(number)
 
     def _replay(self) -> int:

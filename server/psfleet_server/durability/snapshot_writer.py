@@ -124,8 +124,8 @@ class SnapshotWriter:
             begins = part is not None and not part.awaits_cut
             if part is not None:
                 part.awaits_cut = True
-            others = [n for n, p in self._parts.items() if n != number and not p.made]
-        for n in others:
+            unmade = [n for n, p in self._parts.items() if n != number and not p.made]
+        for n in unmade:
             self.forget(n)
         if begins:
             thread = ServiceThread(self._write, "snapshot", (part,))

@@ -12,9 +12,11 @@ from psfleet_server.rpc.replies import DeferredReply
 
 
 def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:
-    """Reply to the calls of these outcomes. All calls of a collective get one message, encoded once.
+    """Reply to the calls of these outcomes. All calls of a collective share one message, encoded once.
 
-    `servers`: where all servers are, if their number has changed.
+    Args:
+        outcomes: Outcomes of the coordinator, each with the call to answer.
+        servers: Endpoints of all servers if their number has changed, else empty.
     """
     last: CollectiveReply | None = None
     message = b""

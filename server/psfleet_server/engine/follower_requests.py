@@ -1,7 +1,10 @@
-"""Requests of followers to one shard: changes of its tables as of one moment, and rows for a first copy.
+"""Answers followers: the changes of this shard's tables since a version, and pages of rows for a first copy.
 
-psfleet.core.engine.shard.follower_changes keeps which rows have changed, and how long a silent follower is
-remembered.
+A follower is a process that keeps a copy of the weights (docs/decisions/0028-followers.md). Each request says
+from which version of which server process it has the weights, so the server keeps nothing for a follower
+between two requests, except a request that waits for a round. If the changes since that version are no longer
+known, or have more than 128 MiB, the reply is a *gap*: it names the tables, and the follower copies their
+rows again. `psfleet.core.engine.shard.follower_changes` remembers which rows have changed.
 """
 
 import time
@@ -25,32 +28,37 @@ from psfleet_server.rpc.replies import DeferredReply
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_ANY = 1  # in place of a number that is not known yet
-_MOST = 128 << 20  # bytes of rows in one reply
-_PAGE = 1 << 16  # rows
+# Value of a field that is known only once the reply is laid out. Not 0, because protobuf leaves a 0 out: the
+# head would then have another length when it is encoded again.
+_ANY = 1
+_MOST = 128 << 20  # most bytes of changed rows in one reply
+_PAGE = 1 << 16  # approximate rows in a page of a first copy
 
 
 @dataclass(frozen=True)
 class SendChanges:
-    """Answer a follower, with a ChangesReply."""
+    """Instruction to answer a follower's call with an encoded ChangesReply."""
 
     call: DeferredReply
     changes: bytes
 
 
 class Followers:
-    """Requests of followers at one shard. Call with nothing changing, but for `rows`.
+    """Requests of followers at one shard.
 
-    No follower is known here: a request says all, and only one that waits for a round is remembered.
-
-    Attributes:
-        asked, gaps: Replies so far, and those of them that sent a follower to copy anew.
-        bytes: Bytes of all replies.
+    The caller holds the lock of the shard, so that the changes of all tables are of one moment. Only `rows`
+    needs no lock.
 
     Args:
-        shard, boot: The shard, and the number of this process.
-        snapshot: The number of the snapshot whose file has this SHA-256; 0: none.
-        page: Rows of a page.
+        shard: The shard.
+        boot: Number of this process. Versions of another process mean nothing here.
+        snapshot: Returns the number of the snapshot whose file has a SHA-256, or 0 if there is none.
+        page: Approximate number of rows in a page.
+
+    Attributes:
+        asked: Number of replies with changes so far.
+        gaps: Number of these replies that made a follower copy all rows again.
+        bytes: Bytes of all replies.
     """
 
     def __init__(
@@ -70,13 +78,16 @@ class Followers:
         self._waiting: dict[DeferredReply, ChangesRequest] = {}
 
     def ask(self, request: ChangesRequest, reply: DeferredReply) -> list[SendChanges]:
-        """Take a request; it is answered now, or when its round is closed."""
+        """Note a request, and return the answers that can be given now.
+
+        In a mode with rounds a request waits until the round that it names is closed.
+        """
         _check_part(request.part, request.parts)
         self._waiting[reply] = request
         return self.due()
 
     def due(self) -> list[SendChanges]:
-        """Return the answers of requests that wait for nothing more."""
+        """Return the answers to all requests whose round is closed by now."""
         if not self._waiting:
             return []
         closed = self._shard.rounds.closed
@@ -89,7 +100,7 @@ class Followers:
         return [SendChanges(reply, self._changes(self._waiting.pop(reply))) for reply in ready]
 
     def expire(self, reply: DeferredReply) -> list[SendChanges]:
-        """Answer a request that has waited long enough with what there is."""
+        """Answer a request whose time is over with the changes so far, although its round is still open."""
         request = self._waiting.pop(reply, None)
         return [] if request is None else [SendChanges(reply, self._changes(request))]
 
@@ -119,21 +130,25 @@ class Followers:
             microseconds=_ANY,
             process_microseconds=_ANY,
         )
-        message, weights, room = lay_out_changes(head, tables)
-        for one, out in zip(tables, weights, strict=True):
-            self._read(one.spec, one.ids, out)
+        # The head is encoded twice: now, to lay the reply out, and at the end, when the time that the reply
+        # took is known. The two times have a fixed width on the wire, so the second head fits over the first.
+        message, weights, head_bytes = lay_out_changes(head, tables)
+        for table, out in zip(tables, weights, strict=True):
+            self._read(table.spec, table.ids, out)
         self.asked += 1
         self.gaps += gap
         self.bytes += len(message)
         head.microseconds = max(round((time.thread_time() - began) * 1e6), 1)
         head.process_microseconds = round(time.process_time() * 1e6)
-        room[:] = np.frombuffer(head.SerializeToString(), np.uint8)
+        head_bytes[:] = np.frombuffer(head.SerializeToString(), np.uint8)
         return message
 
     def _is_too_much(self, changed: Mapping[int, TableChanges | None]) -> bool:
         tables = self._shard.tables
         sizes = (
-            len(one.ids) * (8 + 4 * tables[key].spec.dim) for key, one in changed.items() if one
+            len(changes.ids) * (8 + 4 * tables[key].spec.dim)
+            for key, changes in changed.items()
+            if changes
         )
         return sum(sizes) > _MOST
 
@@ -150,18 +165,25 @@ class Followers:
         return TableToSend(table.spec, ids, len(ids) * table.spec.dim, removed, whole)
 
     def _read(self, spec: TableSpec, ids: Ids, out: Floats) -> None:
-        """Write weights where they will travel."""
+        """Write the weights of these ids, or of a dense table, into the reply's memory `out`."""
         table = self._shard.tables[spec.key]
         if isinstance(table, DenseTable):
             table.pull_into(out)
         elif len(ids):
             unknown = table.pull_into(ids, out.reshape(len(ids), spec.dim))
-            table.traffic.pulled -= len(ids)  # nobody trains with them
-            # Of `rows`; that these have gone comes with the changes.
+            # A follower's reads are not part of the training, so the metrics of pulls leave them out. Unknown
+            # ids are rows that were removed since `rows` listed them; the next changes say so.
+            table.traffic.pulled -= len(ids)
             table.traffic.unknown -= unknown
 
     def rows(self, request: RowsRequest) -> bytes:
-        """Return a RowsReply: a page of rows as they are."""
+        """Return an encoded RowsReply with the rows of one page, as they are now.
+
+        Pages go by segments of the hash index. Rows that change between two pages come again as changes.
+
+        Raises:
+            UsageError: The table is dense, or has no such segment.
+        """
         _check_part(request.part, request.parts)
         table, first = self._shard.tables[request.table], request.segment
         if isinstance(table, DenseTable) or first >= SEGMENT_COUNT:
@@ -172,8 +194,8 @@ class Followers:
         last = min(first + max(self._page * SEGMENT_COUNT // max(len(table), 1), 1), SEGMENT_COUNT)
         ids = _part(table.segment_ids(first, last), request)
         message, rooms = lay_out_rows(ids, table.spec.dim, last % SEGMENT_COUNT)
-        for room in rooms:
-            self._read(table.spec, ids, room)
+        for page_part in rooms:
+            self._read(table.spec, ids, page_part)
         self.bytes += len(message)
         return message
 

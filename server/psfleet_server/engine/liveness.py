@@ -1,9 +1,11 @@
-"""Threads of a server's time: ticks of its shard, heartbeats to server 0, signals to its launcher.
+"""Threads of a server that act at intervals: liveness signals, ticks of the shard, heartbeats to server 0.
 
-The signals are bytes on a pipe, which say that the process runs: that it is not stopped, nor kept from
-every processor. Nothing of the server's own is asked, for what takes it long is no reason to give it up. A
-process that ends in order closes the pipe first: Python ends its threads long before the kernel has taken
-the tables' memory back.
+- LivenessPipe writes a byte to the launcher's pipe four times a second. It proves only that the process runs:
+  it is not stopped, and gets processor time. No lock of the server is taken for it, because a long operation
+  under a lock is no reason to kill a server. A process that ends in order closes the pipe first, since the
+  kernel may take long to free the tables' memory after Python's threads have ended.
+- Ticker tells the shard the time, for expiry and modes that need it, and logs evictions.
+- ServerHeartbeat tells the coordinator that this server is alive.
 """
 
 import contextlib
@@ -27,23 +29,24 @@ from psfleet_server.rpc.endpoints import Peer
 
 _log = log_of(__name__)
 
-_EVERY = 0.25  # seconds
+_EVERY = 0.25  # seconds between two liveness signals
 _SIGNAL = b"\0"
-_LONGEST = 1000  # bytes of a line: a pipe takes so many whole or not at all
+_LONGEST = (
+    1000  # most bytes of a line: a pipe takes a write of up to 4096 bytes whole or not at all
+)
 
 
 _REPORT = 60.0  # seconds between two lines about evictions
-_LOOK = 1.0  # seconds between looks whether anybody wants to know the time
+_LOOK = 1.0  # seconds between looks whether the shard wants ticks
 Listener = Callable[[HeartbeatReply], None]
-"""Takes what the coordinator answers to a heartbeat; called in the thread of the heartbeats, must not
-block."""
+"""Handles the coordinator's reply to a heartbeat. Called in the thread of the heartbeats; must not block."""
 
 
 class LivenessPipe:
-    """Send liveness signals inside the `with` block, until the reader closes the pipe.
+    """Sends liveness signals inside its `with` block, until the reader closes the pipe.
 
     Args:
-        pipe: File descriptor to write to; this object's from now on. 0: no launcher reads it.
+        pipe: File descriptor to write to, which this object closes. 0 means that no launcher reads signals.
     """
 
     def __init__(self, pipe: int = 0) -> None:
@@ -70,7 +73,8 @@ class LivenessPipe:
         _log.info(text)
         if self._pipe and self._thread.is_alive():
             line = text.replace("\n", " ").encode()[:_LONGEST] + b"\n"
-            with contextlib.suppress(OSError):  # who has not looked for hours finds it in the log
+            # The pipe is full if the launcher has not read for hours. The line is in the log.
+            with contextlib.suppress(OSError):
                 os.write(self._pipe, line)
 
     def _run(self) -> None:
@@ -78,14 +82,13 @@ class LivenessPipe:
             pass
 
     def signal(self) -> bool:
-        """Write one signal, which wakes the reader; return whether there is one."""
+        """Write one signal, which wakes the launcher. Returns False if no launcher reads the pipe."""
         if not self._pipe:
             return False
         try:
             os.write(self._pipe, _SIGNAL)
-        except (
-            BlockingIOError
-        ):  # the launcher has not read for hours; there are enough bytes to find
+        # The pipe is full: the launcher has not read for hours, and finds enough signals when it does.
+        except BlockingIOError:
             return True
         except BrokenPipeError:
             return False
@@ -93,11 +96,11 @@ class LivenessPipe:
 
 
 class Ticker:
-    """Tells a host's shard the time as often as its tables or its mode want it; while none does, never.
+    """Tells a shard how much time has passed, as often as its tables or its mode need that, or never.
 
     Args:
-        host: Around the shard.
-        clock: Seconds that only go up. Time in which no server runs does not count.
+        host: Shard host.
+        clock: Returns seconds that only rise. Time in which no server process runs does not count.
     """
 
     def __init__(self, host: ShardHost, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,7 +110,7 @@ class Ticker:
         self._thread = ServiceThread(self._run, "ticks")
 
     def start(self) -> None:
-        """Begin to look at the clock."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -126,7 +129,8 @@ class Ticker:
             now = self._clock()
             evictions.look(now)
             if seconds := timer.due(every, now):
-                with contextlib.suppress(NoRoom, NotReady):  # the time goes on to count
+                # A tick that is refused is not lost: the next one counts its time too.
+                with contextlib.suppress(NoRoom, NotReady):
                     self._host.ask(Tick(seconds))
                     timer.mark_ticked(now)
             with contextlib.suppress(NoRoom):
@@ -137,7 +141,7 @@ class EvictionLog:
     """Logs how many rows tables have evicted, at most once a minute.
 
     Args:
-        host: Around the shard with the tables.
+        host: Host of the shard with the tables.
     """
 
     def __init__(self, host: ShardHost) -> None:
@@ -146,7 +150,7 @@ class EvictionLog:
         self._due = -math.inf
 
     def look(self, now: float) -> None:
-        """Log what has been evicted since the last line; `now`: in seconds of any clock."""
+        """Log the rows evicted since the last line, if there are any. `now` is in seconds of any clock."""
         if now < self._due:
             return
         with self._host.lock:
@@ -165,10 +169,10 @@ class ServerHeartbeat:
     Args:
         request: Returns the current heartbeat message.
         every: Seconds between two heartbeats.
-        access: With what this process proves itself over TCP.
+        access: Credentials for the call over TCP.
 
     Attributes:
-        listeners: Listeners to the replies, called in order.
+        listeners: Called with each reply, in order.
     """
 
     def __init__(
@@ -184,11 +188,11 @@ class ServerHeartbeat:
         self._thread = ServiceThread(self._run, "heartbeats")
 
     def start(self) -> None:
-        """Begin to heartbeat, as soon as it is known where."""
+        """Start the thread, which sends heartbeats once `aim` has given it the coordinator's endpoint."""
         self._thread.start()
 
     def aim(self, endpoint: str) -> None:
-        """The coordinator is at this endpoint."""
+        """Set the endpoint of the coordinator."""
         with self._changed:
             self._endpoint = endpoint
             self._changed.notify()
@@ -212,9 +216,8 @@ class ServerHeartbeat:
 
     def _send_heartbeats(self, coordinator: Peer) -> None:
         while not self._over:
-            with contextlib.suppress(
-                PsfleetError
-            ):  # it may be starting again; the next heartbeat tries
+            # Server 0 may be starting again; the next heartbeat tries again.
+            with contextlib.suppress(PsfleetError):
                 self._heartbeat(coordinator)
             with self._changed:
                 self._changed.wait_for(lambda: self._over, self._every)

@@ -1,15 +1,20 @@
-"""Limit on the part of a server's memory that its tables may take."""
+"""Limit on the bytes that a server's tables may take, from the memory that PSFLEET_MEMORY allows the process.
+
+memory of the process
+|-- program --|-- tables and held pushes ------------------|-- calls and compiler --|
+  resident()    table_limit()                                max(memory / 8, 96 MiB)
+"""
 
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.memory import resident
 
-_OTHERS = 96 << 20  # for calls under way and for the compiler of kernels, at least
-_PART = 8  # ... and this part of the whole
-_LEAST = 16 << 20
+_OTHERS = 96 << 20  # least bytes for calls under way and for the compiler of kernels
+_PART = 8  # divisor: calls and compiler get at least an eighth of the memory
+_LEAST = 16 << 20  # least bytes for tables
 
 
 def spare(memory: int) -> int:
-    """Return the bytes of the reserve for calls that tables may take while they are loaded."""
+    """Return how many bytes of the reserve for calls the tables may take while they are being loaded."""
     return _for_calls(memory) // 2
 
 
@@ -18,22 +23,28 @@ def _for_calls(memory: int) -> int:
 
 
 def table_limit(memory: int) -> int | None:
-    """Bytes for tables and held pushes of a server that may take `memory` in all; None: no limit.
+    """Return the most bytes for tables and held pushes. Call it before the server has a table.
 
-    What the program takes before it has a table is left out, and so is an eighth, 96 MiB at least, for
-    calls under way and for the compiler, which is at work when a cold server makes its first table.
+    Leaves out what the program takes now, and the reserve for calls under way and for the compiler of
+    kernels, which runs when a server without cached kernels makes its first table.
+
+    Args:
+        memory: Bytes that the process may take in all, or 0 for no limit.
+
+    Returns:
+        Bytes, or None for no limit.
 
     Raises:
-        ConfigError: Nothing would be left.
+        ConfigError: Less than 16 MiB would be left for tables.
     """
     if not memory:
         return None
     now = resident()
-    room = memory - now - _for_calls(memory)
-    if room < _LEAST:
+    limit = memory - now - _for_calls(memory)
+    if limit < _LEAST:
         raise ConfigError(
             f"PSFLEET_MEMORY allows this server {memory >> 20} MiB; the program itself takes "
             f"{now >> 20} MiB and calls under way {_OTHERS >> 20} MiB or more. Allow it at least "
             f"{(now + _OTHERS + _LEAST >> 20) + 32} MiB"
         )
-    return room
+    return limit

@@ -1,7 +1,15 @@
-"""This server's part in a move of rows to another number of servers: it sends, takes, and then holds.
+"""Takes part in a change of the number of servers: sends this server's rows, and receives its new ones.
 
-What it takes lies beside what it holds until server 0 says how the move ends, so a move that is given up has
-changed nothing.
+Received rows lie beside the rows that the server serves until server 0 says how the move ends:
+
+    served:    host.shard, its log and its standby     <- pushes and pulls
+    received:  _taken, _log and feed                   <- records from all servers, this one included
+                 |
+                 adopt: replaces the served shard, log and standby
+                 abandon: is dropped, and nothing has changed
+
+Server 0 calls (`psfleet_server.engine.server_scaling`); each call runs in a thread of the RPC server. The
+lock of the received rows is always taken before that of the host.
 """
 
 import contextlib
@@ -35,23 +43,26 @@ from psfleet_server.rpc.endpoints import Peer
 
 _log = log_of(__name__)
 
-_CHUNK = 4 << 20  # bytes of one message, about
-_SHARE = 0.07  # of the time in which rows go while training does, with all that their way takes
-_FILL_TIMEOUT = 120.0  # seconds for a server to take one
-_FOLLOWS = 10.0  # seconds for a standby to have all that was taken
+_CHUNK = 4 << 20  # approximate bytes of one message with rows
+_SHARE = 0.07  # part of the time that the first copy may use while training goes on
+_FILL_TIMEOUT = 120.0  # seconds for a server to apply one message
+_FOLLOWS = 10.0  # seconds for the next standby to have all received rows
 
 
 class RowMoves:
-    """Moves of rows, one after the other, as server 0 asks for them.
+    """Moves of rows at one server, one after the other. Each method is a call of server 0, or of a standby.
+
+    Moves have increasing numbers. A call for a move that has ended changes nothing.
 
     Args:
-        host: Around the shard.
-        access: With what this process proves itself to other servers.
-        open_log: Opens the log of a generation, with that number of servers; None: nothing is kept.
-        generation: Number of the move that is over, with whose log this process has started.
+        host: Shard host of this server.
+        access: Credentials for calls to the other servers.
+        open_log: Opens the log of a generation (first argument) with a number of servers (second). Returns
+            None if the job keeps no logs.
+        generation: Number of the move that created this process's log, or 0 if the rows have never moved.
 
     Attributes:
-        feed: Brings what is taken to the standby that the server has after the move, where there are no logs.
+        feed: Ships the received rows to the standby that this server has after the move. Used without logs.
     """
 
     def __init__(
@@ -64,30 +75,30 @@ class RowMoves:
         self._host = host
         self._access = access
         self._open_log = open_log
-        self._lock = threading.Lock()  # of what is taken
+        self._lock = threading.Lock()  # guards the received rows: `_taken`, `_log` and `feed`
         self.begin(generation)
-        self._taken: DealtShard | None = None
+        self._taken: DealtShard | None = None  # None also if this server has no rows after the move
         self.feed = LogShipping()
-        self._log: ServerLog | None = None  # what is taken, for whoever starts again after the move
-        self._sent = DeltaBases()  # what has changed since rows were sent ahead
-        self._round = 0  # of rows that were sent ahead
+        # Log of the received rows, which a process that starts after the move replays.
+        self._log: ServerLog | None = None
+        self._sent = DeltaBases()  # rows that have changed since they were sent ahead
+        self._round = 0  # number of rounds that were sent ahead
 
     def begin(self, generation: int) -> None:
-        """This process holds the rows of the move of that number."""
-        self._number = self._over = generation  # the last move, and the last one that has ended
-        self._adopted = generation  # the last move whose rows this server holds
+        """Set the move whose rows this process serves when it starts."""
+        self._number = self._over = generation  # the last move that has begun, and that has ended
+        self._adopted = generation  # the last move whose rows this server serves
 
     def open(self, number: int, servers: int, ahead: bool) -> None:
-        """A move begins, or is going to; one that had begun before is given up.
+        """Begin a move, or its phase without pushes. A move that has begun before is given up.
 
         Args:
-            number: Number of the move. What was taken ahead under this number stays. A call that comes when
-                the move has ended, which server 0 has given up waiting for, begins nothing.
-            servers: Number of servers afterwards.
-            ahead: Training goes on for now.
+            number: Number of the move. Rows that were received ahead under this number stay.
+            servers: Number of servers after the move.
+            ahead: Training goes on for now. If False, the shard refuses changes from here on.
 
         Raises:
-            ProtocolError: It has ended.
+            ProtocolError: The move has ended. The call is a late one, for which server 0 no longer waits.
         """
         self._check_ended(number)
         shard = self._host.shard
@@ -101,10 +112,13 @@ class RowMoves:
                         self._log.forget()
                     keeps = self._log is not None or self._has_standbys
                     self._taken = DealtShard(shard, servers, self._keep if keeps else None)
-                    if shard.servers == servers:  # a new server, whose standby may be there
+                    # This server was started for the move. Its standby, if it has one, already follows the
+                    # present feed.
+                    if shard.servers == servers:
                         self.feed = self._host.feed
         if ahead:
             return
+        # From here on all workers wait at a collective. A snapshot that is under way is given up.
         with self._host.lock:
             cut = shard.cuts.under_way
             shard.moving = True
@@ -119,38 +133,46 @@ class RowMoves:
 
     @property
     def _has_standbys(self) -> bool:
-        """A standby is all that there is when a server dies."""
+        """True if only a standby keeps this server's state when its process dies."""
         return self._host.feed.enabled and self._host.journal is None
 
     @property
     def alone(self) -> bool:
-        """What is taken would be lost with this process: no log and no standby has it."""
+        """True if the received rows are in this process only: no log and no standby has them."""
         return self._taken is not None and self._has_standbys and not self.feed.required
 
     def copy(self, servers: int) -> tuple[LogShipping, Shard, ShardState]:
-        """What a standby of one of so many servers follows, its tables, and the state beside them; call with
-        nothing changing.
+        """Return what a new standby copies and then follows. Call it within `still`.
+
+        During a move there are two kinds of standbys: one for the served rows and one for the received ones.
+        The number of servers that the standby was started for tells which it is.
+
+        Args:
+            servers: Number of servers that the standby was started for.
+
+        Returns:
+            The feed that the standby follows, the shard with its tables, and the shard's state beside them.
 
         Raises:
-            ProtocolError: This server is not one of so many, nor is going to be.
+            ProtocolError: This server belongs to another number of servers, now and after the move.
         """
-        held, taken = self._host.shard, self._taken
-        if taken is not None and self._has_standbys and taken.shard.servers == servers:
-            return self.feed, taken.shard, taken.state
-        if held.servers != servers:
+        served, received = self._host.shard, self._taken
+        if received is not None and self._has_standbys and received.shard.servers == servers:
+            return self.feed, received.shard, received.state
+        if served.servers != servers:
             raise ProtocolError(
-                f"a standby of one of {servers} servers has come to one of {held.servers}"
+                f"a standby of one of {servers} servers has come to one of {served.servers}"
             )
-        return self._host.feed, held, held.state()
+        return self._host.feed, served, served.state()
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Within, nothing is taken."""
+        """Context in which neither the received nor the served rows change."""
         with self._lock, self._host.lock:
             yield
 
     def release(self, attach: int) -> None:
-        """Wait for no standby up to this attachment, whether it is the present one or of a move."""
+        """Stop waiting for standbys up to this attachment, those of the served and of the received rows."""
         self._host.feed.release(attach)
         self.feed.release(attach)
 
@@ -164,17 +186,17 @@ class RowMoves:
         self.feed.append(kind, parts)
 
     def _settle(self) -> None:
-        """Have what was taken on the disk ahead: little is left to do while workers wait."""
+        """Sync the log of the received rows now, so that little is left to write while workers wait."""
         if self._log is not None:
             self._log.settle(self._log.end)
 
     def fill(self, number: int, records: Iterable[MovedRecord]) -> None:
-        """Take records of another server."""
+        """Apply records of rows from another server. Returns when they are in the log, if there is one."""
         with self._lock:
-            taken = self._of(number)
+            received = self._of(number)
             for record in records:
                 instruction = decode(record.kind, memoryview(record.body))
-                taken.apply_record(instruction)  # type: ignore[arg-type]  # whatever else it is, it does not take
+                received.apply_record(instruction)  # type: ignore[arg-type]  # ignores other instructions
             self._settle()
         faults.reach("filled")
 
@@ -184,25 +206,28 @@ class RowMoves:
         return self._taken
 
     def send(self, number: int, endpoints: Sequence[str], ahead: bool, hurry: bool) -> int:
-        """Send all that this server holds to whom it is going to belong, or what has changed since it did so.
+        """Send this server's rows to their new owners: all of them first, then those changed since.
 
         Args:
             number: Number of the move.
-            endpoints: Where the servers are going to be.
-            ahead: Send rows alone, and remember which change from now on; training goes on.
-            hurry: Take what there is of a processor all the same.
+            endpoints: Endpoints of the servers after the move, by their number.
+            ahead: Training goes on. Sends rows only, without dense tables, and notes which rows change from
+                now on. If False, sends everything that is left.
+            hurry: Send at full speed. Otherwise, with `ahead`, pauses so that training keeps the processor.
 
         Returns:
-            How many rows were sent.
+            Number of rows sent, this server's own included.
 
         Raises:
-            PsfleetError: A server did not take its part.
+            PsfleetError: A server did not accept its rows.
         """
         shard = self._host.shard
         with self._host.lock:
             self._check_ended(number)
             if number != self._number:
                 raise ProtocolError(f"server {shard.index} takes part in no move {number}")
+            # The mark is made before the first row is read, so a row that changes during the send counts as
+            # changed, and is sent again in the next round.
             since = self._sent.last()
             if ahead:
                 self._round += 1
@@ -232,27 +257,28 @@ class RowMoves:
         return rows
 
     def prepare(self, number: int, state: bytes) -> None:
-        """Promise to hold what was taken, also after a death of this process.
+        """Make the received rows durable, in the log or on the next standby, and so promise to serve them.
 
         Args:
             number: Number of the move.
-            state: What server 0 is beside its tables, which all of them are going to be.
+            state: State of server 0 beside its tables, encoded. All servers have this state after the move.
         """
         with self._lock, self._host.lock:
-            taken = self._of(number)
-            taken.become(read_state(memoryview(state)).shard)
-            taken.keep_values()
-            self._put(*copied(taken.state, self._host.coordinator))
+            received = self._of(number)
+            received.become(read_state(memoryview(state)).shard)
+            received.keep_values()
+            self._put(*copied(received.state, self._host.coordinator))
             if self._log is not None:
                 self._log.append(RecordKind.READY, [])
                 self._settle()
             end = self.feed.end
+        # Waits without the locks, because the standby may take long.
         if not self.feed.settle(end, _FOLLOWS):
             raise ProtocolError(f"the next standby of server {self._host.shard.index} is late")
         faults.reach("prepared")
 
     def adopt(self, number: int) -> None:
-        """Hold what was taken. Asked again, it holds it already."""
+        """Serve the received rows from now on: the move is committed. A repeated call does nothing."""
         with self._lock, self._host.lock:
             if number == self._adopted:
                 return
@@ -264,7 +290,7 @@ class RowMoves:
             self._taken, self._log, self._sent = None, None, DeltaBases()
             self._over = self._adopted = number
             self._host.lanes.forget_layouts()
-            before = self._host.feed  # its standby has rows of before
+            before = self._host.feed  # leads to the standby with the old rows
             if self._has_standbys and self.feed is not before:
                 self.feed.enabled, self.feed.tracing = True, before.tracing
                 self._host.feed = self.feed
@@ -275,12 +301,15 @@ class RowMoves:
         faults.reach("adopted")
 
     def _start_again(self) -> NoReturn:
-        """End this process, which has started between the promise of the one before and the decision."""
+        """End this process at once: it replayed the old log, because it started before the commit.
+
+        The launcher starts a new process, which reads the log of the new generation.
+        """
         _log.critical("this process began with rows of before the move that is decided, and ends")
         os._exit(1)
 
     def abandon(self, number: int) -> None:
-        """Go on with what this server holds; all moves up to this one have ended."""
+        """Drop the received rows and go on with the served ones. Ends all moves up to this number."""
         with self._lock, self._host.lock:
             self._over = max(self._over, number)
             if number >= self._number:
@@ -296,7 +325,7 @@ class RowMoves:
 
 
 class _Way:
-    """Records on their way to one server, several in a message."""
+    """Collects records for one server, and sends them in messages of about `_CHUNK` bytes."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         self._peer = peer
@@ -304,7 +333,7 @@ class _Way:
         self._bytes = 0
 
     def put(self, record: Dealt) -> None:
-        """Send a record, now or with later ones."""
+        """Add a record, and send the message if it is long enough."""
         kind, parts = encode(record)
         body = joined(parts)
         self._request.records.append(MovedRecord(kind, body))
@@ -313,7 +342,7 @@ class _Way:
             self.flush()
 
     def flush(self) -> None:
-        """Return when everything is taken."""
+        """Send the records that are left. Returns when the server has applied them."""
         if self._request.records:
             self._peer.call("Scaling/Fill", message_codec.encode(self._request), _FILL_TIMEOUT)
             self._request.records.clear()

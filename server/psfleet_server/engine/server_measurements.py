@@ -1,4 +1,9 @@
-"""Measurements and joins and leaves of workers, which a server collects and logs for displays."""
+"""Counters that a server keeps for metrics, and what it knows of its workers: reports, NaNs, joins and
+leaves.
+
+Nothing here decides anything. `ShardHost` and the services count, `psfleet_server.server_metrics` reads the
+counters when somebody asks, and the launcher shows the lines that `WorkerReports.tell` and `log_view` write.
+"""
 
 import threading
 import time
@@ -14,19 +19,20 @@ from psfleet.core.net.v1 import shard_pb2
 
 _log = log_of(__name__)
 
-_WATCHED = 60.0  # seconds after a look during which workers send their metrics
-_LONGEST = 256 << 10  # bytes of one worker's metrics; longer ones are dropped
+_WATCHED = 60.0  # seconds after a reader's request during which workers send their metrics
+_LONGEST = 256 << 10  # most bytes of one worker's metrics; longer texts are dropped
 _LONGEST_SENTENCE = 500  # characters
-_SILENT = 5.0  # seconds after which a worker that is not heard is not waited for
+_SILENT = 5.0  # seconds to wait for the heartbeats of all workers after a first NaN
 
 
 @dataclass(frozen=True)
 class ShownLatency:
-    """Times as metrics show them.
+    """Latency of one kind of call, with the way in which metrics show it.
 
     Attributes:
-        help: Help text of the metrics.
-        by_mode: With the consistency mode as their label.
+        times: Histogram of the latencies.
+        help: Help text of the metric.
+        by_mode: True if the metric has the consistency mode as a label.
     """
 
     times: LatencyHistogram
@@ -35,12 +41,14 @@ class ShownLatency:
 
 
 class CallLatencies:
-    """Times from the arrival of a call; psfleet_server.services.method_handlers declares those of a method.
+    """Histograms of the times from the arrival of a call to its reply.
+
+    `psfleet_server.services.method_handlers` declares which methods have one.
 
     Attributes:
-        shown: By name NAME what metrics call psfleet_NAME_seconds.
+        shown: Histograms by NAME; the metric is called psfleet_NAME_seconds.
         push: Latencies of pushes, alone or combined with a pull.
-        waited: Latencies of pulls that waited.
+        waited: Latencies of pulls that waited for other workers.
     """
 
     def __init__(self) -> None:
@@ -51,7 +59,7 @@ class CallLatencies:
         self.waited = self.of("waited", "Time of pulls that waited", by_mode=True)
 
     def of(self, name: str, help: str, *, by_mode: bool = False) -> LatencyHistogram:
-        """The times of this name, which metrics show from now on."""
+        """Return the histogram with this name. The first call makes it, and metrics show it from then on."""
         new = ShownLatency(LatencyHistogram(name=name), help, by_mode)
         return self.shown.setdefault(name, new).times
 
@@ -61,10 +69,12 @@ class CallBytes:
     """Bytes of the calls of the training, in messages and in shared memory.
 
     Attributes:
-        push, pull, exchange: That came with each kind of call.
-        values: That were sent.
-        saved: By which the values would have been longer in float32.
-        plain: Number of calls that PlainCalls has taken.
+        push: Bytes received in pushes, and of gradients in shared memory.
+        pull: Bytes received in pulls.
+        exchange: Bytes received in calls that combine a push and a pull.
+        values: Bytes of values sent.
+        saved: Bytes that compression has saved against values in float32.
+        plain: Number of calls that PlainCalls has answered.
     """
 
     push: int = 0
@@ -76,16 +86,16 @@ class CallBytes:
 
     @property
     def received(self) -> int:
-        """All that came."""
+        """Bytes received in all these calls."""
         return self.push + self.pull + self.exchange
 
 
 class WorkerReports:
-    """Workers' reports of themselves that came with heartbeats. Thread-safe.
+    """Metrics and NaN reports that came with workers' heartbeats. Thread-safe.
 
     Attributes:
-        nonfinite: Finds the first value that was not finite.
-        tell: Takes a line for people, which the launcher shows.
+        nonfinite: Finds the worker with the first value that was not finite.
+        tell: Writes a line that the launcher shows.
     """
 
     def __init__(self) -> None:
@@ -96,16 +106,20 @@ class WorkerReports:
         self._texts: dict[int, tuple[float, bytes]] = {}
 
     def look(self) -> dict[int, tuple[float, bytes]]:
-        """Return, by seat, when a worker's last metrics came, and their text.
+        """Return the time and the text of each worker's last metrics, by seat.
 
-        Workers send more for a minute.
+        Also makes workers send their metrics with their heartbeats for the next minute.
         """
         with self._lock:
             self._until = time.monotonic() + _WATCHED
             return dict(self._texts)
 
     def take(self, worker: int, text: bytes) -> bool:
-        """A worker has sent this, or nothing; whether it is to send its metrics next time."""
+        """Keep the metrics that came with a worker's heartbeat, if there are any.
+
+        Returns:
+            True if the worker is to send its metrics with the next heartbeat.
+        """
         with self._lock:
             if text and len(text) <= _LONGEST:
                 self._texts[worker] = time.time(), text
@@ -115,8 +129,9 @@ class WorkerReports:
 class FirstNonFinite:
     """Finds the worker that had the first value that was not finite.
 
-    From the weights a NaN reaches every worker within a step, and each tells of its own first one with its
-    next heartbeat. So the earliest is named once all workers have been heard since, or after some seconds.
+    A NaN in the weights reaches every worker within a step, and each worker reports its own first NaN with
+    its next heartbeat. So the earliest report is named only once all workers have sent a heartbeat since the
+    first report, or after five seconds.
     """
 
     def __init__(self) -> None:
@@ -130,18 +145,21 @@ class FirstNonFinite:
         return self._earliest is not None and not self._is_told
 
     def take(self, sentence: str, at: float, now: float, oldest: float) -> str:
-        """A worker has sent a heartbeat; what is to be told now, once.
+        """Note a heartbeat of a worker. Returns the sentence of the earliest report, once, else "".
 
         Args:
-            sentence: Description of the worker's first value that was not finite; empty: all were.
-            at: Time of that, by the clock of the worker's machine: a heartbeat may be late.
-            now: Time by this process's monotonic clock.
-            oldest: Likewise, when the worker was heard that has been silent for longest.
+            sentence: Description of the worker's first value that was not finite, or empty if all were
+                finite.
+            at: Time of that value by the clock of the worker's machine. The order of heartbeats would not
+                do, since a heartbeat may be late.
+            now: Present time by this process's monotonic clock.
+            oldest: Time of the last heartbeat of the worker that has been silent for longest, by the same
+                clock as `now`.
         """
         if sentence:
             self._since = now if self._earliest is None else self._since
-            one = at, sentence[:_LONGEST_SENTENCE]
-            self._earliest = min(self._earliest or one, one)
+            reported = at, sentence[:_LONGEST_SENTENCE]
+            self._earliest = min(self._earliest or reported, reported)
         if self._earliest is None or self._is_told:
             return ""
         self._is_told = oldest >= self._since or now - self._since >= _SILENT
@@ -149,7 +167,7 @@ class FirstNonFinite:
 
 
 def log_view(before: Mapping[int, int], event: InstallView) -> None:
-    """Log who has joined or lost a seat with this view; `before`: by seat its incarnation until now."""
+    """Log which workers join or end with this view. `before` has the incarnation of each seat until now."""
     now = {
         worker: seat.incarnation.incarnation
         for worker, seat in event.seats.items()
@@ -172,7 +190,7 @@ def log_view(before: Mapping[int, int], event: InstallView) -> None:
 
 
 def table_status(table: Any) -> shard_pb2.TableStatus:
-    """Counts of a table for displays."""
+    """Return the figures of a table for displays."""
     count = table.count if isinstance(table, DenseTable) else len(table)
     return shard_pb2.TableStatus(
         name=table.spec.name,

@@ -1,12 +1,12 @@
-"""Messages between the servers of a fleet, each with its reply. Server 0 asks, and every server answers.
+"""Messages between the servers of a fleet: requests of server 0 to every server, and their replies.
 
-A new view of the members takes two calls: Freeze stops a server at a round, and Install lets it go on. Each
-names the process that is meant by the number of its start (`boot`); another process of that server only
-answers who it is.
+A new view of the members takes two calls per server: Freeze makes it stop closing rounds and report, and
+Install makes it continue with the new members. Each call names the server process that it is meant for by
+its boot number. A later process of that server does nothing, and replies with its own number.
 
-Another number of servers takes a move: Open, Send, Prepare and Adopt, in this order, or Abandon. In between
-servers send each other their rows with Fill. A move has a number, and numbers only rise; a call that comes
-again changes nothing more. Calls whose reply has nothing to say are answered with no bytes.
+A move of rows to another number of servers takes Open, Send, Prepare and Adopt, in this order, or Abandon at
+any time before the decision. During Send, servers pass rows to each other with Fill. Numbers of moves only
+rise, and a repeated call changes nothing. Calls without a reply here are answered with no bytes.
 """
 
 from msgspec import Struct, field
@@ -15,11 +15,17 @@ from psfleet.core.engine.shard.membership_view import InstallView, PrepareView, 
 
 
 class ServerMessage(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of these messages."""
+    """Base of the messages between servers. A message with unknown fields is refused."""
 
 
 class FreezeRequest(ServerMessage, frozen=True):
-    """Close no round from now on, and tell where you stand. The coordinator listens at that endpoint."""
+    """Request to close no more rounds and to report which pushes the server has.
+
+    Attributes:
+        boot: Number of the process that is meant.
+        view: The view to prepare for.
+        coordinator: Endpoint of server 0, for heartbeats.
+    """
 
     boot: int
     view: PrepareView
@@ -27,33 +33,44 @@ class FreezeRequest(ServerMessage, frozen=True):
 
 
 class FreezeReply(ServerMessage, frozen=True):
-    """State of the server, or None if another process was meant and nothing was done."""
+    """Reply to FreezeRequest.
+
+    Attributes:
+        boot: Number of the process that replies.
+        report: Pushes and rounds of the server, or None if another process was meant.
+    """
 
     boot: int
     report: ViewReport | None = None
 
 
 class InstallRequest(ServerMessage, frozen=True):
-    """Go on with the new members."""
+    """Request to continue with the members of a view. `boot` is the number of the process that is meant."""
 
     boot: int
     view: InstallView
 
 
 class InstallReply(ServerMessage, frozen=True):
-    """Whether the view is installed. It is not if another process was meant."""
+    """Reply to InstallRequest.
+
+    Attributes:
+        boot: Number of the process that replies.
+        installed: True if the view is installed, False if another process was meant.
+    """
 
     boot: int
     installed: bool
 
 
 class OpenMoveRequest(ServerMessage, frozen=True):
-    """Apply nothing more until it is said how the move ends, and make room for what the server is to hold.
+    """Request to prepare for received rows, and to refuse changes until the move has ended.
 
     Attributes:
         number: Number of the move.
-        servers: How many servers the fleet is to have.
-        ahead: Only make room. Training goes on, and the move begins later with the same number.
+        servers: Number of servers after the move.
+        ahead: True to prepare only. Training goes on, and a second request with the same number begins the
+            phase without changes.
     """
 
     number: int
@@ -62,11 +79,11 @@ class OpenMoveRequest(ServerMessage, frozen=True):
 
 
 class OpenMoveReply(ServerMessage, frozen=True):
-    """The server is ready for the move.
+    """Reply to OpenMoveRequest: the server is ready.
 
     Attributes:
-        boot: Number of the start of this process.
-        alone: What the server takes is nowhere but in its memory.
+        boot: Boot number of the server's process.
+        alone: True if received rows are in the memory of this process only, without a log or a standby.
     """
 
     boot: int
@@ -74,13 +91,13 @@ class OpenMoveReply(ServerMessage, frozen=True):
 
 
 class SendRowsRequest(ServerMessage, frozen=True):
-    """Send what the server holds to the servers that are to hold it.
+    """Request to send the server's rows to their new owners.
 
     Attributes:
         number: Number of the move.
-        servers: Where the servers of the fleet are to be, in order.
-        ahead: Send rows while training goes on. The server remembers which change, and sends those again.
-        hurry: Send them as fast as possible, since few are left.
+        servers: Endpoints of the servers after the move, by their number.
+        ahead: True to send while training goes on. Rows that change meanwhile are sent with the next request.
+        hurry: True to send at full speed, since few rows are left.
     """
 
     number: int
@@ -90,31 +107,31 @@ class SendRowsRequest(ServerMessage, frozen=True):
 
 
 class SendRowsReply(ServerMessage, frozen=True):
-    """The number of rows that the server has sent."""
+    """Reply to SendRowsRequest, with the number of rows sent."""
 
     rows: int
 
 
 class MovedRecord(ServerMessage, frozen=True):
-    """A record of `durability/records.py`: a table to create, a part of one, or its state."""
+    """Record of a moved table (`durability/records.py`): a table to create, a part of one, or its state."""
 
     kind: int
     body: bytes
 
 
 class FillRowsRequest(ServerMessage, frozen=True):
-    """Take rows from another server, beside those that the server holds."""
+    """Request of another server to receive rows, beside the rows that the server serves now."""
 
     number: int
     records: list[MovedRecord] = field(default_factory=list)
 
 
 class PrepareMoveRequest(ServerMessage, frozen=True):
-    """Promise to hold what was taken, also after another start of the process.
+    """Request to promise that the server can serve the received rows, even if its process starts again.
 
     Attributes:
         number: Number of the move.
-        state: State of server 0 beside its tables, as a snapshot keeps it. All servers take it over.
+        state: State of server 0 beside its tables, as in a snapshot. All servers take it over.
     """
 
     number: int
@@ -122,12 +139,12 @@ class PrepareMoveRequest(ServerMessage, frozen=True):
 
 
 class AdoptRowsRequest(ServerMessage, frozen=True):
-    """The move is decided: what the server has taken is what it holds."""
+    """Request to serve the received rows from now on: the move is committed."""
 
     number: int
 
 
 class AbandonMoveRequest(ServerMessage, frozen=True):
-    """The move is given up: the server goes on with what it holds."""
+    """Request to drop the received rows: the move is given up."""
 
     number: int

@@ -1,9 +1,16 @@
-"""The hands of server 0 for another number of servers: moves the rows, has it decided, and tells everybody.
+"""Changes the number of servers of a running job: a thread of server 0 that moves the rows between servers.
 
-Rows are sent ahead while training goes on, and then at the next collective those that have changed. When all
-servers have promised to hold their part, the launcher decides. Until then any error gives the move up,
-and the fleet goes on with the servers that it has; afterwards the new servers are the fleet's, and each is
-told until it has answered. All workers wait at a collective meanwhile.
+A move has four phases (docs/decisions/0031-another-number-of-servers.md):
+
+    1. copy     training goes on; every server sends its rows to their new owners ("ahead"), and then in
+                rounds the rows that have changed meanwhile
+    2. collect  the workers wait at a collective; every server sends the last changed rows
+    3. promise  every new owner makes what it has received durable and promises to serve it
+    4. decide   the launcher commits or refuses the move, and server 0 tells the servers
+
+Until the launcher has decided, any error gives the move up: the servers drop what they have received, and
+the fleet goes on as before. After a commit nothing can be undone, so server 0 repeats the result to each
+server until that server has replied. `psfleet_server.engine.row_moves` is the part of each single server.
 """
 
 import contextlib
@@ -41,29 +48,38 @@ from psfleet_server.rpc.endpoints import Peer
 _log = log_of(__name__)
 
 _REPLY = 10.0  # seconds for a server to answer a call without rows
-_MOVED = 600.0  # seconds for a server to send its rows
-_COPIED = 6 * 3600.0  # and to send all of them first, in a small share of the time
-_PAUSE = 0.05
+_MOVED = 600.0  # seconds for a server to send its changed rows
+# Seconds for a server to send all its rows. Training goes on meanwhile, and the copy uses a small share of
+# the processor (`row_moves._SHARE`), so this takes long.
+_COPIED = 6 * 3600.0
+_PAUSE = 0.05  # seconds before a call that failed is repeated
 _LOOK = 0.2  # seconds between two looks for a request
-_WAIT = 0.005  # and for the launcher's decision
-_ROUNDS = 6  # of rows that are sent ahead: all, those that changed meanwhile, those that changed during that
-_FEW = 1 << 14  # rows for which no further round is worth its while
-_GAIN = 0.8  # nor if so much is left of the round before: rows change as fast as they are sent
-_FOLLOW = 2.0  # seconds between two more, until the workers meet
-_AWAIT = 0.5  # and until standbys have them
-_ALONE = 60.0  # seconds after which rows move without these
+_WAIT = 0.005  # seconds between two looks for the launcher's decision; all workers wait meanwhile
+
+# Rounds of the copy at most: all rows, then the rows that changed during the round before. A round ends the
+# copy early if it has sent few rows, or hardly fewer than the round before: then rows change as fast as they
+# are sent, and further rounds do not shorten the workers' wait.
+_ROUNDS = 6
+_FEW = 1 << 14  # rows
+_GAIN = 0.8  # rows of a round over rows of the round before
+
+# Until the workers reach a collective, changed rows are sent again now and then, so that few are left.
+_FOLLOW = 2.0  # seconds between two of these rounds
+_AWAIT = 0.5  # seconds between two of them while standbys lack rows
+_ALONE = 60.0  # seconds to wait for standbys to have the rows
 
 
 class ServerScaling:
-    """Carries out what the coordinator's `scaling` is to do.
+    """Carries out the moves that the coordinator's `scaling` describes, one at a time, in a thread.
 
     Args:
-        host: Of server 0.
-        access: With what this server proves itself to the others.
-        folder: The job's folder; None: nobody asks for another number of servers.
-        present: Returns where the servers are now.
-        moved: Called with the endpoints of the new servers, once they are in force.
-        poke: Wakes the launcher.
+        host: Shard host of server 0.
+        access: Credentials for calls to the other servers.
+        folder: The job's folder, with the files that ask for a move and decide it, or None if this job
+            cannot change its number of servers.
+        present: Returns the endpoints of the present servers, or nothing while they are unknown.
+        moved: Called with the endpoints of the new servers, once a move is committed.
+        poke: Wakes the launcher, which then reads the promise.
     """
 
     def __init__(
@@ -81,33 +97,39 @@ class ServerScaling:
         self._present = present
         self._moved = moved
         self._poke = poke
-        self._ahead: ScaleRequest | None = None  # whose rows are sent ahead
-        self._boots: dict[int, int] = {}  # of the processes that have them
-        self._decided: ScaleRequest | None = None  # by an earlier process
-        self._interrupted: ScaleRequest | None = None  # given up, perhaps with an earlier process
-        self._followed = 0.0  # when they were sent last
+        self._ahead: ScaleRequest | None = None  # request whose rows have been copied
+        # Boot number of each server's process at the first round. A process that has restarted since has lost
+        # what it received.
+        self._boots: dict[int, int] = {}
+        self._decided: ScaleRequest | None = None  # committed before this process started
+        self._interrupted: ScaleRequest | None = None  # given up when this process started
+        self._followed = 0.0  # time of the last round
         self._sent = 0  # rows of the last round
-        self._alone = False  # of which a standby lacks some
-        self._until = 0.0  # when it is waited for no more
-        self._unheard: dict[int, int] = {}  # by server: a move that it may not know is given up
+        self._alone = False  # a server has rows of the move that no standby and no log has
+        self._until = 0.0  # time from when workers may meet even so
+        # By server, number of a move that is given up and of which the server may not know that.
+        self._unheard: dict[int, int] = {}
         self._wanted = threading.Event()
         self._over = threading.Event()
         self._thread = ServiceThread(self._run, "scaling")
 
     def start(self) -> None:
-        """Be ready to move rows."""
+        """Start the thread that carries out moves."""
         self._thread.start()
 
     def recover(self, scaling: Scaling, endpoints: Sequence[str], generation: int) -> None:
-        """Let no collective end before all servers know what an earlier process has decided, or has not.
+        """Prepare to settle a move that an earlier process of server 0 left unfinished.
+
+        No collective ends before all servers know the outcome of that move. Call it before `start`.
 
         Args:
-            scaling: Of the coordinator, which has just begun.
-            endpoints: Where the servers are.
-            generation: Number of the move with whose log this process has started; 0: of none.
+            scaling: Scaling state of the coordinator, which has just begun.
+            endpoints: Endpoints of the present servers.
+            generation: Number of the move that created this process's log, or 0 if the rows have never moved.
         """
         last = Scaled() if self._folder is None else read_scaled(self._folder)
-        if last.number > last.generation:  # whoever took part may not know
+        # The last move was refused or given up, but some servers may still hold rows for it.
+        if last.number > last.generation:
             self._interrupted = ScaleRequest(last.number, ())
         scaling.done = last.number
         if generation:
@@ -118,7 +140,7 @@ class ServerScaling:
             self._wanted.set()
 
     def poke(self) -> None:
-        """There is something to carry out."""
+        """Wake the thread, because the coordinator has a move to carry out."""
         self._wanted.set()
 
     def stop(self) -> None:
@@ -135,7 +157,7 @@ class ServerScaling:
             self._wanted.wait(_LOOK)
             self._wanted.clear()
             with self._host.lock:
-                moving, done = coordinator.scaling.moving, coordinator.scaling.done
+                moving, last_request = coordinator.scaling.moving, coordinator.scaling.done
             if self._over.is_set():
                 return
             if not self._present():
@@ -149,11 +171,11 @@ class ServerScaling:
                 self._follow(self._ahead, coordinator.scaling)
             else:
                 request = self._host.scale_file.look()
-                if request is not None and request.number > done:
+                if request is not None and request.number > last_request:
                     self._send_ahead(request, coordinator.scaling)
 
     def _resume(self) -> None:
-        """Settle what an earlier process has left."""
+        """Tell the servers the outcome of a move that an earlier process left, then let collectives end."""
         decided, interrupted = self._decided, self._interrupted
         self._decided = self._interrupted = None
         with contextlib.ExitStack() as opened:
@@ -165,7 +187,7 @@ class ServerScaling:
         self._host.meet(lambda c: c.scaled((), {}))
 
     def _peers(self, request: ScaleRequest, opened: contextlib.ExitStack) -> list[Peer]:
-        """The servers that there are, and those that there are to be besides."""
+        """Return clients for the present servers and for the servers that the move adds."""
         endpoints, peers = [*self._present()], []
         for server, endpoint in enumerate([*endpoints, *request.endpoints[len(endpoints) :]]):
             peers.append(Peer.server(server, endpoint, self._access))
@@ -173,8 +195,9 @@ class ServerScaling:
         return peers
 
     def _send_ahead(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Have rows taken before the workers wait, and then those that have changed meanwhile; after that the
-        next collective is the moment.
+        """Copy all rows to their new owners during training, then let the next collective move the rest.
+
+        Repeats with the rows that changed during the copy, to make the workers' wait at the collective short.
         """
         with contextlib.ExitStack() as opened:
             peers = self._peers(request, opened)
@@ -197,7 +220,7 @@ class ServerScaling:
         self._host.scale_file.take(request.number)
 
     def _offer(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Let the workers' next collective be the moment, once standbys have the rows too, or are late."""
+        """Let the next collective carry out the move, if standbys have the rows or `_until` has passed."""
         if scaling.request is request or (self._alone and time.monotonic() < self._until):
             return
         _log.info(
@@ -208,9 +231,10 @@ class ServerScaling:
             scaling.request = request
 
     def _follow(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Have what has changed taken again now and then, until the workers meet.
+        """Send changed rows again now and then, until the workers reach a collective.
 
-        If that fails, nobody knows what has been taken: the request is given up.
+        An error gives the request up: it is then unknown which of the changed rows have arrived, and later
+        changes would be put on an incomplete copy.
         """
         if time.monotonic() - self._followed < (_FOLLOW if scaling.request is request else _AWAIT):
             return
@@ -227,6 +251,8 @@ class ServerScaling:
         self._followed = time.monotonic()
 
     def _carry_out(self, request: ScaleRequest) -> None:
+        """Finish a move while all workers wait at the collective, and then let the collective end."""
+        # Without endpoints `scaled` means that the number of servers stays.
         endpoints: tuple[str, ...] = ()
         boots: dict[int, int] = {}
         rows_are_there, self._ahead = self._ahead is not None, None
@@ -249,7 +275,17 @@ class ServerScaling:
     def _move(
         self, request: ScaleRequest, peers: Sequence[Peer], ahead: bool = False, hurry: bool = False
     ) -> dict[int, int]:
-        """Have all rows taken by those to whom they are going to belong; the processes of these."""
+        """Have every present server send its rows to their new owners, and wait until they have arrived.
+
+        Args:
+            request: The move.
+            peers: Clients for present and added servers.
+            ahead: Training goes on, so rows may change behind the copy.
+            hurry: Send at full speed although training goes on.
+
+        Returns:
+            The boot number of each new owner's process.
+        """
         number, count, before = request.number, len(request.endpoints), len(self._present())
         message = encode(OpenMoveRequest(number, count, ahead))
         self._alone = False
@@ -259,17 +295,21 @@ class ServerScaling:
             if self._boots.setdefault(server, reply.boot) != reply.boot:
                 raise ServerUnavailable(f"{peer.name} has started again, without what it had taken")
             self._alone |= reply.alone
-        self._unheard.clear()  # the move before has ended for whoever takes part in this one
+        # A server that takes part in this move has thereby ended the one before.
+        self._unheard.clear()
         message = encode(SendRowsRequest(number, tuple(request.endpoints), ahead, hurry))
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
             seconds = _COPIED if ahead and not hurry else _MOVED
             calls = senders.map(lambda p: p.call("Scaling/Send", message, seconds), peers[:before])
-            replies: list[SendRowsReply] = [decode(SendRowsReply, each) for each in calls]
-            self._sent = sum(each.rows for each in replies)
+            replies: list[SendRowsReply] = [decode(SendRowsReply, content) for content in calls]
+            self._sent = sum(sent.rows for sent in replies)
         return {server: boot for server, boot in self._boots.items() if server < count}
 
     def _prepare(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
-        """Have every server promise to hold its part, whatever becomes of its process."""
+        """Have every new owner promise to serve its rows after the move, even if its process dies.
+
+        Each gets the state of server 0 beside the tables, which all servers share from then on.
+        """
         with self._host.lock:
             state = joined(write_state(server_state(self._host.shard.state(), None)))
         message = encode(PrepareMoveRequest(request.number, state))
@@ -279,10 +319,13 @@ class ServerScaling:
         faults.reach("promised")
 
     def _decide(self, request: ScaleRequest) -> None:
-        """Have the launcher decide: it alone knows whose process no other one has replaced.
+        """Ask the launcher to commit the move, and wait for its decision.
+
+        Server 0 cannot decide: the launcher may be replacing a process that has promised its rows, and only
+        the launcher knows that.
 
         Raises:
-            UsageError: The move is given up.
+            UsageError: The launcher has refused the move, or its file cannot be written.
         """
         folder, number = self._folder, request.number
         if folder is None:
@@ -300,7 +343,13 @@ class ServerScaling:
         faults.reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
-        if self._over.is_set():  # it may be decided by now; a later process hears of it
+        """Have every server drop the rows that it has received, and tell the launcher why.
+
+        With logs or standbys a present server that dies comes back, so it is called until it replies. Other
+        servers are called once; `_abandon` later repeats a call to a present server.
+        """
+        # This process is ending, so the launcher may have decided meanwhile. The next one reads its file.
+        if self._over.is_set():
             return
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
         present = self._present()
@@ -317,26 +366,29 @@ class ServerScaling:
             self._poke()
 
     def _abandon(self) -> None:
-        """Tell those once more that may still refuse what changes their rows."""
+        """Repeat the call to servers that may not know that a move is given up and still refuse pushes."""
         for server, number in [*self._unheard.items()]:
             peer = Peer.server(server, self._present()[server], self._access)
             with contextlib.closing(peer):
                 self._tell_once(server, peer, number)
 
     def _tell_once(self, server: int, peer: Peer, number: int) -> None:
-        """Tell a server that a move is given up; one that does not hear it has ended, or hears it later."""
+        """Tell a server that a move is given up, in a single call whose failure is ignored."""
         with contextlib.suppress(PsfleetError):
             peer.call("Scaling/Abandon", _abandon(number), _REPLY)
             self._unheard.pop(server, None)
 
     def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
-        """Bring the decision to every server: one that has died starts again, or the job ends."""
+        """Tell every new owner to serve its rows, until it has replied.
+
+        This ends: a server that has died is started again, or the launcher ends the job.
+        """
         adopt = encode(AdoptRowsRequest(request.number))
         for peer in peers:
             self._insist(peer, "Scaling/Adopt", adopt)
 
     def _insist(self, peer: Peer, method: str, message: bytes) -> None:
-        """Call until there is an answer."""
+        """Repeat a call until the server replies or this process ends."""
         is_late = False
         while not self._over.is_set():
             try:

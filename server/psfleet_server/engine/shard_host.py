@@ -204,23 +204,23 @@ class ShardHost:
         Raises:
             PsfleetError: The shard refuses the event.
         """
-        mine = self._ask(event)
-        assert isinstance(mine, SendOutcome)
-        return mine
+        instruction = self._ask(event)
+        assert isinstance(instruction, SendOutcome)
+        return instruction
 
     def _ask(self, event: Event) -> Reply:
         # A marker that tells this event's reply from those of waiting calls that the event sets free.
         call = object()
         with self._changes():
             instructions = self._handle(event, call)
-        mine = instructions[0]
+        instruction = instructions[0]
         if len(instructions) > 1:
-            [mine] = [i for i in instructions if i.call is call]
+            [instruction] = [i for i in instructions if i.call is call]
             self._perform([i for i in instructions if i.call is not call])
-        if not isinstance(mine, SendError):
-            return mine
-        error = mine.error
-        del mine, instructions  # no cycle of error, traceback and frame: see _handle
+        if not isinstance(instruction, SendError):
+            return instruction
+        error = instruction.error
+        del instruction, instructions  # no cycle of error, traceback and frame: see _handle
         try:
             raise error
         finally:

@@ -1,8 +1,14 @@
-"""The hands of the coordinator: a thread that brings every view to all servers.
+"""Brings every view of the membership that the coordinator decides to all servers: a thread of server 0.
 
-What is due is sent until it is answered; a server that does not answer holds up the change, for
-nothing may close without it. It does not hold up the calls to others. What the coordinator decides is
-durable before it is sent.
+The coordinator (`psfleet_server.coordinator`) is a pure state machine; this module makes its calls. It asks
+the coordinator what is due, calls the servers, and hands their replies back:
+
+    due()  ->  Freeze on every server   ->  reported()   the coordinator decides the view and journals it
+           ->  Install on every server  ->  installed()
+
+A call is repeated until the server replies. A server that does not reply holds up the whole change, because
+no round may close without it, but it does not hold up the calls to other servers. After ten seconds the log
+names it. The coordinator's decision is durable before an Install is sent.
 """
 
 import math
@@ -34,21 +40,21 @@ from psfleet_server.rpc.endpoints import Peer
 _log = log_of(__name__)
 
 _Step = Callable[[Coordinator], Sequence[Outcome]]
-"""How the coordinator takes a reply."""
+"""Hands a server's reply to the coordinator, and returns the coordinator's instructions."""
 
-_MOST_CALLS = 32  # at a time
+_MOST_CALLS = 32  # calls at a time
 _INSTALL_TIMEOUT = 5.0  # seconds for one call
-_PAUSE, _LONGEST = 0.02, 0.5  # between tries when a server does not answer
-_SILENT = 10.0  # seconds until the log names a server that does not answer
+_PAUSE, _LONGEST = 0.02, 0.5  # seconds between attempts while no server replies: first, and at most
+_SILENT = 10.0  # seconds until the log names a server that does not reply
 
 
 class ViewInstaller:
-    """Brings views to the servers.
+    """Makes the coordinator's calls to the servers, in a thread.
 
     Args:
         host: Shard host of server 0, with the coordinator.
-        access: With what this process proves itself over TCP.
-        every: Seconds between looks for silent workers.
+        access: Credentials for calls over TCP.
+        every: Seconds between looks for silent workers, which happen even if no call is due.
     """
 
     def __init__(self, host: ShardHost, access: Access, every: float) -> None:
@@ -60,18 +66,17 @@ class ViewInstaller:
         self._peers: list[Peer] = []
         self._over = False
         self._poked = False
-        self._silent: dict[
-            int, float
-        ] = {}  # servers that do not answer, and since when; inf: it is said
+        # Servers that do not reply, and since when, or infinity once the log has named the server.
+        self._silent: dict[int, float] = {}
         self._calls = ThreadPoolExecutor(_MOST_CALLS, "view-calls")
         self._thread = ServiceThread(self._run, "views")
 
     def start(self) -> None:
-        """Begin, as soon as it is known where the servers are."""
+        """Start the thread, which begins to call once `aim` has said where the servers are."""
         self._thread.start()
 
     def aim(self, endpoints: Sequence[str]) -> None:
-        """The servers are at these endpoints, of which all have a port."""
+        """Set the endpoints of the servers, once. Ignored while an endpoint has no port yet."""
         with self._changed:
             if not self._endpoints and not any(e.endswith(":0") for e in endpoints):
                 self._endpoints = tuple(endpoints)
@@ -79,24 +84,24 @@ class ViewInstaller:
 
     @property
     def endpoints(self) -> Sequence[str]:
-        """Where the servers are; empty: it is not known yet."""
+        """Endpoints of the servers, or empty before `aim`."""
         return self._endpoints
 
     def move_to(self, endpoints: Sequence[str]) -> None:
-        """The fleet has these servers now; nothing is due to any until that is settled."""
+        """Call these servers from now on, after a move of rows. Call it while no view is due."""
         before, self._peers = self._peers, self._peers_at(endpoints)
         self._endpoints = tuple(endpoints)
         for peer in before:
             peer.close()
 
     def poke(self) -> None:
-        """There may be something to do."""
+        """Wake the thread, because the coordinator may have something to send."""
         with self._changed:
             self._poked = True
             self._changed.notify()
 
     def finish(self, seconds: float) -> None:
-        """Return when every server has the last view, or after `seconds`: it may have ended already."""
+        """Wait until every server has the last view, or for `seconds`: a server may have ended."""
         coordinator = self._host.coordinator
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -106,7 +111,7 @@ class ViewInstaller:
             time.sleep(_PAUSE)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread and wait for it. A call that is under way fails when its connection closes."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -139,6 +144,8 @@ class ViewInstaller:
         ]
 
     def _look(self) -> list[PendingMessage]:
+        # The flag is cleared before the coordinator is asked: a change that comes between the two sets it
+        # again, and costs at most one more look.
         with self._changed:
             self._poked = False
         coordinator = self._host.coordinator
@@ -152,19 +159,22 @@ class ViewInstaller:
             self._changed.wait_for(lambda: self._poked or self._over, seconds)
 
     def _send_all(self, due: Sequence[PendingMessage]) -> bool:
-        """Make every call once, all at a time; whether one of them was answered."""
+        """Make every call once, all at the same time. Returns True if any server replied."""
         answered = False
-        others = [each for each in due if each.server]
-        own = [each for each in due if not each.server]  # last, as the coordinator wants
-        for each, reply in chain(self._sent(others), self._sent(own)):
+        other_servers = [message for message in due if message.server]
+        # Server 0 last: it ends once it has a view without members, and no other process sends views.
+        this_server = [message for message in due if not message.server]
+        for message, reply in chain(self._sent(other_servers), self._sent(this_server)):
             before = self._torn()
             try:
                 self._host.meet(reply.result())
-            except PsfleetError as error:  # no answer, or no room to keep what follows from it
-                self._say_silent(each.server, error)
-                continue  # it is due again
-            if self._silent.pop(each.server, 0.0) == math.inf:
-                _log.info(f"psfleet: {self._peers[each.server].name} answers server 0 again")
+            # The server did not reply, or the disk is full and the decision cannot be journalled. Either way
+            # the coordinator still has the call in `due`.
+            except PsfleetError as error:
+                self._say_silent(message.server, error)
+                continue
+            if self._silent.pop(message.server, 0.0) == math.inf:
+                _log.info(f"psfleet: {self._peers[message.server].name} answers server 0 again")
             for line in torn_words(self._torn()[len(before) :]):
                 _log.warning(line)
             answered = True
@@ -173,10 +183,10 @@ class ViewInstaller:
     def _sent(
         self, due: Sequence[PendingMessage]
     ) -> Iterator[tuple[PendingMessage, "Future[_Step]"]]:
-        yield from [(each, self._calls.submit(self._send, each)) for each in due]
+        yield from [(message, self._calls.submit(self._send, message)) for message in due]
 
     def _say_silent(self, server: int, error: PsfleetError) -> None:
-        """Name the server in the log, once, when it has not answered for a while."""
+        """Log the server's name, once, when it has not replied for `_SILENT` seconds."""
         now = time.monotonic()
         if now - self._silent.setdefault(server, now) >= _SILENT:
             self._silent[server] = math.inf
@@ -190,7 +200,7 @@ class ViewInstaller:
         return list(self._host.coordinator.dispatch.torn)
 
     def _send(self, due: PendingMessage) -> _Step:
-        """Make the call; how the coordinator takes the answer."""
+        """Make the call, and return the step that hands its reply to the coordinator."""
         if isinstance(due.message, PrepareView):
             return self._freeze(due, due.message)
         view = due.message.view

@@ -1,6 +1,15 @@
-"""Memories that workers on this host share with this server, and their end.
+"""Shared memory of the workers on this host, mapped into this server, one memory for each worker.
 
-A worker that dies cannot say so. A pidfd of each worker tells: what it shared is let go at once.
+A worker offers a memory (`attach`); the tensors of its calls then lie there, and a message holds only their
+offsets. Every call names the memory's generation and a turn, which rises with each call:
+
+- another generation: the server has restarted, or the worker has made a new memory;
+- a turn that is not newer: a delayed or repeated call, whose offsets may by now hold another call's tensors.
+
+In both cases the server raises LaneLost, and the worker repeats the call with its tensors in the message.
+
+A worker that dies cannot withdraw its memory. A thread watches a pidfd of each worker and unmaps the memory
+as soon as the process has ended; calls under way keep it until they end.
 """
 
 import contextlib
@@ -15,17 +24,20 @@ from psfleet.core.net.shared_memory import MemoryHandle, SharedMemory
 from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet_server.rpc.call_layout import CallLayout, CallPlan
 
-_MOST_LAYOUTS = 32
+_MOST_LAYOUTS = 32  # layouts kept for each worker
 
 
 @dataclass(slots=True)
 class _AttachedRegion:
-    """One worker's memory.
+    """Memory that one worker shares.
 
     Attributes:
-        process: Pidfd of the worker, or -1.
-        turn: The last call in it.
-        layouts: Layouts parsed for earlier calls, by their bytes.
+        memory: The mapped memory.
+        incarnation: Incarnation of the worker that offered it.
+        generation: Number of the memory, chosen by the worker.
+        process: Pidfd of the worker, or -1 if the system has none.
+        turn: Number of the last call in the memory.
+        layouts: Layouts parsed for earlier calls, by the bytes of their segments.
     """
 
     memory: SharedMemory
@@ -37,7 +49,7 @@ class _AttachedRegion:
 
 
 class AttachedMemory:
-    """At most one memory for each worker. Any thread may call."""
+    """The shared memories of all workers on this host. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +67,7 @@ class AttachedMemory:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let go of everything."""
+        """End the thread and unmap all memories."""
         os.close(self._ending)
         self._thread.join()
         os.close(self._end)
@@ -64,7 +76,11 @@ class AttachedMemory:
         self._deaths.close()
 
     def attach(self, worker: int, incarnation: int, generation: int, offer: MemoryHandle) -> bool:
-        """Share the memory in place of the worker's earlier one; False: it cannot be reached."""
+        """Map a memory in place of the worker's earlier one.
+
+        Returns:
+            False if this process cannot open the memory. The worker then sends tensors in messages.
+        """
         memory = SharedMemory.open(offer)
         if memory is None:
             return False
@@ -77,9 +93,10 @@ class AttachedMemory:
         return True
 
     def known(self, header: Header, layout: bytes) -> CallLayout | None:
-        """Return the layout parsed for an earlier call with these bytes; None: there was none.
+        """Return the layout of an earlier call with the same bytes, or None if there is none.
 
-        The call is then taken, as by `of`, which says what it raises.
+        If there is a layout, the call's turn is noted. Otherwise nothing has changed, and `of` follows, which
+        also raises the errors.
         """
         lane = header.lane
         with self._lock:
@@ -92,11 +109,11 @@ class AttachedMemory:
             return call
 
     def of(self, header: Header) -> SharedMemory | None:
-        """The memory in which a call's tensors lie; None: they are in its message.
+        """Return the memory with a call's tensors and note its turn, or None if they are in the message.
 
         Raises:
-            LaneLost: The memory is not here, or the call is not newer than the last one in it: what
-                its places hold now may belong to another call.
+            LaneLost: This server does not have the memory, or the call is not newer than the last one in it,
+                so its offsets may hold the tensors of another call by now.
         """
         if not header.HasField("lane"):
             return None
@@ -118,7 +135,8 @@ class AttachedMemory:
             return shared.memory
 
     def plan(self, worker: int, generation: int, layout: bytes) -> CallPlan | None:
-        """Return the plan of calls with these bytes, if there is one; the call is not taken yet."""
+        """Return the plan for calls with these bytes, or None. Does not note a turn: `claim` follows."""
+        # Without the lock: dict.get is atomic, and `claim` checks again under the lock.
         shared = self._shared.get(worker)
         if shared is None or shared.generation != generation:
             return None
@@ -126,7 +144,7 @@ class AttachedMemory:
         return None if call is None else call.plan
 
     def claim(self, worker: int, generation: int, turn: int) -> bool:
-        """Take a call; False: `of` would refuse it, as it says there."""
+        """Note the turn of a call with a plan. Returns False for a call for which `of` raises LaneLost."""
         with self._lock:
             shared = self._shared.get(worker)
             if shared is None or shared.generation != generation or turn <= shared.turn:
@@ -135,7 +153,7 @@ class AttachedMemory:
             return True
 
     def keep(self, header: Header, layout: bytes, call: CallLayout) -> None:
-        """Calls in the memory of this one may come with the same bytes again."""
+        """Keep the layout of a call for later calls with the same bytes in the same memory."""
         with self._lock:
             shared = self._shared.get(header.worker)
             if shared is not None and shared.generation == header.lane.generation:
@@ -144,15 +162,17 @@ class AttachedMemory:
                 shared.layouts[layout] = call
 
     def forget_layouts(self) -> None:
-        """Tables have other shapes here: calls with the same bytes are laid out anew."""
+        """Drop all layouts, because the tables have other shapes now."""
         with self._lock:
             for shared in self._shared.values():
                 shared.layouts.clear()
 
     def drop(self, worker: int, before: int | None = None) -> None:
-        """The worker (in its incarnations before `before`) shares nothing any more.
+        """Unmap a worker's memory. Calls under way keep it until they end.
 
-        Calls under way keep the memory until they end.
+        Args:
+            worker: The worker.
+            before: If given, only a memory of an earlier incarnation than this one is unmapped.
         """
         with self._lock:
             shared = self._shared.get(worker)
@@ -173,7 +193,10 @@ class AttachedMemory:
             self._drop_all(descriptors)
 
     def _drop_all(self, processes: set[int]) -> None:
-        """These workers have died. A function of its own: its names must not keep what they shared."""
+        """Unmap the memory of workers that have died, given by their pidfds.
+
+        A function of its own, because a local name in the loop of `_watch` would keep the last memory mapped.
+        """
         with self._lock:
             for worker, shared in list(self._shared.items()):
                 if shared.process in processes:

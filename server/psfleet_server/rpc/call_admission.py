@@ -1,15 +1,15 @@
-"""Who gets into a server that listens on TCP: which calls are taken, and how many messages at a time.
+"""Protects a server on TCP: refuses calls without the job's token, and limits the messages that arrive at
+once.
 
-Tokens: a stranger's call ends before its message is taken in, so it costs no memory.
-
-Messages: gRPC's own unary handlers hold a thread of the pool while a message is on its way, for as long as
-its sender likes. As handlers of streams they are called before it, so that calls can be counted first. To a
-client that sends one message both are the same.
-
-Connections are gRPC's own matter (see psfleet.core.net.connections.channel.server_options): it ends a
-handshake
-that takes too long, and closes connections beyond a number. It gives accepted sockets to nobody. Do not look
-for them in /proc: a duplicate of a socket outlives its close, and wakes an epoll that has forgotten it.
+- Token. A call without the token ends before its message is received, so a stranger costs no memory.
+- Messages. gRPC calls a unary handler only when the whole message is here, and until then a slow sender holds
+  a thread of the pool. A handler of streams is called before its first message. So unary handlers are
+  registered as handlers of streams, which count the call first and then read one message. A client that sends
+  one message notices no difference.
+- Connections. gRPC limits them itself (psfleet.core.net.connections.channel.server_options): it ends a
+  handshake that takes too long, and closes connections beyond a number. It does not hand out accepted
+  sockets. Do not take them from /proc either: a duplicate of a socket outlives its close, and wakes an epoll
+  that no longer knows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ READS = frozenset(
         "Shard/Status",
     )
 )
-"""Methods that change nothing, whatever they are called with: a pull may commit a push."""
+"""Methods that change nothing, for any request. A pull is not one of them: it may commit a push."""
 
 REFUSED = "the call was refused: {}; use the credentials of this job (PSFLEET_TLS)"
 """Error of a call that `Credentials.refusal` has refused, at either address."""
@@ -56,7 +56,7 @@ def gates(access: Access, endpoint: str) -> "list[grpc.ServerInterceptor[Any, An
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Lets calls with the token pass; about 5 microseconds each."""
+    """Refuses calls without the job's token. The check costs about 5 microseconds per call."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -84,15 +84,16 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
 
 
 class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Takes in messages for the handlers behind it.
+    """Limits the messages that are received at the same time, for all handlers behind it.
 
     Args:
-        messages: Those of all endpoints of this server.
+        messages: Count of the messages that arrive at all endpoints of this server.
     """
 
     def __init__(self, messages: InboundMessages) -> None:
         self._messages = messages
-        self._handlers: dict[int, tuple[Handler, Handler]] = {}  # by id, with what has it
+        # Wrapped handlers by the id of the original one. The original is kept too, or its id could be reused.
+        self._handlers: dict[int, tuple[Handler, Handler]] = {}
 
     def intercept_service(
         self,
@@ -108,7 +109,7 @@ class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic
         return entry[1]
 
     def _around(self, handler: Handler) -> Handler:
-        """The handler, called before its message."""
+        """Wrap a unary handler as a handler of streams, which is called before its message is here."""
         if handler.unary_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._answering(handler.unary_unary))
         behavior = self._held(handler.unary_stream)
@@ -138,7 +139,7 @@ class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic
         return handle
 
     def _take(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
-        """The message of a call; None: there is none, and the call has its status."""
+        """Receive the message of a call. Returns None if that fails; the call then has its error status."""
         peer = context.peer()
         try:
             self._messages.enter(peer, context)

@@ -148,12 +148,12 @@ def lay_out_in(
         FrameError: An offset is no multiple of 4, or values would end outside the memory.
     """
     response = PullResponse()
-    for place, read in zip(places, reads, strict=True):
-        if place % _WORD:
-            raise FrameError(f"a place at {place} is no multiple of {_WORD}")
+    for offset, read in zip(places, reads, strict=True):
+        if offset % _WORD:
+            raise FrameError(f"a place at {offset} is no multiple of {_WORD}")
         shape = shape_of(read)
         size = CompressedValues.size_of(read.format, shape)
-        response.add(read, shape, memory.part(place, size))
+        response.add(read, shape, memory.part(offset, size))
         response.size += size
     return response
 
@@ -283,8 +283,8 @@ class CallPlan:
         self.version = tables.version
         self._tables, self._asked = tables, request.reads
         self._first = address_of(np.frombuffer(payload, np.uint8)) if room is None else 0
-        self._updates = [self._update(one) for one in request.gradients]
-        self._reads = [self._part(one.table, one.ids) for one in request.reads]
+        self._updates = [self._update(gradient) for gradient in request.gradients]
+        self._reads = [self._part(read.table, read.ids) for read in request.reads]
         self._outs = [] if room is None else [address_of(values) for values in room.values]
         # Shared memory is unmapped when its last array is collected. `AttachedMemory` drops its own as soon
         # as the worker dies, which may be during a call: without these references the kernels would write to
@@ -294,12 +294,12 @@ class CallPlan:
         self._openings: dict[tuple[Outcome, int], _Opening] = {}
 
     def _place(self, array: NDArray[Any]) -> int:
-        place = address_of(array) - self._first
-        if self.size and not 0 <= place <= self.size - array.nbytes:
+        offset = address_of(array) - self._first
+        if self.size and not 0 <= offset <= self.size - array.nbytes:
             # Not in the payload, so it is a copy: of an unaligned array, for example. Later calls would need
             # copies of their own.
             raise ValueError("it is a copy")
-        return place
+        return offset
 
     def _part(self, key: int, ids: NDArray[np.int64] | None) -> _TablePart:
         table = self._tables[key]
@@ -345,13 +345,13 @@ class CallPlan:
         # memory) none. No other thread has the copy yet, so the kernels may write into it although bytes are
         # immutable.
         message = bytes(opening)
-        place = content_address(message) if self.size else 0
+        payload_address = content_address(message) if self.size else 0
         for part, out in zip(self._reads, outs, strict=True):
             if part.rows is not None:
-                part.rows.pull(base + part.ids, part.count, place + out)
+                part.rows.pull(base + part.ids, part.count, payload_address + out)
             else:
                 table = cast("DenseTable", part.table)
-                table.pull_into(floats_at(place + out, table.count))
+                table.pull_into(floats_at(payload_address + out, table.count))
         return message, size
 
     def _open(self, outcome: Outcome, view: int) -> _Opening:
@@ -459,16 +459,18 @@ class _MessageLayout:
 
         def next_place(array: NDArray[Any]) -> _Place:
             nonlocal at
-            place = array.dtype, array.size, at
+            located = array.dtype, array.size, at
             at += array.nbytes
-            return place
+            return located
 
         self._gradients = []
-        for one in tensors.gradients:
+        for gradient in tensors.gradients:
             at += -at % ALIGNMENT
-            ids = None if one.ids is None else next_place(one.ids)
-            values = next_place(one.values)
-            self._gradients.append((one.table, ids, values, one.values.shape, one.learning_rate))
+            ids = None if gradient.ids is None else next_place(gradient.ids)
+            values = next_place(gradient.values)
+            self._gradients.append(
+                (gradient.table, ids, values, gradient.values.shape, gradient.learning_rate)
+            )
         self._reads = []
         for read in tensors.reads:
             at += -at % ALIGNMENT

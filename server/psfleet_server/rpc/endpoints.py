@@ -40,17 +40,17 @@ from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error
 
 _log = log_of(__name__)
 
-_MOMENT = 0.5  # seconds
-_BACKLOG = 128  # connections that the system holds until they are accepted; it tries others again
+_MOMENT = 0.5  # seconds to wait for the connection after a failed call
+_BACKLOG = 128  # connections that the system holds until they are accepted
 
 
 class Peer:
-    """Calls to one server, made once each; it connects when it is first called.
+    """Client of one server that makes each call once, without retries. Connects with the first call.
 
     Args:
-        name: Name for messages, as that of `Peer.server`.
+        name: Name of the server in messages, such as "server 1 at host:port".
         endpoint: Endpoint at which it listens.
-        access: With what this process proves itself over TCP.
+        access: Credentials for calls over TCP.
     """
 
     def __init__(self, name: str, endpoint: str, access: Access) -> None:
@@ -60,16 +60,23 @@ class Peer:
 
     @classmethod
     def server(cls, index: int, endpoint: str, access: Access) -> Self:
-        """Return a server of the fleet: "server 1 at host:port"."""
+        """Return a client of server `index` of the fleet, named "server 1 at host:port"."""
         return cls(f"server {index} at {endpoint}", endpoint, access)
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
-        """The answer to a call of "Service/Method".
+        """Call "Service/Method" and return the bytes of the reply.
 
-        One that could not be made waits a moment for the connection, so that the next one finds it.
+        If the server cannot be reached, waits up to 0.5 seconds for the connection before it raises the
+        error, so that the next call finds the connection.
+
+        Args:
+            method: "Service/Method".
+            request: Bytes of the request.
+            seconds: Limit of the call.
 
         Raises:
-            PsfleetError: The call failed; ServerUnavailable if the server cannot be reached.
+            ServerUnavailable: The server cannot be reached.
+            PsfleetError: The call failed in another way.
         """
         try:
             stub = self._channel.unary_unary(f"/psfleet.v1.{method}", None, None)
@@ -84,7 +91,7 @@ class Peer:
         return reply
 
     def close(self) -> None:
-        """Let go of the connection; calls under way fail. Safe to call twice."""
+        """Close the connection. Calls under way fail. Safe to call twice."""
         self._channel.close()
 
 
@@ -96,8 +103,8 @@ def bind(server: grpc.Server, endpoint: str, access: Access) -> tuple[str, socke
         listens for tensors.
 
     Raises:
-        ConfigError: An address is in use, not of this host, or no address; or it is TCP, and
-            `access` has no credentials and is not insecure.
+        ConfigError: An address is in use, invalid or not of this host. Or it is TCP, and `access` neither has
+            credentials nor allows insecure connections.
     """
     control, tensors = addresses_of(endpoint)
     for address in (control, tensors):
@@ -122,7 +129,7 @@ def bind(server: grpc.Server, endpoint: str, access: Access) -> tuple[str, socke
 
 
 def release(endpoint: str) -> None:
-    """Remove what `bind` may have left in the file system."""
+    """Remove the socket files that `bind` may have made for an endpoint."""
     for address in addresses_of(endpoint):
         if not is_tcp(address):
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
@@ -158,7 +165,11 @@ def _cannot_listen(address: str, error: OSError) -> ConfigError:
 
 
 def _claim_socket(endpoint: str) -> None:
-    """Remove a dead server's socket; refuse a living one's."""
+    """Remove the socket file of a dead server.
+
+    Raises:
+        ConfigError: A server still listens there, or the path cannot be used.
+    """
     path = endpoint.removeprefix("unix:")
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise ConfigError(
@@ -181,7 +192,7 @@ def _claim_socket(endpoint: str) -> None:
 
 
 def _try_port(endpoint: str) -> None:
-    """Bind the port for a moment, because the system says more plainly what is wrong with it."""
+    """Bind the port for a moment, because the system's error says what is wrong and gRPC's does not."""
     host, _, port = endpoint.rpartition(":")
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -197,10 +208,11 @@ class MeasuredMethod(NamedTuple):
     """A method that carries tensors.
 
     Attributes:
-        behavior: Takes the request, and a DeferredReply unless it `returns` the reply.
-        latency: Gets the time from each call to its reply.
-        returns: The behavior returns the reply.
-        at_once: Asked first if there is one: it returns the reply, or None with nothing changed.
+        behavior: Function of the request and, unless `returns` is set, of a DeferredReply.
+        latency: Histogram that gets the time from each call to its reply.
+        returns: True if the behavior returns the reply. Otherwise it completes the DeferredReply.
+        at_once: Fast path that is called first, or None. It returns the reply, or None without having changed
+            anything; `behavior` then handles the call.
     """
 
     behavior: Callable[..., Any]
@@ -254,7 +266,9 @@ def tensor_server(
         incoming=limits.incoming,
         handshake=HANDSHAKE,
         refuse=refuse,
-        at_once={name: one.at_once for name, one in methods.items() if one.at_once is not None},
+        at_once={
+            name: method.at_once for name, method in methods.items() if method.at_once is not None
+        },
     )
     behaviors = {name: method.serve_call for name, method in methods.items()}
     wrap = accepts(access, endpoint)

@@ -1,4 +1,9 @@
-"""The methods of the services Coordinator and Membership."""
+"""gRPC methods of the services Coordinator (server 0) and Membership (every server).
+
+Coordinator answers workers: registrations, collectives, data and heartbeats. Its calls that wait for other
+workers get a `DeferredReply`, which holds no thread. Membership answers server 0, which freezes servers and
+installs views. Methods run in threads of the RPC server; `ShardHost` takes the lock.
+"""
 
 import math
 import time
@@ -74,11 +79,11 @@ class CoordinatorService:
         return encoded(reply)
 
     def _used(self, worker: int, incarnation: int) -> int:
-        """Leases that the incarnation has used up, as far as its pushes here say."""
+        """Return how many leases the incarnation has used up, according to its pushes to this server."""
         with self._host.lock:
             workers = self._host.shard.workers
-            own = workers.incarnations.get(worker) == incarnation
-            return workers.positions.get(worker, (0, 0))[0] if own else 0
+            is_present = workers.incarnations.get(worker) == incarnation
+            return workers.positions.get(worker, (0, 0))[0] if is_present else 0
 
     def barrier(self, request: bytes, reply: DeferredReply) -> None:
         message = parsed(coordinator_pb2.BarrierRequest, request)
@@ -95,7 +100,7 @@ class CoordinatorService:
         self._told(mode_request)
 
     def _told(self, mode_request: ModeRequest | None) -> None:
-        """Confirm a mode request when the workers have received it."""
+        """Confirm a mode request to `psfleet mode`, once a barrier has announced it to the workers."""
         coordinator = self._host.coordinator
         if mode_request is not None and coordinator is not None:
             with self._host.lock:
@@ -161,7 +166,10 @@ class CoordinatorService:
 
 
 def _oldest_heartbeat(coordinator: Coordinator, now: float) -> float:
-    """Return when the worker was heard that has been silent for longest; -infinity: one never was."""
+    """Return the time of the oldest among the workers' last heartbeats.
+
+    Returns -infinity if a worker has sent none yet, and `now` if there are no workers.
+    """
     never = (None, -math.inf)
     workers = coordinator.members.present()
     return min(
@@ -170,7 +178,12 @@ def _oldest_heartbeat(coordinator: Coordinator, now: float) -> float:
 
 
 def _array(message: Any) -> Any:
-    """The array that a worker brings to a reduction."""
+    """Return the array of an AllReduceRequest.
+
+    Raises:
+        ShapeError: The dtype or the number of axes is not allowed.
+        FrameError: The bytes do not fit the shape.
+    """
     if message.dtype not in DTYPES:
         raise ShapeError(f"all_reduce of dtype {message.dtype!r}; it must be {', '.join(DTYPES)}")
     dtype = np.dtype(message.dtype).newbyteorder("<")

@@ -1,9 +1,11 @@
-"""The methods of workers' calls, by name: those of gRPC, and those that carry tensors over HTTP/2.
+"""Lists the methods that a server offers to workers, readers and other servers, by name.
 
-A method is answered in one of the two ways, never in both. One whose times metrics are to show takes
-`times.of(NAME, HELP)`: psfleet_NAME_seconds. Snapshots, metrics and standbys have their methods beside what
-these do, snapshots in snapshot_services.py; there `parkable(led.take, host.latencies.of(NAME, HELP))` does
-the same.
+Methods without tensors are served by gRPC (`handlers`), and those that carry values of tables by psfleet's
+own HTTP/2 (`tensor_methods`). No method is in both. Snapshots, metrics, standbys and moves of rows register
+their handlers in modules of their own; `psfleet_server.process` adds them.
+
+To let metrics show the times of a method, give it a histogram: `parkable(service.take,
+host.latencies.of(NAME, HELP))` makes the metric psfleet_NAME_seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 
 def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """Return the handlers of gRPC of a server with this host."""
+    """Return the gRPC handlers of a server's Shard, Membership, Followers and (server 0) Coordinator."""
     shard, members, followers = ShardService(host), MembershipService(host), FollowerService(host)
     services = [
         _service(
@@ -71,12 +73,14 @@ def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
 
 
 def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
-    """Return the methods that carry values of tables, by path, for psfleet's own HTTP/2."""
+    """Return the methods that carry values of tables, by their path in psfleet's own HTTP/2."""
     shard, times = ShardService(host), host.latencies
     pulls = times.of("pull", "Time to answer a pull, with waiting")
     exchanges = times.of("exchange", "Time to answer a push with the pull behind it")
     plain = PlainCalls(host, shard.layouts, pulls, exchanges)
-    traces = host.tracing is not None  # of each push, which a plain call knows nothing of
+    traces = (
+        host.tracing is not None
+    )  # plain calls make no spans, so with tracing pushes take the other way
     push, exchange = (None, None) if traces else (plain.push, plain.exchange)
     methods = {
         "Push": MeasuredMethod(_traced(host, "Push", shard.push), times.push, True, push),

@@ -1,4 +1,12 @@
-"""Services that carry a server's rows elsewhere: to its standby, to followers, to other servers."""
+"""gRPC services that send a server's rows to its standby, to followers and to other servers.
+
+- Replica: one stream per standby. First a copy of the tables, then records as they are made (`LogShipping`).
+- Followers: pages and changes of tables, for processes that keep a copy of the weights.
+- Scaling: calls of server 0 and of other servers while the number of servers changes (`RowMoves`).
+
+The copy for a standby is a frozen image, so pushes go on while it is sent. Methods run in threads of the RPC
+server; a standby that follows holds one such thread.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -52,7 +60,7 @@ class FollowerService:
 
 
 def scaling_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[object, object]":
-    """Return the handler of calls about another number of servers."""
+    """Return the handler of the service Scaling, which changes the number of servers."""
     service = _ScalingService(host, moves)
     return grpc.method_handlers_generic_handler(
         "psfleet.v1.Scaling",
@@ -104,7 +112,7 @@ class _ScalingService:
 
 
 def feeds_standby(host: ShardHost) -> None:
-    """From now on what changes the host goes to its standby too, after it is in the log."""
+    """Send the host's records and decisions to a standby too, from now on, after they are in the log."""
     shard, coordinator = host.shard, host.coordinator
     host.feed.enabled = True
     keep = shard.journal
@@ -161,11 +169,13 @@ class _ReplicaService:
                 f"a standby reads records of version {request.version}, this server writes version "
                 f"{VERSION}; start both with the same version of psfleet"
             )
+        # Nothing changes between these lines, so the first record after the copy is the first one in `feed`.
         with self._moves.still():
             feed, shard, state = self._moves.copy(request.servers)
             last = feed.attach(request.attach)
             frozen = shard.freeze()
             kind, parts = copied(state, host.coordinator)
+        # gRPC adds no callback to a call that has ended already.
         if not context.add_callback(lambda: feed.lose(request.attach)):
             feed.lose(request.attach)
         ServiceThread(_listen, "standby", (feed, request.attach, requests)).start()
@@ -179,7 +189,7 @@ class _ReplicaService:
 
 
 def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
-    """Handle the messages of the standby, until its stream ends."""
+    """Handle the standby's messages until its stream ends: confirmations, metrics and its takeover."""
     for message in _said(requests):
         if message.term:
             feed.depose(message.term)
@@ -190,14 +200,14 @@ def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
 
 
 def _said(requests: Iterator[bytes]) -> Iterator[FollowRequest]:
-    """The messages of a standby; a bare Exception is how gRPC says that the call has ended."""
+    """Yield the messages of a standby. gRPC raises a bare Exception when the call has ended."""
     with contextlib.suppress(Exception):
         while True:
             yield _read(next(requests))
 
 
 def _copy(frozen: FrozenShard) -> Iterator[Record]:
-    """Records that make an empty shard hold these tables."""
+    """Yield the records that turn an empty shard into one with these tables."""
     for table in frozen.tables:
         count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
         yield CreateTable(table.spec, np.zeros(count, np.float32))
@@ -206,13 +216,13 @@ def _copy(frozen: FrozenShard) -> Iterator[Record]:
 
 
 def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
-    """Columns that fit together: of a dense table all, of a sparse one as they come."""
+    """Yield groups of columns, one group for each record: a dense table whole, a sparse one page by page."""
     if table.spec.kind == "dense":
         yield {name: values for page in table.pages() for name, values in page.items()}
         return
     for page in table.pages():
         yield dict(page)
-    yield {}  # the clock, also of a table without rows
+    yield {}  # a record that sets the clock, also of a table without rows
 
 
 def _encoded(record: Record) -> tuple[int, bytes]:

@@ -364,26 +364,26 @@ class ShardService:
             # Compared by seat, not by incarnation: if the maker dies after it has created the table on some
             # of the servers, its next incarnation continues.
             created = tables.makers.get(spec.key) == message.worker
-            there = None if is_new else write_spec(tables[spec.key].spec)
-        return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=there))
+            existing = None if is_new else write_spec(tables[spec.key].spec)
+        return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=existing))
 
     def _definition(self, name: str) -> bytes:
         """Reply with the specification of a table, for a reader that only knows its name."""
         with self._host.lock:
             tables = self._host.shard.tables
             table = tables.get(key_of(name))
-            names = [one.spec.name for one in tables.values()]
+            names = [known.spec.name for known in tables.values()]
         if table is None:
             raise UnknownTable(missing_table(name, names))
         spec = write_spec(table.spec)
         return encoded(shard_pb2.CreateTableReply(table=table.spec.key, spec=spec))
 
     def _refuse_if_too_many(self, spec: TableSpec) -> None:
-        tables, most = self._host.shard.tables, self._host.limits.tables
-        if len(tables) >= most and spec.key not in tables:
+        tables, limit = self._host.shard.tables, self._host.limits.tables
+        if len(tables) >= limit and spec.key not in tables:
             raise LimitExceeded(
                 f"table {spec.name!r} would be table {len(tables) + 1} of server "
-                f"{self._host.shard.index}, its limit is {most}; raise tables in PSFLEET_LIMITS"
+                f"{self._host.shard.index}, its limit is {limit}; raise tables in PSFLEET_LIMITS"
             )
 
     def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
@@ -429,8 +429,8 @@ class ShardService:
         try:
             snapshot = Snapshot(_path(message.path))
             # One event at a time, each with the lock for itself: reads of other tables continue meanwhile.
-            there = shard.tables.specs()
-            for event in snapshot.events(shard.index, shard.servers, there=there):
+            existing = shard.tables.specs()
+            for event in snapshot.events(shard.index, shard.servers, there=existing):
                 if isinstance(event, CreateTable):
                     with self._host.mutating():
                         shard.create(event.spec, event.value)
@@ -495,10 +495,10 @@ def _refuse_repeats(ids: NDArray[np.int64], spec: TableSpec) -> None:
     An optimizer's rule must be applied once to the sum of a row's gradients. Workers sum before they push; a
     push with a repeated id is the bug of another client.
     """
-    if spec.kind == "dense" or (place := first_repeat(ids)) is None:
+    if spec.kind == "dense" or (position := first_repeat(ids)) is None:
         return
     raise IdError(
-        f"table {spec.name!r}: the push names id {ids[place]} twice; sum its rows before the push"
+        f"table {spec.name!r}: the push names id {ids[position]} twice; sum its rows before the push"
     )
 
 

@@ -1,4 +1,10 @@
-"""The gRPC methods of snapshots: bytes in, checked; bytes out."""
+"""gRPC methods of snapshots: Snapshots on every server, and SnapshotCoordinator on server 0.
+
+Server 0 calls Snapshots to make every server cut, write its file and settle; workers call it with their
+marks. SnapshotCoordinator answers workers: announcements, their states, and requests for a snapshot. Its
+methods post events to the thread of `SnapshotRunner`; calls that wait get a `DeferredReply` and hold no
+thread.
+"""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +27,7 @@ from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 def snapshot_handlers(
     host: ShardHost, runner: SnapshotRunner | None
 ) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """Return the snapshot handlers of a server with this host; `runner`: on server 0."""
+    """Return the handlers of both services. `runner` is None on servers other than server 0."""
     parts = _SnapshotService(host)
     services = [
         grpc.method_handlers_generic_handler(
@@ -66,6 +72,7 @@ class _SnapshotService:
             cutting.members = dict(message.members)
         if message.servers not in (0, self._host.shard.servers):
             raise CheckpointError("the number of servers has changed; take the snapshot again")
+        # Before the shard hears of the cut, which it may make at once: the writer must expect its image.
         self._host.parts.expect(message.number, message.folder)
         reply = self._host.ask(BeginCut(cutting))
         self._host.parts.start(message.number)
@@ -103,10 +110,10 @@ class _SnapshotService:
                 reply.complete(encoded(snapshot_pb2.FinishReply(part=outcome)))
 
         self._host.parts.await_part(message.number, told, cut=message.cut)
-        what = "cut" if message.cut else "write"
+        action = "cut" if message.cut else "write"
         self._host.park(
             reply,
-            f"server {self._host.shard.index} did not {what} snapshot {message.number} in time",
+            f"server {self._host.shard.index} did not {action} snapshot {message.number} in time",
         )
 
     def settle(self, request: bytes) -> bytes:
@@ -134,7 +141,8 @@ class _SnapshotCoordination:
             is_known = message.worker in self._host.shard.workers.incarnations
         if is_known:
             self._runner.news.listen(message.worker, message.number, reply)
-        else:  # it joins again soon, after this server has started anew
+        # This server has restarted, and the worker has not joined again yet. It calls again after a pause.
+        else:
             reply.complete(encoded(snapshot_pb2.ListenReply()))
 
     def ready(self, request: bytes, reply: DeferredReply) -> None:

@@ -1,7 +1,7 @@
-"""A job's own snapshots: the folder or URL that holds them, and what workers resume from.
+"""Folder or URL of a job's own snapshots, and the states of workers in the snapshot that a job resumes.
 
-Server 0 numbers new snapshots above those in the folder, and removes old ones after each that is complete.
-A worker that starts asks server 0 for its state in the snapshot with which the fleet was started.
+Server 0 numbers new snapshots above those in the folder, and removes old ones after each complete snapshot. A
+worker that starts asks server 0 for its state in the snapshot that the fleet was started from.
 """
 
 import json
@@ -24,7 +24,7 @@ from psfleet_server.durability.recovery import workers_of
 
 
 class SnapshotFolder:
-    """The snapshots that a job takes by itself, or on request without a path.
+    """Snapshots that a job takes by its schedule, or on request without a path.
 
     Args:
         place: Folder, which may not exist yet, or URL.
@@ -37,7 +37,7 @@ class SnapshotFolder:
 
     def last(self) -> int:
         """Return the highest number of a snapshot, or 0 if there is none."""
-        return max((int(each[-6:]) for each in own_snapshots(self._place)), default=0)
+        return max((int(snapshot[-6:]) for snapshot in own_snapshots(self._place)), default=0)
 
     def path_of(self, number: int) -> str:
         """Return the folder or URL of the snapshot with this number."""
@@ -53,17 +53,21 @@ class SnapshotFolder:
         return self.path_of(number)
 
     def prune(self) -> None:
-        """Remove all but the last few whole snapshots and those they build on; none may be under way."""
-        snapshots = [place_or_url(each) for each in own_snapshots(self._place)]
+        """Remove old snapshots and drafts, but not the last `keep` whole ones and the snapshots they build
+        on.
+
+        Call it while no snapshot is under way.
+        """
+        snapshots = [place_or_url(name) for name in own_snapshots(self._place)]
         whole = list(filter(is_whole, snapshots))
-        keep = {each for snapshot in whole[-self._keep :] for each in _chain(snapshot)}
-        for each in snapshots:
-            if each not in keep:
-                remove_snapshot(each)
+        keep = {link for snapshot in whole[-self._keep :] for link in _chain(snapshot)}
+        for snapshot in snapshots:
+            if snapshot not in keep:
+                remove_snapshot(snapshot)
 
 
 def _chain(snapshot: str) -> list[str]:
-    """Return a snapshot and those that it builds on."""
+    """Return a snapshot and the snapshots that it builds on, the newest first."""
     chain = [snapshot]
     while base := base_of(chain[-1]):
         chain.append(base)
@@ -72,7 +76,7 @@ def _chain(snapshot: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RestoredStates:
-    """States with which workers continue.
+    """States from which the workers of a resumed job continue.
 
     Attributes:
         states: State of each worker, by seat.

@@ -388,7 +388,7 @@ class SnapshotCoordinator:
         One that waits for servers continues, since it needs no more than their replies.
         """
         self.is_stopping = True
-        refusals: Instructions = [SendError(each.call, _server_ends()) for each in self._queue]
+        refusals: Instructions = [SendError(queued.call, _server_ends()) for queued in self._queue]
         self._queue.clear()
         if self.stage is Stage.AWAITING_ROUND:
             return [*refusals, *self._postpone()]
@@ -582,14 +582,18 @@ class SnapshotCoordinator:
         now, first = self._now, standings[0]
         # Without a mode no worker has joined. No push is under way, so any round will do.
         has_rounds = not first.mode or find_mode(first.mode).has_rounds
-        if not has_rounds and any(other.incarnations != first.incarnations for other in standings):
+        if not has_rounds and any(
+            standing.incarnations != first.incarnations for standing in standings
+        ):
             self._enter(Stage.DISAGREEING, _RETRY)
             return self.time_passed() if self.is_stopping else []
         warnings = self._choose_base(standings) if now.request.delta else []
         cutting = now.cutting()
         now.members = dict(first.incarnations)
         if has_rounds:
-            now.round = cutting.round = self._round_after(max(each.closed for each in standings))
+            now.round = cutting.round = self._round_after(
+                max(standing.closed for standing in standings)
+            )
         else:
             cutting.members = dict(first.incarnations)
         self._enter(Stage.PLACING)

@@ -193,37 +193,37 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
 
     Calls without a reply after `seconds` are released, and the threads of their clients go on with them.
     """
-    mine: list[Call] = []
+    own_calls: list[Call] = []
     with calls[0].client.changed:
         for call in calls:
             if call.sent is not None and not call.is_busy:
                 call.is_busy = True
-                mine.append(call)
+                own_calls.append(call)
     try:
         # A connection has a poll object of its own, so that the common case of one call makes none.
         if (
-            len(mine) == 1
-            and (connection := mine[0].sent) is not None
+            len(own_calls) == 1
+            and (connection := own_calls[0].sent) is not None
             and connection.incoming.poll(seconds * 1000)
         ):
-            mine.pop().read()
-        elif len(mine) > 1:
-            _read_several(mine, seconds)
+            own_calls.pop().read()
+        elif len(own_calls) > 1:
+            _read_several(own_calls, seconds)
     finally:
-        for call in mine:
+        for call in own_calls:
             call.release()
 
 
-def _read_several(mine: list[Call], seconds: float) -> None:
-    """Read the replies that come within `seconds`, and remove their calls from `mine`."""
-    by_descriptor = {call.sent.fileno(): call for call in mine if call.sent is not None}
+def _read_several(calls: list[Call], seconds: float) -> None:
+    """Read the replies that come within `seconds`, and remove their calls from `calls`."""
+    by_descriptor = {call.sent.fileno(): call for call in calls if call.sent is not None}
     incoming = select.poll()
     for descriptor in by_descriptor:
         incoming.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + seconds
-    while mine and (rest := deadline - time.monotonic()) > 0:
-        for descriptor, _ in incoming.poll(rest * 1000):
+    while calls and (remaining_seconds := deadline - time.monotonic()) > 0:
+        for descriptor, _ in incoming.poll(remaining_seconds * 1000):
             incoming.unregister(descriptor)
             call = by_descriptor[descriptor]
-            mine.remove(call)
+            calls.remove(call)
             call.read()

@@ -1,4 +1,13 @@
-"""All servers of a fleet as one worker calls them: its heartbeats, machines and calls."""
+"""Connects a worker to all servers of its fleet: runs its state machines, sends heartbeats, makes calls.
+
+`FleetConnection` owns one `ServerClient` per server, the shared memory and the heartbeats. `run` drives a
+program of the state machines (`psfleet_worker.session`): it takes one step under a lock, carries out the
+instruction, and sends the result back. Several threads may run programs at the same time, for example one
+that trains and one that marks a snapshot.
+
+Replies to registrations and collectives say where the servers are. If their number has changed, the worker
+connects to the new ones there and then, while no push or pull is under way.
+"""
 
 import contextlib
 import functools
@@ -52,28 +61,29 @@ from psfleet_worker.session.worker_session import Session, Stream
 from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 
 Listener = Callable[[HeartbeatReply], None]
-"""Takes what the coordinator answers to a heartbeat; called in the thread of the heartbeats, must not
-block."""
+"""Handles the coordinator's reply to a heartbeat. Called in the thread of the heartbeats; must not block."""
 
 
 _log = log_of(__name__)
 T = TypeVar("T")
 Perform = Callable[[Instruction, float | None], Any]
-"""Does what a program asks for: the instruction, and how long to wait for other workers."""
+"""Carries out an instruction and returns its result. The second argument limits waits for other workers."""
 
 
 class WorkerHeartbeat:
     """Reports to the coordinator at intervals that this worker is alive.
 
-    A coordinator that does not answer is asked again at the next heartbeat: whether the fleet can still be
-    reached is for the calls of the training to find out.
+    A heartbeat that fails is not repeated, and raises nothing: the calls of the training find out whether the
+    fleet can still be reached.
 
     Args:
-        send: Makes one attempt: the request's bytes and the seconds it may take.
+        send: Makes one attempt, from the bytes of the request and the seconds that it may take.
+        request: Returns the present heartbeat message.
         every: Seconds between two heartbeats.
 
     Attributes:
-        fenced: Reason for the end of this incarnation, once the coordinator has sent it; heartbeats stop.
+        listeners: Called with each reply, in order.
+        fenced: Error with which the coordinator has ended this incarnation, or None. Heartbeats then stop.
     """
 
     def __init__(
@@ -92,11 +102,11 @@ class WorkerHeartbeat:
         self._thread = ServiceThread(self._run, "heartbeats")
 
     def start(self) -> None:
-        """Begin to heartbeat."""
+        """Start the thread that sends heartbeats."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the connection must be closed before, or a heartbeat under way is waited for."""
+        """End the thread. Close the connection before, or this waits for a heartbeat that is under way."""
         self._over.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -106,7 +116,7 @@ class WorkerHeartbeat:
             self.send_now()
 
     def send_now(self) -> None:
-        """Send a heartbeat, and hear the reply if there is one."""
+        """Send a heartbeat and hand its reply to the listeners. Errors are ignored."""
         with self._lock, contextlib.suppress(PsfleetError):
             self._heartbeat()
 
@@ -122,15 +132,18 @@ class WorkerHeartbeat:
 
 
 class FleetConnection:
-    """Calls to the servers of a fleet, as one worker's machines ask for them.
+    """Connection of one worker to the servers of its fleet.
 
     Attributes:
-        heartbeats: Liveness signals, from `start` to `close`.
-        lane_memory: Bytes of pushes under way at most, unless there is only one.
+        session: State machine of the incarnation.
+        stream: State machine of its pushes and pulls.
+        heartbeats: Heartbeats to server 0, from `start` to `close`.
+        lane_memory: Most bytes of pushes under way, unless only one is.
         lock: Held while a state machine takes a step.
-        metrics: Metrics of this worker; heartbeats carry them to server 0 on request.
-        clients, lanes: By server; the lists stay the same when the number of servers changes.
-        on_move: Called after the number of servers has changed, with nothing under way.
+        metrics: Metrics of this worker. Heartbeats carry them to server 0 on request.
+        clients: Client of each server. The list object stays the same when the number of servers changes.
+        lanes: Shared memory with each server; the list object stays the same too.
+        on_move: Functions to call after the number of servers has changed, with no call under way.
     """
 
     def __init__(
@@ -176,7 +189,10 @@ class FleetConnection:
         self.process = os.getpid()
 
     def start(self) -> None:
-        """Begin an incarnation; waits for servers that are still starting."""
+        """Begin an incarnation: register, join every server, and start heartbeats.
+
+        Waits up to `Patience.start` seconds for servers that are still starting.
+        """
         if self._left_file:
             Path(self._left_file).unlink(missing_ok=True)
         self._boot = int.from_bytes(os.urandom(8), "little")
@@ -188,7 +204,10 @@ class FleetConnection:
         self.stream.begin()
 
     def _reach(self, endpoints: Sequence[str]) -> None:
-        """Connect to servers that are not reached yet, and let go of those that are not among these."""
+        """Connect to the servers at these endpoints, and close the connections to any others.
+
+        Connections to the first servers stay as long as their endpoints are the same.
+        """
         count = 0
         for client, endpoint in zip(self.clients, endpoints, strict=False):
             if client.endpoint != endpoint:
@@ -208,7 +227,11 @@ class FleetConnection:
             client.close()
 
     def _move_to(self, endpoints: Sequence[str]) -> None:
-        """Go on with these servers. Nothing is under way; no endpoints: the number has not changed."""
+        """Continue with the servers at these endpoints. No call is under way.
+
+        Args:
+            endpoints: Endpoints of all servers, or empty if their number has not changed.
+        """
         if not endpoints or [client.endpoint for client in self.clients] == [*endpoints]:
             return
         with self.lock:
@@ -219,7 +242,8 @@ class FleetConnection:
             listener()
 
     def _heartbeat(self) -> HeartbeatRequest:
-        # A push that is lost while nobody waits for it is made again.
+        # A push that left without a client's thread would not be repeated while no thread waits for it. From
+        # the next heartbeat on, the client's thread looks after it.
         for client in [*self.clients]:
             client.take_unread()
         session, watch = self.session, self.metrics.watch
@@ -239,23 +263,24 @@ class FleetConnection:
         self.metrics.wanted = reply.wants_metrics
 
     def send_last_figures(self) -> None:
-        """Hand over the figures of this worker's end, if anybody looks at the job."""
-        if not self.metrics.wanted:  # or it has not heard so yet
+        """Send the worker's last metrics to server 0, if somebody watches the job.
+
+        The first heartbeat asks whether metrics are wanted, the second one carries them.
+        """
+        if not self.metrics.wanted:
             self.heartbeats.send_now()
         if self.metrics.wanted:
             self.heartbeats.send_now()
 
-    # -- instructions --------------------------------------------------------------------------
-
     def run(
         self, program: Program[T], perform: Perform | None = None, timeout: float | None = None
     ) -> T:
-        """Do what a program asks for, until it ends.
+        """Run a program of a state machine to its end, and return its result.
 
         Args:
-            program: Program of one of the state machines; other threads run theirs at the same time.
-            perform: Executes an instruction; None: for calls without arrays.
-            timeout: Time limit of each wait for other workers, in seconds.
+            program: The program. Other threads may run other programs at the same time.
+            perform: Carries out an instruction, or None for `self.perform`, which knows calls without arrays.
+            timeout: Limit of each wait for other workers in seconds, or None for `Patience.wait`.
         """
         perform = perform or self.perform
         outcome: Any = None
@@ -269,7 +294,7 @@ class FleetConnection:
             outcome = perform(instruction, timeout)
 
     def perform(self, instruction: Instruction, timeout: float | None = None) -> Any:
-        """Do what a program asks for; returns the answer."""
+        """Carry out an instruction that needs no arrays, and return its result."""
         match instruction:
             case RegisterWorker():
                 return self._register()
@@ -364,7 +389,7 @@ class FleetConnection:
         reduction = coordinator_pb2.AllReduceReply.FromString(response)
         self._move_to(reduction.servers)
         result = np.frombuffer(reduction.value, value.dtype).copy()
-        # Others may want a mode with more settings: then what all bring is longer.
+        # Workers may ask for modes with different numbers of settings. The result is then longer.
         return CollectiveResult(
             result if result.size != value.size else result.reshape(value.shape)
         )
@@ -376,7 +401,8 @@ class FleetConnection:
         return response
 
     def _leave(self, leave: Leave) -> None:
-        """End the incarnation. A server that is gone has ended because all workers had left."""
+        """End the incarnation on every server. A server that is gone has ended, as all workers had left
+        it."""
         message = write_leave(leave).SerializeToString()
         say = functools.partial(
             ServerClient.start, method="Shard/Leave", message=message, outage=self.patience.leave
@@ -384,26 +410,25 @@ class FleetConnection:
         for call in [say(client) for client in self.clients[1:]]:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
-        # Server 0 last: it may then bring a view without this incarnation to the others, or end, and neither
-        # may come before the incarnation's own word. It refuses only a word that it has heard already.
+        # Server 0 last: once it knows, it may bring a view without this incarnation to all servers, or end
+        # the fleet. Both must come after this worker's own message to the other servers. If server 0 refuses
+        # the message, it has received an earlier attempt.
         with contextlib.suppress(ServerUnavailable, Fenced, NotReady):
             wait_all([say(self.clients[0])])
         if self._left_file:
             Path(self._left_file).touch()
-
-    # -- calls ---------------------------------------------------------------------------------
 
     def header(self, **fields: Any) -> Header:
         """Return the header of a frame from this worker."""
         return Header(worker=self.worker, incarnation=self.session.incarnation, **fields)
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
-        """Make the same call to every server."""
+        """Request the same call to every server, and return the calls."""
         message = request.SerializeToString()
         return [client.start(method, message, **limits) for client in self.clients]
 
     def _attach(self, client: ServerClient, generation: int, offer: MemoryHandle) -> bool:
-        """Offer memory to a server; one that knows nothing of this declines too."""
+        """Offer shared memory to a server. Returns False if the server declines or does not know the call."""
         request = shard_pb2.AttachRequest(
             worker=self.worker,
             incarnation=self.session.incarnation,
@@ -422,7 +447,7 @@ class FleetConnection:
         return bool(shard_pb2.AttachReply.FromString(response).attached)
 
     def close(self) -> None:
-        """Let go of threads and connections. Safe to call twice."""
+        """End all threads and close all connections. Safe to call twice."""
         for client in self.clients:
             client.close()
         self.heartbeats.stop()

@@ -37,7 +37,7 @@ SpecOf = Callable[[int], TableSpec]
 Values = Floats | CompressedValues
 
 _EMPTY = np.empty(0, np.uint8)
-_SMALL = 64 << 10  # bytes of tensors up to which a call is small (`Call.is_small`)
+_SMALL = 64 << 10  # most bytes of tensors in a small call (`Call.is_small`)
 _TOLD = 64  # longest reply in bytes that is looked up whole: its values are in shared memory
 _MOST_REPLIES = 64  # forms of replies that are remembered
 _FLOAT32 = np.dtype("<f4")
@@ -131,17 +131,17 @@ class ServerRequest(Call):
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
         """Add a segment whose bytes are these arrays, side by side."""
-        mine = self.reserve(segment, sum(array.nbytes for array in arrays))
+        target = self.reserve(segment, sum(array.nbytes for array in arrays))
         at = 0
         for array in arrays:
-            mine[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+            target[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
             at += array.nbytes
 
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
         """Add a segment of `size` bytes; return the array that the caller fills with them."""
-        mine, segment.offset = self._room(size)
-        self._add(segments.written(segment), mine)
-        return mine
+        target, segment.offset = self._room(size)
+        self._add(segments.written(segment), target)
+        return target
 
     def read_rows(self, spec: TableSpec, ids: Ids) -> None:
         """Add a pull of rows."""
@@ -231,10 +231,10 @@ class ServerRequest(Call):
 
     def close(self) -> None:
         """Free the places of the request and of its reply, whose values must not be used afterwards."""
-        places, self._places, self._replies, self._arrays = self._places, [], [], []
+        offsets, self._places, self._replies, self._arrays = self._places, [], [], []
         if self.held is not None:
-            for place in places:
-                self.held.give(place)
+            for offset in offsets:
+                self.held.give(offset)
             if self._missed or self.bytes + self._reply_bytes > self.held.largest:
                 self.held.ended(self.bytes + self._reply_bytes, self._missed)
                 self._missed = 0
@@ -309,10 +309,10 @@ class ServerRequest(Call):
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
         arrays: tuple[NDArray[np.uint8], ...] = ()
         at = reply = size = 0
-        mine, replies = _EMPTY, None
+        segment_bytes, replies = _EMPTY, None
         if content != segments.WHOLE:
-            mine, at = self._room(start + 4 * count * width)
-            arrays = (mine,)
+            segment_bytes, at = self._room(start + 4 * count * width)
+            arrays = (segment_bytes,)
         form = value_format(spec, self._form)
         if shape is not None:
             size = CompressedValues.size_of(form, shape)
@@ -325,11 +325,11 @@ class ServerRequest(Call):
                 )
         precision = segments.PRECISIONS["float32" if shape is None else form]
         segment = segments.field_of(spec.key, content, count, learning_rate, at, reply, precision)
-        values = mine[start:].view(np.float32)
+        values = segment_bytes[start:].view(np.float32)
         if content == segments.ID_ROWS:
             values = values.reshape(count, width)
         return PlacedSegment(
-            segment, mine[:start].view(np.int64), values, arrays, replies, size, self._used
+            segment, segment_bytes[:start].view(np.int64), values, arrays, replies, size, self._used
         )
 
     def _miss(self, size: int) -> None:
@@ -347,17 +347,17 @@ class ServerRequest(Call):
             start = self._used
             end = start + (size + _LINE - 1 & -_LINE)
             if self._block is None or end > BLOCK:
-                place = self.held.take(max(size, BLOCK))
-                if place is None:
+                block_and_offset = self.held.take(max(size, BLOCK))
+                if block_and_offset is None:
                     self._miss(max(size, BLOCK))
                     # All tensors then go into the message; those that lie in the memory already are copied
                     # from there.
                     self.is_inline = True
                     return np.empty(size, np.uint8), 0
-                self._places.append(place[1])
+                self._places.append(block_and_offset[1])
                 if size >= BLOCK:
-                    return place
-                self._block, start, end = place, 0, end - start
+                    return block_and_offset
+                self._block, start, end = block_and_offset, 0, end - start
             self._used = end
             block, at = self._block
             return block[start : start + size], at + start
@@ -404,14 +404,14 @@ def _remember(
     """Remember the form of a reply to reads of these tables and shapes."""
     # The positions of the values in the message follow from their addresses, since they are views into it.
     start = address_of(np.frombuffer(message, np.uint8))
-    places = []
+    positions = []
     for array in values:
         if isinstance(array, CompressedValues):
             return
-        places.append((address_of(array) - start, array.size, array.shape))
-    first, last = places[0][0], places[-1]
+        positions.append((address_of(array) - start, array.size, array.shape))
+    first, last = positions[0][0], positions[-1]
     if first <= 0 or last[0] + 4 * last[1] > len(message):  # the values are copies
         return
     if len(_plain_replies) >= _MOST_REPLIES:
         _plain_replies.clear()
-    _plain_replies[reads] = _PlainReply(message[:first], len(message), view, places)
+    _plain_replies[reads] = _PlainReply(message[:first], len(message), view, positions)

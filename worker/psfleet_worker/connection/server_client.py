@@ -1,12 +1,13 @@
-"""One server as a worker calls it: in order, with deadlines, and again when an answer is lost.
+"""Calls from a worker to one server: in order, with deadlines, and repeated when a reply is lost.
 
-Each server has a thread of its own that makes blocking calls, which costs less CPU than gRPC's
-futures (measured). Calls to one server leave in the order in which they were asked for, so pushes
-keep their order, and a call is made again with the same bytes until it is answered: sequence
-numbers in the bytes let the server see that it is the same.
+Each client has a thread that makes blocking calls; that costs less CPU than gRPC's futures (measured). Calls
+leave in the order in which they were requested, so pushes keep their order. A failed call is repeated until
+it is answered or given up (`psfleet_worker.session.retries`). That is safe: the message carries a sequence,
+by which the server recognizes a push that it has applied already.
 
-A small call to an idle server needs no thread: its caller sends it, and whoever waits for it reads the
-answer. If that fails or takes long, or nobody waits, the thread goes on with it.
+A small call to an idle server does without the thread, because the handover would cost more than the call:
+the caller sends it, and the thread that waits for the reply reads it (connection/call.py has a picture). If
+that fails or takes long, or if no thread waits, the client's thread continues the call.
 """
 
 import os
@@ -55,7 +56,7 @@ _PUSHES = ("Shard/Push", "Shard/Exchange")
 
 
 def figures_of(status: Any) -> dict[str, Any]:
-    """Return a StatusReply as Runtime.stats gives it."""
+    """Convert a StatusReply to the dict that Runtime.stats returns for a server."""
     return {name: getattr(status, name) for name in _FIGURES} | {
         "mode": read_mode(status.mode) if status.mode else None,
         "staleness": dict(status.staleness),
@@ -75,13 +76,19 @@ class ServerClient:
     """Calls to one server.
 
     Args:
+        index: Number of the server.
         endpoint: Endpoint at which it listens.
-        changed: Notified when a call ends; the same for all servers that are waited for together.
-        inject_faults: Wraps the function that makes one attempt, for tests and under `--chaos`.
+        patience: Time limits of calls.
+        changed: Condition that is notified when a call ends. Clients whose calls are awaited together share
+            it. It also guards `unread`, `open_calls` and the state of calls.
+        inject_faults: Wraps the function that makes one attempt, for tests and under `--chaos`. Every call
+            then goes through the thread.
+        access: Credentials of this process.
 
     Attributes:
-        retries: Attempts beyond the first of each call, for displays.
-        unread: Call that has left without the thread, which has not heard of it.
+        retries: Number of attempts beyond the first of each call, for displays.
+        open_calls: Number of calls that have not ended.
+        unread: Call that has left without the thread and that the thread does not know of, or None.
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class ServerClient:
         self._tensors = TensorCalls(self.name, self._location, self._access)
         if self._moving:
             self._moving.on_move = self._tensors.follow
-            self._tensors.follow()  # it may have moved before this line
+            self._tensors.follow()  # the server may have moved before `on_move` was set
         self._send: Send = inject_faults(index, self.attempt) if inject_faults else self.attempt
         self._threadless = inject_faults is None
         self.unread: Call | None = None
@@ -126,13 +133,14 @@ class ServerClient:
         outage: float | None = None,
         small: bool = False,
     ) -> Call:
-        """Ask for a call; it is made after all those asked for before.
+        """Request a call, which is made after all calls requested before. Returns without waiting for it.
 
         Args:
             method: "Service/Method".
-            seconds: Time for the server to reply; None: `patience.reply`.
-            outage: Time for which it may be out of reach; None: `patience.outage`.
-            small: Message and reply are a few kilobytes, and a caller is about to wait for the reply.
+            message: Bytes of the request.
+            seconds: Seconds for the server to reply, or None for `patience.reply`.
+            outage: Seconds for which the server may be out of reach, or None for `patience.outage`.
+            small: True if message and reply are a few kilobytes and a thread is about to wait for the reply.
 
         Raises:
             UsageError: This process is a fork of the one that has connected.
@@ -151,9 +159,14 @@ class ServerClient:
         *,
         ahead: bool = False,
     ) -> Call:
-        """Ask for a call that its caller has made; see `start`. Its caller has asked `check_process` before.
+        """Request a call that exists already, as `start` does. The caller has called `check_process` before.
 
-        `ahead`: Nobody is about to wait for the reply.
+        Args:
+            call: The call.
+            method: "Service/Method".
+            seconds: Seconds for the server to reply, or None for `patience.reply`.
+            outage: Seconds for which the server may be out of reach, or None for `patience.outage`.
+            ahead: True if no thread is about to wait for the reply. The client's thread then reads it.
         """
         call.client, call.method = self, method
         call.seconds = self.patience.reply if seconds is None else seconds
@@ -165,11 +178,14 @@ class ServerClient:
                 call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
                 return call
             client = self._tensors.client
+            # Only with no other open call: the thread could otherwise be about to send an earlier call, which
+            # this one would overtake.
             is_alone = self._threadless and not ahead and self.open_calls == 1
             leaves_here = is_alone and call.is_small and client.idle != []
             if leaves_here:
                 self.unread, call.is_busy = call, True
             else:
+                # The unread call comes first in the queue, so that the order of calls is kept.
                 self.take_unread()
                 self._queue.put(call)
         if leaves_here:
@@ -182,31 +198,34 @@ class ServerClient:
         return call
 
     def take_unread(self) -> None:
-        """Let the thread continue a call that left without it, once no other thread holds that."""
+        """Queue the call that left without the thread, which continues it once no other thread works on
+        it."""
         with self.changed:
             if self.unread is not None:
                 self._queue.put(self.unread)
                 self.unread = None
 
     def resume(self, call: Call) -> None:
-        """Read a call's reply or make it again. A call other than the unread one is in the queue, or its
-        thread waits for it.
+        """Let the thread continue a call that another thread has given up.
+
+        Only the unread call needs that. Any other call is in the queue already, or the thread waits for it.
         """
         if self.unread is call:
             self.take_unread()
 
     def check_process(self) -> None:
-        """Refuse to work in a fork of the process that has connected: no thread of it is there."""
+        """Raise UsageError in a fork of the process that has connected, which has none of its threads."""
         check_process(self._process)
 
     def close(self) -> None:
-        """Give up what is under way and let go of thread and connection. Safe to call twice.
+        """Give up calls under way, close the connection and end the thread. Safe to call twice.
 
-        In a fork of the process it does nothing: both are its parent's.
+        Does nothing in a fork of the process, because connection and thread belong to the parent.
         """
         if os.getpid() != self._process:
             return
-        with self.changed:  # no call comes behind the end
+        # Under the lock, so that no call is queued behind the None that ends the thread.
+        with self.changed:
             self._closing.set()
             self.take_unread()
             self._queue.put(None)
@@ -227,7 +246,11 @@ class ServerClient:
                 call.end(error=PsfleetError(f"{call.method} to {self.name} failed: {error!r}"))
 
     def _hold(self, call: Call) -> bool:
-        """Hold the call, once no other thread does; False: it has ended meanwhile."""
+        """Set `is_busy` for this thread, after a thread that works on the call has given it up.
+
+        Returns:
+            False if the call has ended meanwhile.
+        """
         with self.changed:
             if call.is_busy:
                 call.awaited += (lambda: True,)
@@ -236,7 +259,11 @@ class ServerClient:
             return not call.ended
 
     def _outcome(self, call: Call) -> bytes:
-        """Return the answer. A push that is refused is withdrawn: the server then takes those behind it."""
+        """Make the call and return its reply.
+
+        A push that is refused is withdrawn before the error is raised. Otherwise the server would wait for
+        its sequence and refuse the pushes behind it.
+        """
         try:
             return self._persist(call)
         except UsageError:
@@ -249,7 +276,7 @@ class ServerClient:
             raise
 
     def _persist(self, call: Call) -> bytes:
-        """Make the call until it is answered, its time is over or the server is given up."""
+        """Repeat the call until it is answered, its time is over or the server is given up."""
         began = time.monotonic()
         try:
             return self._first_attempt(call)
@@ -265,7 +292,7 @@ class ServerClient:
                 again = self._after(call, retries, error)
 
     def _first_attempt(self, call: Call) -> bytes:
-        """Make it, or go on with it where another thread has let go of it."""
+        """Make the first attempt, or continue one that another thread has begun and given up."""
         if call.failure is not None:
             raise call.failure
         if call.sent is not None:
@@ -273,6 +300,7 @@ class ServerClient:
         return self._send(call.method, call.message, call.seconds)
 
     def _after(self, call: Call, retries: Retries, error: PsfleetError) -> NextAttempt:
+        """Decide on the next attempt after a failed one, or raise the error if the call is given up."""
         closing, silent = self._closing.is_set(), False
         if isinstance(error, ServerUnavailable):
             self._check_access()
@@ -284,7 +312,7 @@ class ServerClient:
             raise type(error)(self._given_up(error, retries.away)) from None
 
     def _prepare(self, call: Call, again: NextAttempt) -> None:
-        """Prepare the next attempt's request, and pause before it."""
+        """Encode the message of the next attempt, and pause before it."""
         if not again.answered:
             call.fall_back()
         call.message = call.encode()
@@ -310,7 +338,7 @@ class ServerClient:
         return is_tcp(self.endpoint) and self._access.credentials is not None
 
     def _check_access(self) -> None:
-        """Raise AccessDenied if the server and this process do not know each other: it is not asked again."""
+        """Raise AccessDenied if TLS has failed between the server and this process: retries are of no use."""
         if not is_tcp(self.endpoint):
             return
         from psfleet.core.net.connections.tls_sockets import why_refused
@@ -319,7 +347,7 @@ class ServerClient:
             raise AccessDenied(f"{self.name} and this process do not know each other: {why}")
 
     def attempt(self, method: str, request: bytes, seconds: float) -> bytes:
-        """Make one attempt at a call now, beside those that were asked for before.
+        """Make one attempt at a call in this thread, without waiting for the calls in the queue.
 
         Raises:
             PsfleetError: The attempt failed.
@@ -342,10 +370,10 @@ class ServerClient:
         return reply
 
     def _location(self) -> str:
-        """Return the server's present endpoint: it may have moved to another machine."""
+        """Return the server's present endpoint. A takeover may have moved the server to another machine."""
         return self._moving.endpoint if self._moving else self.endpoint
 
     @property
     def _address(self) -> str:
-        """Address of the server's gRPC, where it also tells why it refuses a connection."""
+        """Address of the server's gRPC, where it also says why it refuses a connection."""
         return addresses_of(self._location()).control

@@ -118,13 +118,13 @@ class LaneMemory:
         self.lent = max(self.lent, lent)
         if lent > len(self) // _LENDABLE:
             return None
-        place = self.take(size)
-        if place is None:
+        offset = self.take(size)
+        if offset is None:
             self.missing = max(self.missing, self._missed + size)
             return None
-        base = _LentValues(self, place[0].view(np.float32))
-        self._lent[_Loan(base, self._returned, place[1])] = size
-        return LentArray(self, base, place[1])
+        base = _LentValues(self, offset[0].view(np.float32))
+        self._lent[_Loan(base, self._returned, offset[1])] = size
+        return LentArray(self, base, offset[1])
 
     def _regain(self) -> None:
         """Free the places of arrays that NumPy has released."""
@@ -242,8 +242,8 @@ class WorkerMemory:
         size = _FIRST_SIZE
         if before is not None:
             step = before.largest * self.servers + before.lent
-            most = min(max(self._most - len(before), _SPARE * step), _LARGEST)
-            size = min(len(before) + _SPARE * before.missing, most)
+            limit = min(max(self._most - len(before), _SPARE * step), _LARGEST)
+            size = min(len(before) + _SPARE * before.missing, limit)
             if before.missing and not before.lost and len(before) >= size:
                 # It is as large as it may be. Tensors that find no place travel in messages.
                 before.missing = 0

@@ -1,10 +1,14 @@
-"""The data that the fleet hands out, as one worker takes it step by step.
+"""Decides which samples a worker trains on, step by step, from the plan of rounds or from leases.
 
-In a mode with rounds every worker works out its part of each from the plan; in the others the first stage
-of a worker takes leases and tells its other stages. A change between both may fall within a dataset: what is
-not used of it is then dealt anew, and every worker goes on in the new way.
+- With rounds, server 0 has a plan, from which every worker works out its part of each round.
+- In other modes the worker takes leases, one after the other. If a worker consists of several stages, only
+  the first stage asks for leases, and tells the other stages the samples of each step.
 
-Pure: the programs of a dataset yield its steps, and between them what is to be asked of the fleet.
+A mode switch may fall within a dataset. Server 0 then distributes its unused samples again, and every worker
+continues with the same dataset in the other way.
+
+Pure: a program yields a TrainStep for each step of the dataset, and between them instructions to the fleet,
+which `psfleet_worker.data_client` carries out.
 """
 
 from collections.abc import Iterator
@@ -24,8 +28,8 @@ from psfleet_worker.session.instructions import (
 )
 from psfleet_worker.session.worker_session import Session
 
-_PAUSE = 0.05  # seconds between questions while others still have leases
-_SKIP = ((-1, -1),)  # told to other stages in place of samples: a step without any
+_PAUSE = 0.05  # seconds before server 0 is asked again, while other workers still have leases
+_SKIP = ((-1, -1),)  # sent to other stages in place of samples: make a step without samples
 
 Ranges = tuple[Range, ...]
 
@@ -34,10 +38,11 @@ class WorkerData:
     """Datasets of one incarnation of a worker.
 
     Attributes:
-        count: Number of datasets so far, with the present one.
-        position: Position that the next push reports to servers: leases used up, and samples of the next one.
-        next_ranges: Positions of the step after the present one, if the worker has them already.
-        in_round: The script is in a step of a dataset in rounds, each of which has one push of every worker.
+        count: Number of datasets so far, the present one included.
+        position: Position that the next push reports to servers, or None before the first lease: the number
+            of leases that are used up, and of samples used of the next one.
+        next_ranges: Samples of the step after the present one, or empty if the worker does not have them yet.
+        in_round: True while the script is in a step of a dataset in rounds. Such a step may make one push.
     """
 
     def __init__(self, session: Session) -> None:
@@ -46,9 +51,9 @@ class WorkerData:
         self.next_ranges: Ranges = ()
         self.in_round = False
         self._session = session
-        self._leases = 0
-        self._used = 0
-        self._handed = 0
+        self._leases = 0  # leases that the script has trained on to their end
+        self._used = 0  # leases whose pushes are all acknowledged
+        self._handed = 0  # samples of the present lease that the script has got
         self._process = 0
         self._processes = 1
 
@@ -59,18 +64,19 @@ class WorkerData:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """Leases used up, and samples of the next one that are handed out; all are pushed."""
+        """Number of leases that are used up, and of samples used of the next one, after a flush."""
         return self._leases, self._handed
 
     def steps(
         self, batch: int, merged: int = 1, process: int = 0, processes: int = 1
     ) -> Program[None]:
-        """Yield the next dataset, with a TrainStep for each step.
+        """Return the program of the next dataset, which yields a TrainStep for each step.
 
         Args:
-            batch: Samples of a step.
-            merged: Steps of one push.
-            process: Stage of the worker that this process is; the first one takes leases for all.
+            batch: Number of samples of a step.
+            merged: Number of steps whose gradients are merged to one push.
+            process: Number of this stage within the worker. Stage 0 takes leases for all.
+            processes: Number of stages of the worker.
         """
         self.count += 1
         self._process, self._processes = process, processes
@@ -87,35 +93,37 @@ class WorkerData:
             else:
                 goes_on = yield from self._leased(batch)
 
-    # -- rounds --------------------------------------------------------------------------------
-
     def _in_rounds(self, batch: int, merged: int) -> Program[bool]:
-        """Yield all rounds of the dataset; return whether it goes on in another mode."""
+        """Train on all rounds of the dataset. Returns True if the dataset continues in another mode."""
         session, turns = self._session, self._session.turns
-        yield FlushPushes()  # what is planned for the next round is final from here on
+        # After the flush the round before is closed, so the plan of the next round is final.
+        yield FlushPushes()
         plan, view = yield from self._plan(batch)
-        if not plan.entries:  # it was leased, in another mode, and is over
+        if not plan.entries:  # the dataset was used up by leases, in another mode
             return False
         self._check_begin(plan)
         while True:
             number = session.sequence + 1
             if session.view > view:
                 plan, view = yield from self._plan(batch)
+            # Behind the last round: a worker that ends now may return samples to the plan, so the last push
+            # is committed first, and the end counts only if no new view has come with it.
             if number > plan.last():
                 yield FlushPushes()
                 if session.view > view:
                     continue
                 return False
-            session.progress.catch_up()  # what is planned from here on has not been pushed
-            # All stages of a worker use what its first one has.
+            session.progress.catch_up()  # samples planned from here on have not been pushed
+            # The plan names only first stages. All stages of a worker use the samples of its first one.
             for ranges in _parts(plan.share(session.worker - self._process, number), merged):
                 self.in_round = True
                 try:
                     yield TrainStep(ranges)
-                finally:  # a script may leave its loop
+                finally:  # the script may leave its loop within the step
                     self.in_round = False
                 if session.turns != turns:
                     return True
+            # Every round needs a push of every worker, also of one without samples or gradients.
             if self._made(number) == 0:
                 yield SkipStep()
 
@@ -133,7 +141,7 @@ class WorkerData:
         return dealt.what, dealt.view
 
     def _made(self, number: int) -> int:
-        """Pushes since round `number` was next; a round gets one of every worker."""
+        """Return the number of pushes since round `number` was next: 0 or 1. Raises UsageError for more."""
         pushes = self._session.sequence + 1 - number
         if pushes > 1:
             raise UsageError(
@@ -142,15 +150,14 @@ class WorkerData:
             )
         return pushes
 
-    # -- other modes ---------------------------------------------------------------------------
-
     def _tell(self, ranges: Ranges) -> Program[None]:
-        """Announce the next step's samples to the worker's other stages; empty: there are no more."""
+        """Announce the next step's samples to the worker's other stages. Empty means that there are no
+        more."""
         if self._processes > 1:
             yield TellStages(ranges)
 
     def _follow_first_stage(self) -> Program[bool]:
-        """Train the steps that the first stage announces; return whether the mode has changed."""
+        """Train on the steps that the first stage announces. Returns True if the mode has changed."""
         turns = self._session.turns
         while self._session.turns == turns:
             ranges: Ranges = yield HearStages()
@@ -160,20 +167,21 @@ class WorkerData:
         return True
 
     def _leased(self, batch: int) -> Program[bool]:
-        """Yield all leases of the dataset; return whether it goes on in another mode."""
+        """Train on leases until the dataset has ended. Returns True if it continues in another mode."""
         turns = self._session.turns
         while (lease := (yield from self._lease(batch))) is not None:
-            self._session.progress.catch_up()  # nothing is leased twice
+            self._session.progress.catch_up()  # no sample of a lease was trained on before
             yield from self._use(lease, batch)
             self._leases, self._handed = self._leases + 1, 0
-            if self._session.turns != turns:  # what is left of the lease is distributed again
+            # After a switch to rounds, server 0 has distributed the unused samples of the lease again.
+            if self._session.turns != turns:
                 self._used, self.position = self._leases, (self._leases, 0)
                 return True
         yield from self._tell(())
         return False
 
     def _use(self, lease: Ranges, batch: int) -> Program[None]:
-        """Yield the steps of a lease, until the mode changes."""
+        """Train on the steps of a lease, until its end or until the fleet switches to rounds."""
         turns, total = self._session.turns, length(lease)
         for low in range(0, total, batch):
             high = min(low + batch, total)
@@ -187,7 +195,11 @@ class WorkerData:
                 return
 
     def _lease(self, batch: int) -> Program[Ranges | None]:
-        """Return the next lease; None: everything is used."""
+        """Return the next lease, or None if the dataset has ended.
+
+        While the pool is empty, other workers may still die and return samples, so the worker waits. First it
+        reports its own leases as used, since the dataset ends when all workers have.
+        """
         while True:
             dealt: DataReply = yield RequestData(
                 self.count, batch, lease=self._leases, used=self._used
@@ -197,7 +209,9 @@ class WorkerData:
                 return dealt.what or None
             if self._used == self._leases:
                 yield Pause(_PAUSE)
-            if self._session.declared.pull_gate:  # who has no data does not hold back the others
+            # In a mode with a gate, pulls of other workers wait for pushes of this one. It has no data, so it
+            # makes steps without samples.
+            if self._session.declared.pull_gate:
                 yield from self._tell(_SKIP)
                 yield SkipStep()
             yield from self._settle()
@@ -209,7 +223,7 @@ class WorkerData:
 
 
 def _parts(share: Ranges, count: int) -> Iterator[Ranges]:
-    """Yield the share in `count` nearly equal parts; empty ones are left out."""
+    """Split the share into `count` nearly equal parts and yield those that are not empty."""
     total = length(share)
     for index in range(count):
         low, high = total * index // count, total * (index + 1) // count

@@ -1,8 +1,15 @@
-"""Instructions of a worker's state machines: calls to the fleet, and waits.
+"""Instructions that a worker's state machines yield: calls to the fleet, and waits.
 
-A machine's operation is a program: a generator that yields one instruction after the other and is sent
-back what came of each. Whoever runs it makes the calls (`connection`, `stream`); the tests of the
-protocol run it under a scheduler that loses messages and kills processes.
+A program is a generator that yields one instruction after the other and is sent the result of each:
+
+    result = None
+    while True:
+        instruction = program.send(result)     # StopIteration carries the program's return value
+        result = perform(instruction)
+
+In a job `psfleet_worker.connection`, `psfleet_worker.tensors.transfers` and `psfleet_worker.data_client` make
+the calls; in `tests/protocol` a scheduler does, which loses messages and kills processes. The docstring of
+an instruction says what its result is.
 """
 
 import dataclasses
@@ -18,9 +25,6 @@ T = TypeVar("T")
 Ranges = tuple[Range, ...]
 
 
-# -- the incarnation of a worker -------------------------------------------------------------------
-
-
 @value_class
 class RegisterWorker:
     """Ask the coordinator for the worker's seat. Answered with SeatGranted."""
@@ -28,16 +32,17 @@ class RegisterWorker:
 
 @value_class
 class SeatGranted:
-    """The worker has its seat.
+    """Reply to RegisterWorker: the worker has its seat.
 
     Attributes:
-        first: Sync mode: the round from which on it counts.
-        view: The last one that is decided.
-        completed: Collectives that are over.
-        switches: Changes of the mode among them; 0: none, and the next two say nothing.
-        mode: The mode since the last change, with the settings that servers know.
-        last: The highest push of any worker before that change.
-        progress: Script position of the seat's earlier incarnations.
+        incarnation: Number of the new incarnation.
+        first: In sync mode, the first round in which the incarnation counts.
+        view: Number of the last view that is decided.
+        completed: Number of collectives that are over.
+        switches: Number of mode switches among them. If it is 0, `mode` and `last` have no meaning.
+        mode: Mode since the last switch, with the settings that servers know.
+        last: The highest push of any worker before that switch.
+        progress: Script position of the seat's earlier incarnations, or empty to start from the beginning.
     """
 
     incarnation: int
@@ -52,7 +57,14 @@ class SeatGranted:
 
 @value_class
 class ServerJoined:
-    """Answer of one server to Join: where the incarnation stands there, and the mode of the fleet."""
+    """Reply of one server to Join.
+
+    Attributes:
+        sequence: Last push of the incarnation that the server has, or the last closed round.
+        clock: Pushes of the incarnation since the last collective.
+        mode: Mode of the server.
+        switches: Number of mode switches that the server has made.
+    """
 
     sequence: int
     clock: int
@@ -62,13 +74,14 @@ class ServerJoined:
 
 @value_class
 class JoinCollective:
-    """Come to a collective of all workers, and wait for them. Answered with CollectiveResult.
+    """Come to a collective and wait for all workers. Answered with CollectiveResult.
 
     Attributes:
-        mode: Reduction of the values; "switch": all go on in another mode.
-        value: Value of the worker; None: it is a barrier.
-        change: Number of the mode switch that it would be for this incarnation.
-        reached: Leases of data used up, and samples of the next one.
+        number: Number of the collective in the whole fleet.
+        mode: Name of the reduction. "switch" means that all workers continue in another mode.
+        value: Value of the worker, or None at a barrier.
+        change: Number that the next mode switch of this incarnation has.
+        reached: Number of leases that are used up, and of samples used of the next one.
     """
 
     number: int
@@ -80,7 +93,12 @@ class JoinCollective:
 
 @value_class
 class CollectiveResult:
-    """Result of a complete collective, and the mode and settings of a request from outside the script."""
+    """Result of a complete collective.
+
+    Attributes:
+        value: Reduced value, or None at a barrier.
+        mode_request: Mode and settings that somebody outside the script asks for, or None.
+    """
 
     value: Any = None
     mode_request: tuple[str, dict[str, int]] | None = None
@@ -88,19 +106,17 @@ class CollectiveResult:
 
 @value_class
 class Pause:
-    """Wait so many seconds."""
+    """Wait for this number of seconds."""
 
     seconds: float
 
 
-# -- pushes and pulls -----------------------------------------------------------------------------------
-
-
 @value_class
 class AwaitPushes:
-    """Wait until at most `under_way` of the pushes that have left are not acknowledged.
+    """Wait until at most `under_way` pushes that have left are unacknowledged.
 
-    `leaves`: The push that waits for company leaves first.
+    Attributes:
+        leaves: True to send the push that waits for a pull, before the wait.
     """
 
     under_way: int = 0
@@ -109,9 +125,10 @@ class AwaitPushes:
 
 @value_class
 class AwaitReads:
-    """Wait for the answers of what is read ahead; with `joined` also until they are arrays.
+    """Wait for the replies to a prefetched pull. Answered with the newest view that a server has reported.
 
-    Answered with the newest view that a server has reported.
+    Attributes:
+        joined: True to copy the values into arrays too, which frees their shared memory.
     """
 
     joined: bool = False
@@ -119,15 +136,15 @@ class AwaitReads:
 
 @value_class
 class SendPull:
-    """Make a pull, together with the push that waits for company.
+    """Make a pull, in the same calls as a push that waits for one.
 
     Answered with an object whose `view` is the newest view that a server has reported.
 
     Attributes:
-        commit: Sync mode: every server holds the push of this round, which is waited for, or the only
-            server gets it with the pull; 0: none.
-        ahead: Do not wait for the answers.
-        own: Read what the caller wants; else nothing, and only wait for the round.
+        commit: In sync mode, the round that the pull commits and waits for, or 0 if there is none. Every
+            server holds the push of that round, or the only server gets it with this pull.
+        ahead: True to return before the replies are here.
+        own: True to read what the caller asks for. False reads nothing and only waits for the round.
     """
 
     commit: int = 0
@@ -139,7 +156,7 @@ class SendPull:
 class LayOutPush:
     """Lay out the caller's gradients as the push of this number and clock.
 
-    Answered with whether it is sent to each server.
+    Answered with a bool for each server: True if the push is to be sent there.
     """
 
     sequence: int
@@ -148,15 +165,16 @@ class LayOutPush:
 
 @value_class
 class SendPush:
-    """Let the push that is laid out leave, or wait a moment for the next pull.
+    """Send the push that is laid out, now or with the next pull. Answered with the ticket of the push.
 
     Attributes:
-        cut: The last snapshot that the worker has marked, and its last push in it.
-        lingers: It may wait.
-        is_held: Servers hold it for a round.
-        behind: It waits for the answers of what is read ahead, too.
-        before: By server the last push before it that was sent there.
-        addressed: By server the last push up to it that is.
+        sequence: Number of the push.
+        cut: Number of the last snapshot that the worker has marked, and its last push in that snapshot.
+        lingers: True if the push may wait a moment for a pull.
+        is_held: True if servers hold the push until its round closes.
+        behind: True if that wait begins only with the replies to the prefetched pull.
+        before: For each server, the last earlier push that was sent there.
+        addressed: The same, with this push.
     """
 
     sequence: int
@@ -168,27 +186,29 @@ class SendPush:
     addressed: tuple[int, ...]
 
     def skipped(self, server: int) -> int:
-        """Return the number of pushes just before it that were not sent to the server."""
+        """Return how many pushes directly before this one were not sent to the server."""
         return self.sequence - 1 - self.before[server]
-
-
-# -- snapshots ------------------------------------------------------------------------------------------
 
 
 @value_class
 class AwaitMarking:
-    """Confirm to server 0 that this worker knows of a snapshot. Answered, when all workers have: (whether
-    to mark the stream of pushes, else the last round in the snapshot)."""
+    """Confirm to server 0 that this worker knows of a snapshot, and wait until all workers have.
+
+    Answered with a pair. Its first element is True if this worker has to cut its stream of pushes. Otherwise
+    the fleet trains in rounds, and the second element is the last round in the snapshot.
+    """
 
     number: int
 
 
 @value_class
 class CutStream:
-    """Send the mark to all servers.
+    """Send the mark of a snapshot to all servers.
 
     Attributes:
-        addressed: By server the last push up to it that was sent there; empty: all were sent to all.
+        cut: The mark, with the worker's last push in the snapshot.
+        addressed: For each server, the last push up to the mark that was sent there. Empty if every push was
+            sent to every server.
     """
 
     cut: MarkCut
@@ -208,18 +228,16 @@ class ReportState:
     last: int
 
 
-# -- data -----------------------------------------------------------------------------------------------
-
-
 @value_class
 class RequestData:
-    """Ask for data of a dataset. Answered with DataReply.
+    """Ask server 0 for samples of a dataset. Answered with DataReply.
 
     Attributes:
-        round: Sync mode: the worker's next round; 0: a lease is wanted.
+        dataset: Number of the dataset, from 1.
+        batch: Number of samples of a step.
+        round: In sync mode, the worker's next round, whose plan is wanted. 0 asks for a lease.
         lease: Number of leases that this incarnation has taken.
-        used: Number of them that are used up, with all pushes acknowledged.
-        batch: Samples of a step.
+        used: Number of these leases that are used up, with all pushes acknowledged.
     """
 
     dataset: int
@@ -231,7 +249,13 @@ class RequestData:
 
 @value_class
 class DataReply:
-    """Reply of the coordinator at a view: a plan or a lease; (): nothing more; None: not yet."""
+    """Reply of the coordinator to RequestData.
+
+    Attributes:
+        what: The plan of rounds, or the ranges of a lease. `()` means that the dataset has ended, and None
+            that the worker has to wait: other workers may return samples.
+        view: Number of the view for which the reply holds.
+    """
 
     what: RoundPlan | Ranges | None
     view: int
@@ -246,7 +270,7 @@ class TrainStep:
 
 @value_class
 class SkipStep:
-    """Make a step without gradients."""
+    """Push without gradients, so that rounds and clocks of other workers do not wait for this one."""
 
 
 @value_class
@@ -263,7 +287,7 @@ class TellStages:
 
 @value_class
 class HearStages:
-    """Hear from this worker's first stage which samples the next step has. Answered with them."""
+    """Wait until this worker's first stage announces the samples of the next step. Answered with them."""
 
 
 Instruction = (

@@ -1,14 +1,21 @@
-"""One incarnation of a worker in its fleet: its seat and servers, its stream of pushes, its collectives.
+"""The protocol of one worker's incarnation: joins the fleet, orders its pushes and pulls, meets collectives.
 
-Pure: programs yield what is to be asked of the fleet, and change the session by the answers. The arrays are
-with whoever runs them (`psfleet_worker.tensors.transfers`).
+Everything here is a pure state machine, so that `tests/protocol` can run it with lost messages and killed
+processes. An operation is a program: a generator that yields instructions
+(`psfleet_worker.session.instructions`) and gets their results. `psfleet_worker.connection` makes the calls,
+and `psfleet_worker.tensors.transfers` has the arrays.
 
-Pushes: in a mode with rounds every server holds a push; the next pull or flush commits it and waits for the
-round to close. In other modes pushes leave in order, a few at a time; a pull comes after the pushes before
-it, and takes the last one with it. So it does in rounds where there is one server: what that holds every
-server holds. Snapshots cut the stream between two pushes.
+- Session: the seat, the mode, and the numbers that servers and worker must agree on.
+- Stream: the order of pushes and pulls, and where a snapshot cuts it.
+- Collectives: barriers, all-reduces and mode switches. A worker flushes its stream before it comes to one.
 
-Collectives: who comes to one has flushed its stream before.
+How a push becomes final depends on the mode:
+
+    with rounds     push -> held by every server -> next pull or flush commits -> round closes
+    other modes     push -> applied by each server as it comes; at most WINDOW pushes are unacknowledged
+
+In modes without rounds a pull may travel with the push before it, in one call per server. In rounds that is
+possible with a single server only: a pull commits the round, and all servers must hold the push by then.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,31 +47,32 @@ from psfleet_worker.session.instructions import (
     ServerJoined,
 )
 
-_PAUSE = 0.05  # seconds between two looks whether the servers agree
+_PAUSE = 0.05  # seconds before servers that disagree are asked again
 
 
 WINDOW = 4
-"""Pushes under way at most, in modes without rounds, beside the one that last waited for company."""
+"""Most unacknowledged pushes in modes without rounds, besides one that waits for the next pull."""
 
 
 class Session:
-    """A worker's incarnation: registered with server 0, joined on every server.
+    """State of a worker's incarnation: registered with server 0, joined on every server.
 
     Args:
-        mode: In which the script begins.
+        worker: Number of the worker's seat.
+        mode: Mode in which the script begins.
         patience: Seconds that servers may be in different modes or rounds.
 
     Attributes:
-        declared: The present mode, with the settings that servers know.
-        incarnation: Number of the incarnation; 0: it has not begun.
-        sequence: Last push or round of this incarnation that all servers know.
+        declared: Present mode, with the settings that servers know.
+        incarnation: Number of the incarnation, or 0 before it has begun.
+        sequence: Number of the last push of this incarnation (of the last round, in a mode with rounds).
         clock: Number of pushes since the last collective.
         view: Newest view of the members that any server has reported.
-        first: In a mode with rounds the one from which on this incarnation counts.
+        first: First round in which this incarnation counts. Used in modes with rounds.
         progress: Script position, over all incarnations in this seat.
-        collectives: Number of collectives of this incarnation so far.
+        collectives: Number of collectives that this incarnation has completed.
         changes: Number of mode switches among them.
-        turns: Changes between rounds and leases that this incarnation has made.
+        turns: Number of switches between rounds and leases that this incarnation has made.
     """
 
     def __init__(self, worker: int, mode: ConsistencyMode, patience: float = 60.0) -> None:
@@ -75,8 +83,10 @@ class Session:
         self.progress = ScriptProgress()
         self.collectives = self.changes = self.turns = 0
         self._patience = patience
-        self._completed_before = 0  # collectives that were over when this incarnation began
-        self._switches = 0  # changes of the mode that the servers have made
+        self._completed_before = (
+            0  # number of collectives that were over when this incarnation began
+        )
+        self._switches = 0  # number of mode switches that the servers have made
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
@@ -89,80 +99,86 @@ class Session:
 
     @property
     def passes(self) -> bool:
-        """The next collective was over before this incarnation began."""
+        """True if the next collective was over before this incarnation began. It then has its result at
+        once."""
         return self.collectives < self._completed_before
 
     def saw(self, view: int) -> None:
-        """Note a view that a server has reported."""
+        """Note the view that a server has reported, if it is newer."""
         self.view = max(self.view, view)
 
-    # -- beginning and end -----------------------------------------------------------------------
-
     def start(self) -> Program[None]:
-        """Take the seat, and join in the mode in which the fleet is by now."""
+        """Take the seat, and join every server in the mode that the fleet has by now."""
         seat: SeatGranted = yield RegisterWorker()
         self.incarnation, self.view = seat.incarnation, seat.view
         self._completed_before = seat.completed
         self.first = max(seat.first, 1)
         self.progress = ScriptProgress(seat.progress)
         yield from self._adopt(seat)
-        if self.declared.has_rounds:  # the servers may have come further, in another mode
+        # The servers report the sequence that an incarnation has reached. They may have reached a later one
+        # in another mode.
+        if self.declared.has_rounds:
             self.sequence = max(self.first - 1, self.sequence)
 
     def _adopt(self, seat: SeatGranted) -> Program[None]:
-        """Join in the same mode on every server.
+        """Join every server, in the same mode.
 
-        All workers may have agreed to change it, and none may have sent that to the servers yet.
+        The coordinator may know a mode switch that no worker has brought to the servers yet. This incarnation
+        then brings it, with its Join.
         """
         if seat.switches:
             self._be_in(seat.mode)
-        # If they differ, the workers that make the change are on their way.
-        what = "modes: a change was left half done"
-        yield from self._join_equal(attrgetter("mode", "switches"), what, seat.switches, seat.last)
+        # Servers that differ are about to learn of the switch from the other workers.
+        difference = "modes: a change was left half done"
+        yield from self._join_equal(
+            attrgetter("mode", "switches"), difference, seat.switches, seat.last
+        )
 
     def leave(self) -> Program[None]:
-        """End this incarnation in order."""
+        """Tell every server that this incarnation ends in order."""
         yield Leave(self.worker, self.incarnation, self.sequence)
 
-    # -- joining -----------------------------------------------------------------------------------
-
     def join(self, switch: int = 0, last: int = 0) -> Program[None]:
-        """Go on after a rest; learns the last round.
+        """Become a member of rounds again after a rest, and learn the number of the last round.
 
         Args:
-            switch: Number of the mode switch that all workers have agreed on; 0: none.
-            last: The highest push of any worker before it.
+            switch: Number of the mode switch that all workers have agreed on, or 0 if there is none.
+            last: The highest push of any worker before that switch.
         """
-        # If they differ, some servers are prepared for a view, and close rounds when they install it.
+        # Servers that differ are frozen for a change of the view. They close the missing rounds when they
+        # install it.
         yield from self._join_equal(attrgetter("sequence"), "rounds", switch, last)
 
     def _join_equal(
-        self, key: Callable[[ServerJoined], object], what: str, switch: int, last: int
+        self, key: Callable[[ServerJoined], object], difference: str, switch: int, last: int
     ) -> Program[None]:
-        """Join, again and again, until all servers say the same."""
+        """Join every server, and repeat that until all servers report the same `key`."""
         seconds = 0.0
         while len(replies := {*map(key, (yield from self._join(switch, last)))}) > 1:
             if seconds > self._patience:
-                raise DeadlineExceeded(f"the servers are in different {what} ({replies})")
+                raise DeadlineExceeded(f"the servers are in different {difference} ({replies})")
             yield Pause(_PAUSE)
             seconds += _PAUSE
 
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
-        """Begin or continue on every server, in the mode that it reports."""
+        """Join every server once, and take over the mode, sequence and clock that the servers report."""
         replies: list[ServerJoined] = yield Join(
             self.worker, self.incarnation, self.declared, switch, last
         )
-        one = replies[0]
-        self.sequence, self._switches = one.sequence, one.switches
-        self._be_in(one.mode)
-        self.clock = min(each.clock for each in replies)
+        first = replies[0]
+        self.sequence, self._switches = first.sequence, first.switches
+        self._be_in(first.mode)
+        self.clock = min(joined.clock for joined in replies)
         return replies
 
     def change_mode(self, mode: ConsistencyMode, last: int) -> Program[None]:
-        """Continue in another mode. All workers are at the switch with nothing under way, and all do this.
+        """Continue in another mode. All workers call this at the same switch, with no push under way.
 
-        A change that the fleet had behind it when this incarnation began is passed over. `last` is the
-        highest push of any worker before it.
+        Does nothing if the fleet had made the switch before this incarnation began.
+
+        Args:
+            mode: The new mode.
+            last: The highest push of any worker before the switch.
         """
         self.changes += 1
         if self.changes > self._switches:
@@ -171,22 +187,20 @@ class Session:
             self.turns += self.declared.has_rounds != had_rounds
             yield from self.join(self.changes, last)
 
-    # -- collectives ----------------------------------------------------------------------------------
-
     def meet(
         self, mode: str = "", value: object = None, reached: tuple[int, int] = (0, 0)
     ) -> Program[CollectiveResult]:
-        """Come to the next collective; no worker waits for this one's pushes meanwhile.
-
-        Every push of this incarnation must be applied.
+        """Come to the next collective and wait for all workers. Every push of this incarnation is applied.
 
         Args:
-            mode: Reduction of the values; "switch": all go on in another mode.
-            value: Value of this worker; None: it is a barrier.
-            reached: Leases of data used up, and samples of the next one.
+            mode: Name of the reduction. "switch" means that all workers continue in another mode.
+            value: Value of this worker, or None at a barrier.
+            reached: Number of leases that are used up, and of samples used of the next one.
         """
         passes, number = self.passes, self.collectives + 1
-        if self.declared.pulls_wait and not passes:  # the others would wait for this worker
+        # In such a mode pulls of other workers wait for pushes of this one, and would never end: the worker
+        # first rests, that is, it tells every server not to wait for it.
+        if self.declared.pulls_wait and not passes:
             yield Leave(self.worker, self.incarnation, self.sequence, rest=number)
         result: CollectiveResult = yield JoinCollective(
             number, mode, value, self.changes + 1, reached
@@ -197,7 +211,11 @@ class Session:
         return result
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
-        """Count those in a part of the script that an earlier incarnation ran and this one passes over."""
+        """Count the collectives and mode switches in a part of the script that this incarnation skips.
+
+        An earlier incarnation has run that part. Collectives are numbered for the whole fleet, so they count
+        for this one too.
+        """
         self.collectives += collectives
         self.changes += changes
 
@@ -208,30 +226,37 @@ _WINDOW_FREE, _READ_AHEAD = AwaitPushes(WINDOW - 1), SendPull(ahead=True)
 
 
 class Stream:
-    """The stream of one incarnation. A program that ends with an error has changed nothing.
+    """Order of one incarnation's pushes and pulls. A program that ends with an error has changed nothing.
 
-    Where no pull waits for other workers, a push is sent only to servers that hold one of its tables, and to
-    server 0. It says how many pushes before it a server has not been sent, so that the server can tell them
-    from lost ones. Server 0 learns which servers get it, in case that this incarnation ends between two
-    servers.
+    In a mode without waiting pulls, a push goes only to the servers that hold one of its tables, and to
+    server 0. Two additions make that safe:
+
+    - The push says how many pushes before it were not sent to this server, so that the server can tell
+      these from lost ones.
+    - Server 0 learns which servers get the push. If the worker dies after it has sent the push to some of
+      them only, server 0 knows how far each server should be.
 
     Attributes:
-        open: The round that is pushed and not committed; 0: none.
-        cut: The last snapshot that is marked, and the last push in it.
-        last_snapshot: The last snapshot that is wanted.
+        open: Number of the round that is pushed and not committed yet, or 0 if there is none.
+        cut: Number of the last snapshot that this worker has marked, and its last push in that snapshot.
+        last_snapshot: Number of the last snapshot that server 0 has requested.
     """
 
     def __init__(self, session: Session) -> None:
         self.open = 0
         self.cut = (0, 0)
         self._session = session
-        self._begun = 0  # the last push that has got its number
+        # A push begins when it has a number, and counts in `session.sequence` once it has left. A snapshot
+        # that cuts the stream between the two must include the push, so the cut uses `_begun`.
+        self._begun = 0
         self.last_snapshot = 0
-        self._left = False  # a push has left since all before it were acknowledged, or is about to
-        self._ahead = False  # something is read ahead that may be under way
-        self._overtaken = False  # and a push has been made after it
-        self._addressed: tuple[int, ...] = ()  # by server the last push that was sent to it
-        self._begun_to: tuple[int, ...] = ()  # likewise, of those that have got their number
+        self._left = False  # pushes may be unacknowledged
+        self._ahead = False  # a prefetched pull may be under way
+        self._overtaken = False  # a push was made after that pull
+        self._addressed: tuple[
+            int, ...
+        ] = ()  # last push sent to each server; empty if all went to all
+        self._begun_to: tuple[int, ...] = ()  # the same, with the push that has begun
 
     def validate(self) -> None:
         """Check what must always hold; for tests."""
@@ -239,31 +264,35 @@ class Stream:
         assert self.cut[1] <= max(self._begun, self._session.sequence)
 
     def begin(self) -> None:
-        """The incarnation has begun: the round before its first is the one to wait for, if there are
-        rounds."""
+        """Start the stream, once the session has joined.
+
+        With rounds, the first pull waits for the round before this incarnation's first one.
+        """
         if self._session.declared.has_rounds:
             self.open = self._session.sequence
 
     def reroute(self) -> None:
-        """Begin with another number of servers, with nothing under way: all of them know all pushes."""
+        """Start over with another number of servers. Nothing is under way, and every server knows all
+        pushes."""
         self._addressed = self._begun_to = ()
-
-    # -- pulls -------------------------------------------------------------------------------------
 
     @property
     def reads_ahead(self) -> bool:
-        """A pull may overtake a push: not where pulls wait for other workers."""
+        """True if a prefetched pull may be answered before the pushes ahead of it, as the mode allows."""
         return self._session.declared.reads_ahead
 
     def pull(self, own: bool = True) -> Program[Any]:
-        """Read; what is there when the open round has closed, if there is one.
+        """Pull, and commit the open round, if there is one. Returns the values after that round has closed.
 
-        `own`: Read what the caller wants; else only wait for the round, with all pushes settled.
+        Args:
+            own: True to read what the caller asks for. False only waits for the round; the caller has then
+                waited for all pushes.
         """
         if self._ahead:
             yield from self._arrive()
         session = self._session
-        if own and session.declared.has_rounds:  # a pull commits what every server holds
+        # The pull commits the round at every server, so every server must hold the push before.
+        if own and session.declared.has_rounds:
             yield _SETTLE
         read = yield SendPull(self.open, own=own)
         session.view = max(session.view, read.view)
@@ -274,7 +303,7 @@ class Stream:
         return read
 
     def pull_ahead(self) -> Program[Any]:
-        """Begin to read. What was read ahead before is answered first: at most one is under way."""
+        """Start a prefetched pull and return at once. An earlier prefetched pull is awaited first."""
         if self._ahead:
             self._session.saw((yield _LAND))
         read = yield _READ_AHEAD
@@ -282,19 +311,19 @@ class Stream:
         return read
 
     def _arrive(self) -> Program[None]:
-        """Wait until all that was read ahead is here."""
+        """Wait for the prefetched pull, and let its values be joined to arrays."""
         if self._ahead:
             self._session.saw((yield _ARRIVE))
             self._ahead = self._overtaken = False
 
-    # -- pushes ------------------------------------------------------------------------------------
-
     def push(self) -> Program[Any]:
-        """Send a step's gradients, a few pushes ahead of their acknowledgements.
+        """Send a step's gradients. At most WINDOW pushes are unacknowledged in modes without rounds.
 
         Returns:
-            What the instruction to send is answered with.
+            The result of SendPush: the ticket of the push.
         """
+        # The order matters: the session counts the push only after SendPush has succeeded. A push that fails
+        # in LayOutPush or SendPush has then used no number, and the next one takes its place.
         session = self._session
         if self.open:
             yield from self.flush()
@@ -324,13 +353,11 @@ class Stream:
         return ticket
 
     def flush(self) -> Program[None]:
-        """Wait until the last push is in a closed round, or applied."""
+        """Wait until every push is applied, in a mode with rounds by the close of its round."""
         yield from self._arrive()
         yield _FLUSH
         if self.open:
             yield from self.pull(own=False)
-
-    # -- snapshots ---------------------------------------------------------------------------------
 
     def hears(self, number: int) -> bool:
         """Return whether a snapshot that server 0 requests is new; then run `mark`, beside the script."""
@@ -340,9 +367,10 @@ class Stream:
         return True
 
     def mark(self, number: int) -> Program[None]:
-        """Take part in a snapshot: mark the last push that has begun, on all servers.
+        """Take part in a snapshot: tell all servers which push of this worker is the last one in it.
 
-        Pushes that follow carry the cut, so that a server knows it from whichever comes first.
+        Later pushes carry the cut too. A server learns it from the mark or from such a push, whichever comes
+        first, so it never applies a push behind the cut without knowing that.
         """
         session = self._session
         marks, last = yield AwaitMarking(number)
@@ -355,10 +383,12 @@ class Stream:
 
 
 class Collectives:
-    """The collectives of one incarnation.
+    """Collectives of one incarnation: flush the stream, meet all workers, and join rounds again.
 
     Args:
-        position: Position of the incarnation in its data: leases used up, and samples of the next one.
+        session: The incarnation.
+        stream: Its pushes and pulls.
+        position: Returns the position in the data: leases used up, and samples used of the next one.
     """
 
     def __init__(
@@ -371,11 +401,11 @@ class Collectives:
     def gather(
         self, mode: str = "", value: NDArray[Any] | None = None
     ) -> Program[CollectiveResult]:
-        """Meet all workers. Rounds of the others go on without this one meanwhile.
+        """Wait for all workers at a barrier or all-reduce. Rounds close without this worker meanwhile.
 
         Args:
-            mode: Reduction of the values: sum, max or min.
-            value: Value of this worker; None: it is a barrier.
+            mode: Reduction of the values: "sum", "max" or "min".
+            value: Value of this worker, or None at a barrier.
         """
         passes = self._session.passes
         result = yield from self._meet(mode, value)
@@ -383,10 +413,10 @@ class Collectives:
         return result
 
     def set_mode(self, mode: ConsistencyMode) -> Program[None]:
-        """Go on in another mode; every worker must come here between two of its steps.
+        """Continue in another mode. Every worker must call this at the same point, between two steps.
 
         Raises:
-            ConfigError: The workers want different things; nothing was changed.
+            ConfigError: The workers ask for different modes. The mode stays.
         """
         yield from self._stream.flush()
         session = self._session
@@ -406,7 +436,10 @@ class Collectives:
         return (yield from self._session.meet(mode, value, self._position()))
 
     def _come_back(self, passes: bool) -> Program[None]:
-        """Be a member of rounds again, unless the collective was over before this incarnation began."""
+        """Become a member of rounds again, if this worker has rested for the collective.
+
+        `passes` tells that the collective was over before this incarnation began, so that it has not rested.
+        """
         if self._session.declared.has_rounds and not passes:
             yield from self._session.join()
 

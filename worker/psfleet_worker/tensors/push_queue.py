@@ -382,8 +382,8 @@ class PushQueue:
                     self._asleep, self._came = not self._came, False
                     self._changed.wait(None if self._asleep else LINGER)
                     self._asleep = False
-                elif (rest := self._due - time.monotonic()) > 0:
-                    self._changed.wait(rest)
+                elif (remaining_seconds := self._due - time.monotonic()) > 0:
+                    self._changed.wait(remaining_seconds)
                 elif self._behind is not None:
                     # The wait begins with the pull's reply, or is repeated until that is here.
                     if not self._behind.is_under_way:

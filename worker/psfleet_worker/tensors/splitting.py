@@ -150,9 +150,9 @@ class SparseRead:
     def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
         """Add the read to the request of each server that has a part; which ones have."""
         mask = [False] * len(requests)
-        for server, mine in zip(self._group, self._plan.unique, strict=True):
-            if len(mine):
-                requests[server].read_rows(self._spec, mine)
+        for server, server_ids in zip(self._group, self._plan.unique, strict=True):
+            if len(server_ids):
+                requests[server].read_rows(self._spec, server_ids)
                 mask[server] = True
         return mask
 
@@ -271,10 +271,10 @@ def _pack_values(
     """Compress each server's range of a dense gradient into its request."""
     for server, low, high in plans.ranges(part.spec):
         request, shape = requests[server], (high - low,)
-        room = request.reserve(
+        target = request.reserve(
             part.segment(segments.VALUES, high - low), CompressedValues.size_of(part.form, shape)
         )
-        compressed = CompressedValues.over(room, part.form, shape)
+        compressed = CompressedValues.over(target, part.form, shape)
         compressor.part(part.spec, request.number, low, part.values[low:high], compressed)
 
 
@@ -289,14 +289,14 @@ def _pack_rows(
     plan = plans.of(part.spec, ids)
     holders = _holders(requests, part, plans)
     sums = plan.merge(part.values, part.gradient.bags)
-    for request, mine, rows in zip(holders, plan.unique, sums, strict=True):
-        room = request.reserve(
-            part.segment(segments.ID_ROWS, len(mine)),
-            mine.nbytes + CompressedValues.size_of(part.form, rows.shape),
+    for request, server_ids, rows in zip(holders, plan.unique, sums, strict=True):
+        target = request.reserve(
+            part.segment(segments.ID_ROWS, len(server_ids)),
+            server_ids.nbytes + CompressedValues.size_of(part.form, rows.shape),
         )
-        room[: mine.nbytes].view(np.int64)[:] = mine
-        compressed = CompressedValues.over(room[mine.nbytes :], part.form, rows.shape)
-        compressor.rows(part.spec, request.number, mine, rows, compressed)
+        target[: server_ids.nbytes].view(np.int64)[:] = server_ids
+        compressed = CompressedValues.over(target[server_ids.nbytes :], part.form, rows.shape)
+        compressor.rows(part.spec, request.number, server_ids, rows, compressed)
 
 
 def _sum(
@@ -313,10 +313,10 @@ def _sum(
     """
     spec, plan = part.spec, plans.of(part.spec, ids)
     rows_by_server = []
-    for server, mine in zip(plans.group(spec), plan.unique, strict=True):
-        rows = requests[server].rows(spec, mine, part.gradient.learning_rate)
+    for server, server_ids in zip(plans.group(spec), plan.unique, strict=True):
+        rows = requests[server].rows(spec, server_ids, part.gradient.learning_rate)
         rows_by_server.append(rows)
-        sums.append((spec.name, rows, mine))
+        sums.append((spec.name, rows, server_ids))
     plan.merge_into(part.values, rows_by_server, part.gradient.bags)
 
 
@@ -343,13 +343,13 @@ def _short(part: _GradientPart, plans: RoutingPlans) -> Iterator[tuple[Any, ...]
     Used for gradients that amp sends in 16 bits, and for elements of dense arrays that dgc selects.
     """
     gradient = part.gradient
-    for content, where, mine in _server_parts(part, plans):
-        segment = part.segment(content, len(mine))
+    for content, where, server_values in _server_parts(part, plans):
+        segment = part.segment(content, len(server_values))
         if gradient.precision == "float32":
-            yield (segment, *where, mine)
+            yield (segment, *where, server_values)
             continue
         segment.precision, segment.scale = segments.PRECISIONS[gradient.precision], gradient.scale
-        yield (segment, *where, encode(mine, gradient.precision, gradient.scale))
+        yield (segment, *where, encode(server_values, gradient.precision, gradient.scale))
 
 
 def _server_parts(
@@ -365,8 +365,10 @@ def _server_parts(
         yield from ((segments.VALUES, (), values[low:high]) for low, high in ranges)
     elif spec.kind == "sparse":
         plan = plans.of(spec, ids)
-        for mine, rows in zip(plan.unique, plan.merge(values, part.gradient.bags), strict=True):
-            yield segments.ID_ROWS, (mine,), rows
+        for server_ids, rows in zip(
+            plan.unique, plan.merge(values, part.gradient.bags), strict=True
+        ):
+            yield segments.ID_ROWS, (server_ids,), rows
     else:
         for (low, _), where in zip(ranges, split_elements(ids, ranges), strict=True):
             yield segments.ELEMENTS, ((ids[where] - low).astype(np.uint32),), values[where]

@@ -1,7 +1,8 @@
-"""TableReader and WorkerTables: calls that find, make, read, write and shrink whole tables.
+"""Calls that find, create, read, write and shrink whole tables.
 
-Contents travel in pages of a fixed size, so that neither end holds a large table in one message. The runtime
-of a worker uses WorkerTables, and a process outside the job TableReader.
+Contents travel in pages of a fixed size, so that neither end holds a large table in one message. A worker's
+runtime uses `WorkerTables`. A process outside the job uses `TableReader`, which only reads. The calls block
+the thread that makes them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,17 +31,22 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-_PAGE_ROWS = 1 << 16
-_PAGE_VALUES = 1 << 23
+_PAGE_ROWS = 1 << 16  # rows of a sparse table in a page
+_PAGE_VALUES = 1 << 23  # values of a dense table in a page
 
 
 def page_size(spec: TableSpec) -> int:
-    """Return rows (sparse) or values (dense) of a page at most."""
+    """Return the most rows (sparse table) or values (dense table) of a page."""
     return _PAGE_VALUES if spec.kind == "dense" else _PAGE_ROWS
 
 
 def join_pages(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> TableState:
-    """Return a table from the pages of every server; rows ordered by their ids."""
+    """Join the pages of all servers to the content of a table. Rows are ordered by their ids.
+
+    Args:
+        spec: The table.
+        pages: Pages of each server, in the order in which the server sent them.
+    """
     step = max(page.step for server in pages for page in server)
     if spec.kind == "dense":
         return TableState(step, [plane.reshape(spec.shape) for plane in _join_dense(spec, pages)])
@@ -61,7 +67,7 @@ def join_pages(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> TableSt
 
 
 def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats:
-    """Return the flattened array and its state [1 + slots, size]."""
+    """Return the flattened values and their optimizer state, [1 + slots, size]."""
     flat = np.empty((1 + len(spec.rule.slots), spec.size), np.float32)
     for (low, high), server in zip(dense_ranges(spec, len(pages)), pages, strict=True):
         flat[:, low:high] = np.concatenate([page.values for page in server], axis=1)
@@ -71,7 +77,7 @@ def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats
 def split_state(
     spec: TableSpec, state: TableState, servers: int
 ) -> Iterator[list[OutgoingSegment]]:
-    """Yield pages of the state, each as one segment for every server."""
+    """Split the content of a table into pages. Yields a list of one segment per server for each page."""
     return (_split_dense if spec.kind == "dense" else _split_rows)(spec, state, servers)
 
 
@@ -80,9 +86,10 @@ def _split_dense(
 ) -> Iterator[list[OutgoingSegment]]:
     planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
     ranges = dense_ranges(spec, servers)
-    most = max(high - low for low, high in ranges)
-    length = _PAGE_VALUES // len(planes) if spec.rule.unit == "element" else most
-    for start in range(0, max(most, 1), max(length, 1)):
+    longest = max(high - low for low, high in ranges)
+    # A rule for whole arrays, not for single elements, needs a server's range in one page.
+    length = _PAGE_VALUES // len(planes) if spec.rule.unit == "element" else longest
+    for start in range(0, max(longest, 1), max(length, 1)):
         yield [
             _dense_page(spec, state.step, planes[:, low:high], start, length)
             for low, high in ranges
@@ -104,27 +111,27 @@ def _split_rows(
                 PartState(
                     spec.key,
                     state.step,
-                    rows[page][mine],
-                    ids[page][mine],
-                    None if touched is None else touched[page][mine],
-                    None if scores is None else scores[page][mine],
+                    rows[page][owned],
+                    ids[page][owned],
+                    None if touched is None else touched[page][owned],
+                    None if scores is None else scores[page][owned],
                 )
             )
-            for mine in masks
+            for owned in masks
         ]
 
 
 def _dense_page(
     spec: TableSpec, step: int, planes: Floats, start: int, page: int
 ) -> OutgoingSegment:
-    """Return values from `start` on of one server's part; none where that has ended."""
+    """Return up to `page` values of one server's range, from `start` on. Empty behind its end."""
     start = min(start, planes.shape[1])
     part = planes[:, start : start + page]
     return segments.write_state(PartState(spec.key, step, part, start=start))
 
 
 class _Specs(dict[int, TableSpec]):
-    """Definitions of tables by key."""
+    """Definitions of tables by key. Raises UnknownTable for a key that is not there."""
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -135,10 +142,15 @@ class _Specs(dict[int, TableSpec]):
 
 
 class TableReader:
-    """Asks servers for definitions and contents.
+    """Reads definitions and contents of tables from all servers.
+
+    Args:
+        clients: One client per server.
+        who: Description of this process for errors.
 
     Attributes:
-        specs: The definitions, by key, of the tables that are known; UnknownTable for others.
+        specs: Definitions of the known tables by key. Raises UnknownTable for another key.
+        spec: Returns the definition of a table for its key.
     """
 
     def __init__(self, clients: Sequence[ServerClient], who: str) -> None:
@@ -147,7 +159,10 @@ class TableReader:
         self.spec = self.specs.__getitem__
 
     def open(self, name: str) -> TableSpec:
-        """Return the definition of a table. Asks every server: a creator may have reached some only."""
+        """Return the definition of a table by its name.
+
+        Asks every server, because the table's creator may have reached only some of them so far.
+        """
         request = shard_pb2.CreateTableRequest(spec=shard_pb2.TableSpec(name=name))
         message = request.SerializeToString()
         reply = wait_all([c.start("Shard/CreateTable", message) for c in self._clients])[0]
@@ -188,7 +203,8 @@ class TableReader:
 
 
 class WorkerTables(TableReader):
-    """Whole tables on the servers. Earlier pushes must have reached the servers; see Stream.flush."""
+    """Reads and writes whole tables for a worker. Flush the worker's pushes before a call
+    (`Stream.flush`)."""
 
     def __init__(self, fleet: "FleetConnection") -> None:
         super().__init__(fleet.clients, f"worker {fleet.worker}")
@@ -196,10 +212,14 @@ class WorkerTables(TableReader):
         self._writes = 0  # of this incarnation
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """Create a table. The value of the worker that reaches server 0 first holds everywhere."""
+        """Create a table on all servers, or find it if another worker has. Returns its key.
+
+        Server 0 is asked first and decides: the value of the worker that reaches it first holds on all
+        servers. Other workers send no value.
+        """
         flat = check_spec_value(spec, value)
         spec = placed(spec, self.specs.values())
-        first, *others = self._fleet.clients
+        first, *later_clients = self._fleet.clients
         [response] = wait_all([self._create_on(first, spec, self._parts(spec, flat)[0])])
         reply = shard_pb2.CreateTableReply.FromString(response)
         if reply.HasField("spec"):
@@ -207,14 +227,14 @@ class WorkerTables(TableReader):
         wait_all(
             [
                 self._create_on(client, spec, part if reply.created else part[:0])
-                for client, part in zip(others, self._parts(spec, flat)[1:], strict=True)
+                for client, part in zip(later_clients, self._parts(spec, flat)[1:], strict=True)
             ]
         )
         self.specs[spec.key] = spec
         return spec.key
 
     def _parts(self, spec: TableSpec, flat: Floats) -> list[Floats]:
-        """Split a table's first value by server."""
+        """Split a table's initial value by server."""
         servers = len(self._fleet.clients)
         if spec.kind == "sparse":
             return [flat] * servers
@@ -245,7 +265,13 @@ class WorkerTables(TableReader):
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """Remove rows that are worth little or not in use; return their number."""
+        """Remove rows of a table, or of all tables if `table` is 0, and return their number.
+
+        Args:
+            table: Key of the table, or 0.
+            threshold: Limit below which a row's weights count as worthless, or None.
+            unseen: Number of steps after which an unused row is removed, or None.
+        """
         self._writes += 1
         request = shard_pb2.ShrinkRequest(
             table=table,
@@ -273,9 +299,10 @@ class WorkerTables(TableReader):
                 seconds=self._fleet.patience.wait,
             )
         )
-        for spec in specs:  # a table that was there before has stayed where it was
+        # The servers say where each table is: a table that existed before the load has kept its place.
+        for spec in specs:
             self.open(spec.name)
 
     def _header(self) -> Header:
-        """A header of its own for each message, which adds its segments to it."""
+        """Return a new header. Each message needs its own, because it adds its segments to the header."""
         return self._fleet.header(sequence=self._writes)
