@@ -12,11 +12,12 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help train serve test quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-gpu test-engines test-slurm test-ray test-hosts test-packages test-docs docs site goldens clean
+.PHONY: help train serve test test-all quick test-oldest check bench bench-kernels bench-gpu bench-peers torture repeat soak fuzz fuzz-atheris test-device test-gpu test-engines test-slurm test-ray test-hosts test-packages test-docs docs site goldens clean
 
 help:
 	@echo "make train          train on 336,776 flights: 2 servers, 2 workers (LAUNCH=--sync, ARGS=...)"
-	@echo "make test           all tests (ARGS=... for pytest)"
+	@echo "make test           the tests that any change needs (ARGS=... for pytest)"
+	@echo "make test-all       and those marked long: more random schedules, fuzzing, repeated kills; the CI runs these"
 	@echo "make quick          the tests that start no process, in less than a minute"
 	@echo "make test-oldest    some of the tests with the oldest releases of what psfleet needs, in $(OLDEST)"
 	@echo "make check          ruff, mypy, generated stubs, diagrams, documents"
@@ -45,6 +46,9 @@ serve: $(VENV)/.has-examples
 
 # Twice as many processes as cores, for many tests wait. Each takes tests from the others when it has none.
 test: $(VENV)/.has-test $(VENV)/.has-torch
+	$(VENV)/bin/python -m pytest -m "not long" --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+test-all: $(VENV)/.has-test $(VENV)/.has-torch
 	$(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 quick: $(VENV)/.has-test

@@ -28,54 +28,14 @@ importlib.import_module(
 )  # that of NumPy 1.26 starts lscpu when it is first imported
 
 _HERE = Path(__file__).parent
-_QUICK = {
-    *("checkpoint", "datasets", "fluid", "kernels", "metrics", "optimizer", "pipeline", "program"),
-    *("rules", "shard", "tables", "wire"),
-    *("test_annotations.py", "test_dependencies.py", "test_public_names.py"),
-}
-"""Folders and files whose tests are quick: they start no process, open no connection and load no torch."""
-_SLOW = {
-    *("checkpoint/test_goldens.py", "checkpoint/test_names.py", "checkpoint/test_objects.py"),
-    *(
-        "checkpoint/test_damaged_snapshots.py",
-        "checkpoint/test_imported_files.py",
-        "checkpoint/test_replacing.py",
-        "checkpoint/test_tools.py",
-        "checkpoint/test_urls.py",
-    ),
-    *("datasets/test_kafka.py", "fluid/test_data.py"),
-    *("kernels/test_cuda.py", "kernels/test_generate.py"),
-    *(
-        "metrics/test_evaluation_loop.py",
-        "metrics/test_fleet_metrics.py",
-        "metrics/test_interfaces.py",
-    ),
-    *("optimizer/test_cluster.py", "optimizer/test_dgc.py", "optimizer/test_localsgd.py"),
-    "optimizer/test_sparse_adam.py",
-    *("pipeline/test_links.py", "pipeline/test_plan.py", "pipeline/test_processes.py"),
-    "rules/test_user_rules.py",
-    *("program/test_batch_norm.py", "program/test_bfloat16.py"),
-    *("program/test_reading_ahead.py", "program/test_starts.py"),
-    "tables/test_arena.py",
-    *("tables/test_bounds_on_servers.py", "tables/test_evictions_on_servers.py"),
-    *("tables/test_disk.py", "tables/test_memory.py", "tables/test_shows.py"),
-    *("wire/test_process.py", "wire/test_relocations.py", "wire/test_shared.py"),
-    *("wire/test_status.py", "wire/test_stubs.py"),
-}
-"""Files in them that do."""
 _NOT_QUICK = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"}
 _quick_test = ""
 
 
-def _is_quick(path: Path) -> bool:
-    place = path.relative_to(_HERE)
-    return place.parts[0] in _QUICK and place.as_posix() not in _SLOW
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m quick` does not even import what is not quick."""
+    """Skip files without quick tests under `-m quick`: importing all files takes as long as running those."""
     if config.option.markexpr == "quick" and collection_path.suffix == ".py":
-        return not _is_quick(collection_path) or None
+        return "pytest.mark.quick" not in collection_path.read_text() or None
     return None
 
 
@@ -96,11 +56,8 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(tryfirst=True)  # before those of a fixture are put together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is quick. All workers have the tests in one order."""
+    """Sort the tests by path, because all workers of xdist need the same order."""
     items.sort(key=lambda item: item.path.parts)
-    for item in items:
-        if _is_quick(item.path):
-            item.add_marker(pytest.mark.quick)
 
 
 @pytest.hookimpl(tryfirst=True)  # no fixture is to be blamed for the zygote
@@ -120,7 +77,7 @@ def pytest_collection_finish() -> None:
 def _watch(event: str, arguments: tuple[object, ...]) -> None:
     if _quick_test and (event in _NOT_QUICK or (event, arguments[:1]) == ("import", ("torch",))):
         raise AssertionError(
-            f"{event} in {_quick_test}, which is no quick test: see tests/conftest.py"
+            f"{event} in {_quick_test}: a test that does this must not have the mark quick"
         )
 
 

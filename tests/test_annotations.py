@@ -22,6 +22,8 @@ from psfleet.core.base.validation.annotations import (
     checked,
 )
 
+pytestmark = pytest.mark.quick
+
 TAKEN: list[tuple[Any, Any, Any]] = [
     (1, float, 1),
     (np.float32(0.5), float, 0.5),

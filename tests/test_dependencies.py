@@ -5,7 +5,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from psfleet.core.base import errors
+
+pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).resolve().parent.parent
 

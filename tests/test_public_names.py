@@ -5,6 +5,10 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).resolve().parents[1]
 NOT_MODULES = {  # generated stubs, and texts from which kernels are generated
     ROOT / "psfleet" / "core" / "net" / "v1",

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import psfleet
 from psfleet_launch.chaos.fault_schedule import schedule
@@ -78,6 +79,7 @@ def test_a_machine_without_power_is_replaced_at_once(site: Site, machines: Lab) 
     assert digest(out) == ALONE
 
 
+@pytest.mark.long
 def test_a_machine_that_comes_back_is_fenced(site: Site, pair: Lab) -> None:
     """Its cable was out until a standby took over: its server is killed, and it gets a new standby."""
     gate = site.folder / "gate"
@@ -102,6 +104,7 @@ def test_a_machine_that_comes_back_is_fenced(site: Site, pair: Lab) -> None:
     assert digest(out) == ALONE
 
 
+@pytest.mark.long
 def test_a_stopped_agent_is_given_up_late_and_fenced(site: Site) -> None:
     """Its machine can be reached, so it is waited for; when it goes on, it ends all that it has started."""
     gate = site.folder / "gate"

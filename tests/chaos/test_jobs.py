@@ -103,6 +103,7 @@ def test_async(tmp_path: Path, seed: int) -> None:
     assert code == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4, 5 + MORE))
 def test_plain_tables(tmp_path: Path, seed: int) -> None:
     """A plain client whose pushes name three tables: servers are killed, and no bit changes."""

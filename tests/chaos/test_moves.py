@@ -21,7 +21,7 @@ from psfleet_launch.chaos.audit import ChaosSettings
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of
 from tests.pools import started_pool
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 MOVES, STEPS, WORKERS, MOST = 4, 3, 2, 4
 IDS, TABLES = np.arange(200), (BIAS, ROWS, RARE)

@@ -37,6 +37,8 @@ from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 
+pytestmark = pytest.mark.quick
+
 SPECS = (
     TableSpec("dense", "dense", (9000, 2), Adam()),
     TableSpec("plain", "sparse", (5,), Adam(), seed=5),

@@ -30,6 +30,8 @@ from psfleet.initializer import Uniform
 from psfleet_launch.commands.psfleet_cli import main
 from tests.refusals import check_refusals
 
+pytestmark = pytest.mark.quick
+
 
 def features(**tables: Table) -> FeatureSet:
     """A feature of each table."""

@@ -168,6 +168,7 @@ def launched(folder: Path, servers: int, place: str, *options: str) -> str:
     return line.partition("total")[2]
 
 
+@pytest.mark.long
 def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
     """A job keeps its last snapshots at a URL; one that resumes there, on fewer servers, ends as one that
     went on.
@@ -188,6 +189,7 @@ def test_snapshot_store(bucket: str, tmp_path: Path) -> None:
     assert own_snapshots(f"{bucket}/jobs/taste") == []
 
 
+@pytest.mark.long
 def test_logs_go_on_from_a_store(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,8 @@ from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.table_messages import read_spec, write_spec
 from psfleet.features import Feature, FeatureSet, Table
 
+pytestmark = pytest.mark.quick
+
 Ids = NDArray[np.int64]
 
 

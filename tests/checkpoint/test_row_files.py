@@ -17,6 +17,8 @@ from psfleet.core.engine.interface import TableState
 from psfleet.features import hashed
 from psfleet_launch.commands.psfleet_cli import main
 
+pytestmark = pytest.mark.quick
+
 VALUE: NDArray[np.float32] = np.linspace(0, 1, 6, dtype=np.float32).reshape(3, 2)
 MORE = (VALUE + 1).astype(np.float32)
 IDS = np.array([5, -3, 2**60])

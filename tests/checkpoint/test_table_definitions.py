@@ -23,6 +23,8 @@ from psfleet.core.engine.schema.table import (
 from psfleet.core.net.table_messages import read_spec, write_spec
 from psfleet.core.net.v1 import shard_pb2
 
+pytestmark = pytest.mark.quick
+
 PLAIN = TableSpec("rows", "sparse", (2,), SGD())
 OTHER: dict[str, Any] = {
     "name": "others",

@@ -17,6 +17,8 @@ from tests import starter
 from tests.observability.test_processes import collect
 from tests.trainings import TrainingWorkload, in_threads, same_bits
 
+pytestmark = pytest.mark.long
+
 SHORT = TrainingWorkload(
     steps=3, shape=(9, 7)
 )  # the simulator runs a Python thread for each weight

@@ -52,6 +52,7 @@ def test_a_server_that_is_gone_is_named_in_time() -> None:
             runtime.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_a_stopped_server_is_waited_for(
     transport: Literal["unix", "tcp"], monkeypatch: pytest.MonkeyPatch
@@ -82,6 +83,7 @@ def test_a_stopped_server_is_waited_for(
             client.close()
 
 
+@pytest.mark.long
 def test_a_worker_without_a_seat_says_what_it_waits_for() -> None:
     """While server 1 is silent nobody gets a seat: the worker names it, and so does the log of server 0,
     which also says when it is over. While server 0 is silent the worker says what it asked for how long."""
@@ -139,6 +141,7 @@ def test_a_round_names_the_worker_that_it_waits_for() -> None:
             runtime.close()
 
 
+@pytest.mark.long
 def test_a_barrier_names_the_worker_that_it_waits_for() -> None:
     """A barrier without worker 1 ends with its name; asked for again, it goes on."""
     with LocalFleet(1, 2, in_process=True) as fleet:

@@ -41,6 +41,7 @@ def unmoved() -> list[TableState]:
     return trained(())[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("server", "point"), [(0, "decided"), (1, "adopted"), (2, "adopted")])
 def test_a_server_that_is_killed_after_the_decision(
     server: int, point: str, unmoved: list[TableState]
@@ -52,6 +53,7 @@ def test_a_server_that_is_killed_after_the_decision(
     assert_same(states, unmoved)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("server", "point"), [(0, "promised"), (1, "sent"), (2, "prepared")])
 def test_a_server_that_is_killed_before_the_decision(
     server: int, point: str, unmoved: list[TableState]
@@ -63,6 +65,7 @@ def test_a_server_that_is_killed_before_the_decision(
     assert_same(states, unmoved)
 
 
+@pytest.mark.long
 def test_a_leaving_server_that_is_killed(unmoved: list[TableState]) -> None:
     """A kill of the server that goes, with changes that it has not sent, gives the move up."""
     states, deaths = trained((1, 1, 3), {1: ["opened:1"]}, given_up=True)
@@ -124,6 +127,7 @@ def test_server_0_that_is_killed_while_new_servers_start() -> None:
         runtime.close()
 
 
+@pytest.mark.long
 def test_snapshots_shorten_the_log_after_a_move(tmp_path: Path) -> None:
     """A snapshot after a move begins a file of the new log and removes the one before; the logs of before the
     move are gone, and a server that dies goes on from that snapshot."""

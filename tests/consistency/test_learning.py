@@ -3,12 +3,15 @@
 from functools import partial
 
 import numpy as np
+import pytest
 
 from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.click_model import ClicksWorkload
 from tests.trainings import in_threads
+
+pytestmark = pytest.mark.long
 
 MODES = [
     ConsistencySettings("sync"),

@@ -21,6 +21,8 @@ from psfleet.data.record_batches import RecordBatches
 from psfleet.data.text_files import TextFiles
 from psfleet.features import Feature, FeatureSet, Log1p, Number, Table
 
+pytestmark = pytest.mark.quick
+
 TABLE = Table("t", 4)
 USER = FeatureSet([Feature("user", TABLE)])
 FILES = [

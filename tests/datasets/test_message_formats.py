@@ -26,6 +26,8 @@ pytest.importorskip(
 from psfleet.data.kafka import KafkaTopic  # after the check for confluent-kafka
 from tests.datasets.broker import Broker
 
+pytestmark = pytest.mark.quick
+
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
     [Feature("user", TABLE), Feature("tags", TABLE), Feature("city", TABLE, hashed=True)]

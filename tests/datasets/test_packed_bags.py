@@ -10,6 +10,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install psf
 from psfleet.data.feature_sets.jagged import Jagged, joined
 from psfleet.data.packed_bags import PackedBags  # after the check for pyarrow
 
+pytestmark = pytest.mark.quick
+
 ORDER = np.random.default_rng(1).permutation(50)
 
 

@@ -19,6 +19,8 @@ from psfleet.data.parquet import ParquetFiles, SampleBatch
 from psfleet.data.row_order import RowSequence
 from tests.datasets.click_features import clicks
 
+pytestmark = pytest.mark.quick
+
 TABLE = Table("t", 4)
 FEATURES = FeatureSet(
     [

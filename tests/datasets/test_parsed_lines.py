@@ -12,6 +12,8 @@ from psfleet.core.base.errors import UsageError
 from psfleet.data.text_files import TextFiles  # after the check for pyarrow
 from psfleet.features import Feature, FeatureSet, Number, Table
 
+pytestmark = pytest.mark.quick
+
 TABLE = Table("t", 2)
 FEATURES = FeatureSet(
     [

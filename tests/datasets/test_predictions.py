@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 
 from psfleet_launch.prediction_job import PredictionJob
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

@@ -20,6 +20,8 @@ from psfleet.data.text_files import TextFiles
 from psfleet.features import Feature, FeatureSet, Number
 from tests.datasets.click_features import TABLE
 
+pytestmark = pytest.mark.quick
+
 NUMBERS, IDS = [f"I{n}" for n in range(1, 14)], [f"C{n}" for n in range(1, 27)]
 CRITEO = FeatureSet(
     [*map(Number, NUMBERS), *(Feature(name, TABLE, hashed=True, salt=name) for name in IDS)]

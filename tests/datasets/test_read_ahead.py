@@ -3,8 +3,12 @@
 import contextlib
 from collections.abc import Callable
 
+import pytest
+
 from psfleet.core.engine.round_plan import Range
 from psfleet.data.read_ahead import ReadAhead, probable
+
+pytestmark = pytest.mark.quick
 
 Ranges = tuple[Range, ...]
 

@@ -20,6 +20,8 @@ from psfleet.data.batches import Batches
 from psfleet.data.record_batches import RecordBatches
 from tests.datasets.click_features import FEATURES, clicks
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from psfleet.data.sample_batch import batch_of, sample_of
 from psfleet.data.text_files import TextFiles
 from tests.datasets.click_features import FEATURES, TABLE, clicks
 
+pytestmark = pytest.mark.quick
+
 COLUMNS = ["user", "city", "tags", "tags.weights", "age", "click", "note"]
 SPARSE = FeatureSet([Feature("x", TABLE, weighted=True, column="index", weights_column="value")])
 

@@ -39,6 +39,7 @@ def flights_figures(way: str, folder: Path, *arguments: str) -> tuple[float, flo
     return float(match[1]), float(match[2])
 
 
+@pytest.mark.long
 def test_flights_learns_from_a_part(tmp_path: Path, flights: Flights) -> None:
     """40,000 flights are enough for an AUC of 0.64 in one process."""
     auc, log_loss = flights_figures("embedded", tmp_path, "--flights", "40000")
@@ -88,6 +89,7 @@ def test_calibration_of_true_probabilities() -> None:
     np.testing.assert_allclose(said, happened, atol=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # a job and four services, whose kernels may have to be compiled
 def test_flights_are_served(tmp_path: Path, flights: Flights) -> None:
     """A service that follows the servers predicts in the end what the trained model does; the model and its

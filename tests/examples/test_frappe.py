@@ -20,6 +20,8 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.schema.table import OWN
 from tests.programs import IN_DOCS, ended
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "frappe.py"
 USERS, ITEMS = 6, 30
 

@@ -12,6 +12,8 @@ import psfleet
 from tests.launch.conftest import Launch, launch
 from tests.programs import IN_DOCS
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
 
 __all__ = ["launch"]

@@ -43,6 +43,7 @@ def run(way: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess
     return ended([*WAYS[way], *logs, str(EXAMPLE), *arguments], cwd=folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "ending"), [("embedded", "csv"), pytest.param("sync", "libsvm", marks=IN_DOCS)]
 )

@@ -152,6 +152,7 @@ with psfleet.connect() as ps:
 """
 
 
+@pytest.mark.long
 def test_wandb(tmp_path: Path) -> None:
     """Values, evaluations and the snapshot are in the file of a run without a network."""
     pytest.importorskip("wandb", reason="wandb is not installed: pip install psfleet[wandb]")
@@ -168,6 +169,7 @@ def test_wandb(tmp_path: Path) -> None:
         assert word in text
 
 
+@pytest.mark.long
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, evaluations and the snapshot are in a run of a folder, which a later logger goes on with."""
     mlflow = pytest.importorskip(

@@ -9,6 +9,8 @@ import pytest
 
 import psfleet.fluid as paddle
 
+pytestmark = pytest.mark.quick
+
 
 def test_asgd() -> None:
     """paddle.optimizer.ASGD."""

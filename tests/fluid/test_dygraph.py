@@ -12,6 +12,8 @@ from psfleet.core.engine.gradients import SparseGrad
 from psfleet.fluid.dygraph import Layer, guard, to_variable
 from psfleet.fluid.layer_modules import ParameterState, save
 
+pytestmark = pytest.mark.quick
+
 
 class Net(Layer):
     """Two linear layers with dropout in between."""

@@ -15,6 +15,8 @@ import pytest
 
 import psfleet.fluid as fluid
 
+pytestmark = pytest.mark.quick
+
 
 def reader(width: int = 13) -> list[tuple[Any, Any]]:
     """The lost line of the examples with a feeder: a batch of (x, y)."""

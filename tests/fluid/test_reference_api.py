@@ -3,6 +3,10 @@
 import importlib
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.quick
+
 
 def _named(home: str, names: str) -> dict[str, str]:
     """Names that are the same in a module here."""

@@ -14,6 +14,8 @@ from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.fluid import dygraph
 from psfleet.optimizer.lr.update_counted import PerUpdateSchedule
 
+pytestmark = pytest.mark.quick
+
 DECAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[int], float]]] = {
     "noam": (
         lambda: fluid.layers.noam_decay(64, 3, learning_rate=2.0),

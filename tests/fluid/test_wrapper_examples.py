@@ -13,6 +13,8 @@ import pytest
 import psfleet.fluid as fluid
 from psfleet import fleet
 
+pytestmark = pytest.mark.quick
+
 
 def gen_data() -> Any:
     return {

@@ -12,6 +12,8 @@ from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.fleet import DistributedStrategy
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def _no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.programs import ended
 ROOT = Path(__file__).parents[2]
 ROW_PARTS = 3 if IS_FULL else 1  # processes
 # Each takes some seconds of processor time, in many short turns or in large compilations.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(

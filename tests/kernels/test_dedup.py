@@ -18,6 +18,8 @@ from psfleet.core.engine.kernels.dedup import ascending, dedup, first_repeat, me
 from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, owned_by, routes, virtual_shards
 from tests.trainings import in_threads
 
+pytestmark = pytest.mark.quick
+
 Floats = NDArray[np.float32]
 IDS = st.lists(st.one_of(st.integers(-5, 20), st.sampled_from([-(2**63), 2**63 - 1])), max_size=400)
 

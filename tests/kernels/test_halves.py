@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 
 from psfleet.core.engine.kernels.number_formats import Half, decode, encode, overflows, rounded
 
+pytestmark = pytest.mark.quick
+
 Bits = NDArray[np.uint32]
 HALVES: tuple[Half, ...] = ("bfloat16", "float16")
 

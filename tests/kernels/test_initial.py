@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
 from psfleet.core.engine.kernels.initial_values import initial_array, initial_rows
 from psfleet.core.engine.schema.table import InitializerSpec, key_of
+
+pytestmark = pytest.mark.quick
 
 MASK = 2**64 - 1
 

@@ -14,6 +14,8 @@ from psfleet.core.engine.kernels.number_formats import (
     encode_int8_fed,
 )
 
+pytestmark = pytest.mark.quick
+
 Floats = NDArray[np.float32]
 
 

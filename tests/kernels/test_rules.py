@@ -8,6 +8,8 @@ from psfleet.core.engine.rules import ASGD, RULES, Adam, DGCMomentum, Ftrl, Mome
 from psfleet.core.engine.schema.table import DecaySpec
 from psfleet.fleet.testing.rule_conformance import check_dense, check_rows, check_split
 
+pytestmark = pytest.mark.quick
+
 VARIANTS: dict[str, Rule] = {
     "asgd_of_3": ASGD(3),
     "nesterov": Momentum(use_nesterov=True),

@@ -5,6 +5,8 @@ import pytest
 
 from psfleet.core.engine.kernels.initial_values import STREAM_FROM, copy_over
 
+pytestmark = pytest.mark.quick
+
 EDGE = STREAM_FROM // 4
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from psfleet.core.engine.kernels.text_hashing import text_numbers, utf8_numbers
 
+pytestmark = pytest.mark.quick
+
 WHOLE = re.compile(rb"0|-?[1-9][0-9]{0,19}")
 
 

@@ -133,6 +133,7 @@ def test_a_standby_that_is_ready_late(tmp_path: Path) -> None:
         assert runner.endpoints == engine.endpoints()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("rank", "late"), [(0, False), (1, True), (2, False), (2, True)])
 def test_a_server_that_dies_around_the_decision(
@@ -168,6 +169,7 @@ def _has_ended(process: int) -> bool:
     return words[0] == "Z" and words[17] == "1"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("point", "takeovers"), [("decided:1", 1), ("adopted:1", 3)])
 def test_servers_that_die_after_the_decision(

@@ -119,6 +119,7 @@ with psfleet.connect(mode="async") as ps:
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_that_chooses(launch: Launch, tmp_path: Path) -> None:
     """A job whose server has little memory left for its tables gets another one, and says why."""

@@ -195,6 +195,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "why"), UNREADABLE.items(), ids=[*map(str, range(5))])
 def test_a_file_that_python_cannot_read(tmp_path: Path, text: str, why: str) -> None:
     """Job files, strategy files and feature files: one short sentence that names the file."""

@@ -94,6 +94,7 @@ def test_a_killed_worker_starts_again(
     assert f"used {used}" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("samples", "seed", "workers", "used"),
     [

@@ -357,6 +357,7 @@ def test_async_counts_no_sample_twice(seed: int) -> None:
     assert 58 <= figures["samples"] <= 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("servers", [1, 3])
 def test_a_resumed_job_goes_on_counting(servers: int) -> None:
     """From a snapshot of two servers, on one and on three."""

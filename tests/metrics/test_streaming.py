@@ -12,6 +12,8 @@ from psfleet.metrics.classification import share_of_hits
 from tests.metrics.pooled import Samples, area, every_metric, expected, top_values
 from tests.refusals import check_refusals
 
+pytestmark = pytest.mark.quick
+
 SAMPLES = Samples.drawn(150, seed=1)
 
 

@@ -12,6 +12,8 @@ from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer import SGD, Adam, LookAhead
 from psfleet.optimizer.distributed import DistributedOptimizer
 
+pytestmark = pytest.mark.quick
+
 
 def distributed(inner: Any, **parts: dict[str, Any]) -> DistributedOptimizer:
     return DistributedOptimizer(inner, Settings.from_parts(parts))

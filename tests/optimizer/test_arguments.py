@@ -18,6 +18,8 @@ from psfleet.optimizer.factory import RuleOptimizer
 from psfleet.regularizer import L2Decay
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 HALF = L2Decay(0.5)
 DENSE = Parameter("dense", [1.0])
 

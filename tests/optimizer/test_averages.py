@@ -22,6 +22,8 @@ from psfleet.core.graph.program.variable import apply
 from psfleet.optimizer import SGD, ExponentialMovingAverage, ModelAverage
 from tests.recordings import arrays, hyper
 
+pytestmark = pytest.mark.quick
+
 TOLERANCE = 2e-6
 
 

@@ -19,6 +19,8 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import active, current
 from psfleet.optimizer import SGD, Adam, ClipGradByNorm, L1Decay, L2Decay, Momentum, lr
 
+pytestmark = pytest.mark.quick
+
 ONE = np.ones(3, np.float32)
 
 

@@ -15,6 +15,8 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import using
 from psfleet.optimizer import SGD, LookAhead, Optimizer
 
+pytestmark = pytest.mark.quick
+
 ZERO = InitializerSpec("constant", 0.0)
 
 

@@ -12,6 +12,8 @@ from psfleet import optimizer
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer import L2Decay, Optimizer
 
+pytestmark = pytest.mark.quick
+
 SHAPE, STEPS = (5, 3), 12
 Doubles = Any  # float64 arrays: NumPy's operators give Any
 Hyper = dict[str, Any]

@@ -35,6 +35,8 @@ from psfleet.optimizer import (
 )
 from tests.recordings import arrays, hyper, names, widened
 
+pytestmark = pytest.mark.quick
+
 TOLERANCE = 2e-6
 ROUNDING = 5e-7  # a few float32 roundings: Ftrl's `linear` reaches 50, LARS without decay 20
 Make = Callable[[dict[str, Any]], Optimizer]

@@ -16,6 +16,8 @@ from psfleet.fluid import dygraph, nn, to_tensor
 from psfleet.layers import mean
 from psfleet.regularizer import L1Decay, L2Decay
 
+pytestmark = pytest.mark.quick
+
 
 def two(start: int = 0) -> tuple[Parameter, Parameter]:
     """Two parameters with equal values, whatever their names."""

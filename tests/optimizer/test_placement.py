@@ -13,6 +13,8 @@ from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.parameters.table_kind import Placement, placement_of, reach
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 
+pytestmark = pytest.mark.quick
+
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
     "SGD": lambda: optimizer.SGD(0.1),
     "SGD with decay": lambda: optimizer.SGD(0.1, weight_decay=0.1),

@@ -12,6 +12,8 @@ from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.optimizer import Optimizer, lr
 from psfleet.regularizer import L2Decay
 
+pytestmark = pytest.mark.quick
+
 REQUIRED = inspect.Parameter.empty
 # As the older documents list them; `regularization=None, name=None` follow there, given by name too.
 OPTIMIZERS = """

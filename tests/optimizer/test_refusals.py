@@ -21,6 +21,8 @@ from psfleet.optimizer.outgoing_gradients import GradientScaler
 from tests.refusals import check_refusals
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 NAMES = {
     **{k: v for face in (optimizer, clip, regularizer) for k, v in vars(face).items()},
     "lr": lr,

@@ -15,6 +15,8 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer import SGD, Adam, Momentum, lr
 
+pytestmark = pytest.mark.quick
+
 ONE = np.ones(3, np.float32)
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {

@@ -29,6 +29,8 @@ from tests.pipeline.thread_links import ThreadLinks
 from tests.runtimes import own_programs
 from tests.trainings import in_threads
 
+pytestmark = pytest.mark.quick
+
 _KINDS: tuple[Schedule, ...] = get_args(Schedule)
 _working = threading.local()
 

@@ -20,6 +20,8 @@ from psfleet.optimizer.outgoing_gradients import GradientMerger
 from tests.pipeline.conftest import Model, bits, build_model, make_feed, run_stages
 from tests.runtimes import own_programs, own_runtime
 
+pytestmark = pytest.mark.quick
+
 
 def _cut(model: Model, **settings: Any) -> tuple[list[Variable], Backward]:
     """A pipeline for the model; its gradients and the backward pass."""

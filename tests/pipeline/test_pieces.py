@@ -27,6 +27,8 @@ from psfleet_launch.job.job_plan import Job, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from tests.pipeline.conftest import build_model, make_feed
 
+pytestmark = pytest.mark.quick
+
 
 def _deep(widths: list[int]) -> tuple[ExecutionPlan, list[Variable]]:
     """A plan for a chain of layers of these widths, and the layers' results."""

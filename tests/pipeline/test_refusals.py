@@ -1,6 +1,7 @@
 """What cannot be a pipeline: schedules, strategies, stages and jobs that are refused with a sentence."""
 
 import numpy as np
+import pytest
 
 from psfleet import layers
 from psfleet.core.base.settings.environment import Environment, read_environment
@@ -12,6 +13,8 @@ from psfleet.optimizer import SGD, PipelineOptimizer, RecomputeOptimizer
 from tests.pipeline.conftest import build_model, make_feed, run_stages
 from tests.pipeline.test_strategy import cut
 from tests.refusals import check_refusals
+
+pytestmark = pytest.mark.quick
 
 SETTINGS = """
 strategy(pipeline={"schedule": "2f2b"})  # schedule is '2f2b'

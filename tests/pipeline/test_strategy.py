@@ -13,6 +13,8 @@ from psfleet.optimizer.distributed import DistributedOptimizer
 from tests.pipeline.conftest import build_model
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 
 def _backward(asked: dict[str, dict[str, Any]], cut: bool) -> Backward:
     """The backward pass of the model under a strategy."""

@@ -21,6 +21,8 @@ from psfleet.optimizer import SGD, PipelineOptimizer
 from tests.pipeline.thread_links import ThreadLinks
 from tests.trainings import in_threads
 
+pytestmark = pytest.mark.quick
+
 
 class Clock:
     """Time passes in slow operations only, whatever else the machine does."""

@@ -18,6 +18,8 @@ from psfleet.core.graph.program.program import default_startup_program, eager_gu
 from psfleet.core.graph.program.variable import Variable, no_grad, to_variable
 from tests.program.hand import Build, assert_same, run_eager, run_static
 
+pytestmark = pytest.mark.quick
+
 R = np.random.default_rng(11)
 FEED: dict[str, Any] = {
     "x": R.normal(size=(16, 6)).astype(np.float32),

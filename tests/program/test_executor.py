@@ -14,6 +14,8 @@ from psfleet.core.graph.program.program import default_main_program
 from psfleet.core.graph.program.variable import Variable
 from tests.program.hand import HandSGD
 
+pytestmark = pytest.mark.quick
+
 
 def small() -> tuple[Variable, Variable, Variable]:
     """x [n, 3] -> fc -> prediction [n, 1]; loss against y."""

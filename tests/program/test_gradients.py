@@ -15,6 +15,8 @@ from psfleet.core.graph.program.operation import Op
 from psfleet.core.graph.program.variable import Variable, apply
 from tests.program.numeric import check_gradient, concrete
 
+pytestmark = pytest.mark.quick
+
 R = np.random.default_rng(3)
 
 

@@ -26,6 +26,8 @@ from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer import SGD, L1Decay, L2Decay
 from tests.runtimes import own_programs, own_runtime
 
+pytestmark = pytest.mark.quick
+
 IDS = np.array([[1, 2], [3, 3], [0, 1]])
 CLIPS: dict[str, Callable[[], Any]] = {
     "value": lambda: ClipGradByValue(0.02, -0.01),

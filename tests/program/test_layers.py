@@ -23,6 +23,8 @@ from psfleet.core.graph.program.variable import Variable, to_variable
 from psfleet.regularizer import L2Decay
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 
 def x(*shape: int | None, dtype: str = "float32") -> Variable:
     """Data of this shape."""

@@ -23,6 +23,8 @@ from psfleet.core.runtime.strategy import RecomputeSettings, resolve
 from tests.program.hand import HandSGD
 from tests.runtimes import own_programs, own_runtime
 
+pytestmark = pytest.mark.quick
+
 FEED = {
     "x": np.random.default_rng(1).normal(size=(32, 24)).astype(np.float32),
     "ids": np.random.default_rng(2).integers(0, 40, (32, 3)),

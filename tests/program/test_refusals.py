@@ -17,6 +17,8 @@ from tests.program.hand import HandSGD
 from tests.refusals import check_refusals
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 
 def x(*shape: int | None, dtype: str = "float32") -> Variable:
     """Data of this shape."""

@@ -10,6 +10,8 @@ from psfleet import fluid, layers, to_variable
 from psfleet.core.graph.execution.executor import Executor
 from tests.program.numeric import check_gradient
 
+pytestmark = pytest.mark.quick
+
 X = np.random.default_rng(4).normal(size=(4, 5, 3))
 LENGTHS = np.array([3, 0, 5, 1])
 POOLS: dict[str, Callable[[Any], Any]] = {

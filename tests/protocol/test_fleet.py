@@ -30,6 +30,25 @@ LOGGED = range(36, 36 + 3 + MORE)
 """Likewise where these servers keep logs."""
 FOLLOWING = range(38, 38 + 3 + MORE)
 """Likewise where they have standbys."""
+USUAL = {
+    *(
+        "sync removal",
+        "async standbys",
+        "sync standbys machines",
+        "async snapshots",
+        "switch",
+        "sync mode_requests",
+    ),
+    *(
+        "async groups standbys",
+        "sync standbys followers",
+        "async snapshots followers",
+        "sync removal moves",
+    ),
+    *("async followers moves", "sync logs moves", "ssp"),
+}
+"""Suites that `make test` runs. Each mode and each kind of fault is in one of them."""
+assert SUITES.keys() >= USUAL
 HAPPENS = {
     "removal": ("silences",),
     "standbys": ("takeovers", "deposed"),
@@ -42,7 +61,10 @@ HAPPENS = {
 
 
 @pytest.mark.timeout(180 + 5 * MORE)
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize(
+    "suite",
+    [suite if suite in USUAL else pytest.param(suite, marks=pytest.mark.long) for suite in SUITES],
+)
 def test_promises_hold(suite: str) -> None:
     """Messages are lost, doubled and late, processes die before and after every record, workers are
     removed alive, machines are lost with all their servers or come back after a takeover. Sync: the bits
@@ -97,6 +119,7 @@ def named(mutant: Mutant) -> str:
     return f"{mutant.rule} [{mutant.suite}]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=named)
 def test_a_missing_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule some run breaks a promise, and with it the same run keeps all of them."""

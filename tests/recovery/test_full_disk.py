@@ -20,7 +20,7 @@ from tests.waiting import until
 SCRIPT = str(Path(__file__).with_name("scripts") / "filled.py")
 FULL = "No space left on device; make room for it. Pushes wait"
 AGAIN = "can be written again, after"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 class Disk:

@@ -31,7 +31,10 @@ ROWS = zero_rows("rows", 2)
 IDS = np.arange(6)
 SCRIPT = Path(__file__).with_name("scripts") / "stepping.py"
 
-pytestmark = pytest.mark.timeout(400)  # the longest silence, and what both ends need to meet again
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+]  # the longest silence, and what both ends need to meet again
 long = pytest.mark.skipif(
     not os.environ.get("PSFLEET_TORTURE"), reason="silences take minutes: make torture has them"
 )

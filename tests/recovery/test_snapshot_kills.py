@@ -73,6 +73,7 @@ def test_kills_around_snapshots_do_not_change_a_bit(
 
 
 # After "unnamed" the log surely holds rounds that are replayed; after the others it may have none.
+@pytest.mark.long
 @pytest.mark.parametrize("points", [POINTS, (LEADING[0], "replay", *LEADING[1:])])
 def test_the_only_server_dies_at_every_point(points: tuple[str, ...]) -> None:
     """One process after the other dies, each at another point; older logs are gone in the end."""

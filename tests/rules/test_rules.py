@@ -18,6 +18,8 @@ from psfleet.core.engine.rules import (
 )
 from tests.refusals import check_refusals
 
+pytestmark = pytest.mark.quick
+
 OWN = [rule.name for rule in own_rules()]
 
 

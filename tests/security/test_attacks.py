@@ -18,6 +18,8 @@ from tests.agents.conftest import Site
 from tests.security.attacks import ATTACKS, Address, address_of, attack
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 COUNT = 20_000 if "PSFLEET_TORTURE" in os.environ else 120
 _TRAINER = """
 import sys

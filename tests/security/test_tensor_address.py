@@ -169,6 +169,7 @@ def fleet_and_tensor_address(workers: int) -> Iterator[tuple[LocalFleet, str]]:
         yield fleet, addresses_of(fleet.endpoints[0]).tensors
 
 
+@pytest.mark.long
 def test_strangers_take_no_threads() -> None:
     """Beside a flood from 200 addresses a new worker comes in, all train, and the server has as many threads
     as before."""

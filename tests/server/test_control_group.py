@@ -4,9 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.control_group import memory_limit
 from tests.programs import ended
 from tests.server.test_process import ENV
+
+pytestmark = pytest.mark.long
 
 LIMIT, ROWS = (
     400 << 20,

@@ -26,6 +26,8 @@ from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.server_state import ServerState, write_state
 from psfleet_server.durability.log_shipping import joined
 
+pytestmark = pytest.mark.quick
+
 DENSE = TableSpec("d", "dense", (3,), make_rule("sgd", {}))
 
 

@@ -11,6 +11,8 @@ from psfleet.core.engine.shard.shard_tables import ShardTables
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable
 
+pytestmark = pytest.mark.quick
+
 Ids = NDArray[np.int64]
 
 SGD = make_rule("sgd", {})

@@ -1,12 +1,15 @@
 """How dense tables are dealt to servers."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import BLOCK, TableSpec
 from psfleet.core.engine.shard.table_placement import dense_ranges, split_elements
+
+pytestmark = pytest.mark.quick
 
 
 @given(size=st.integers(0, 40 * BLOCK), servers=st.integers(1, 9), name=st.text(min_size=1))

@@ -11,6 +11,8 @@ from psfleet.core.engine.shard.events import Join, PartState, SendError, SendOut
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable
 
+pytestmark = pytest.mark.quick
+
 SPEC = TableSpec("d", "dense", (10,), make_rule("adam", {}))
 ROWS = TableSpec("r", "dense", (5, 2), make_rule("rowwise_adagrad", {}))
 

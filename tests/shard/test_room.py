@@ -23,6 +23,8 @@ from psfleet.core.engine.shard.events import (
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 
+pytestmark = pytest.mark.quick
+
 ROWS = TableSpec("rows", "sparse", (2,), Adam(), seed=5)
 OTHER = TableSpec("other", "sparse", (2,), SGD())
 

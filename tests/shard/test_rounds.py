@@ -40,6 +40,8 @@ from psfleet.core.engine.shard.membership_view import (
 )
 from psfleet.core.engine.shard.shard import Shard
 
+pytestmark = pytest.mark.quick
+
 DENSE = TableSpec("w", "dense", (3,), SGD())
 SPARSE = TableSpec("rows", "sparse", (2,), Adam(), seed=5)
 

@@ -18,6 +18,8 @@ from psfleet.core.engine.shard.table_placement import (
     servers_of,
 )
 
+pytestmark = pytest.mark.quick
+
 DENSE = TableSpec("w", "dense", (64,), SGD())
 SPARSE = TableSpec("rows", "sparse", (2,), SGD())
 

@@ -1,6 +1,10 @@
 """When a shard is told that time has passed."""
 
+import pytest
+
 from psfleet.core.engine.shard.shard_state import TickTimer
+
+pytestmark = pytest.mark.quick
 
 
 def test_idle_time_does_not_count() -> None:

@@ -83,6 +83,7 @@ def test_standbys_die_at_every_point(alone: list[TableState]) -> None:
         assert (fleet.takeovers, fleet.lost) == (0, 2)
 
 
+@pytest.mark.long
 def test_all_die_in_turn() -> None:
     """Two servers and two workers: the coordinator's server, the other, and who took over from them."""
     dice = random.Random(0)

@@ -11,6 +11,8 @@ from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_table_made_before_comes_back_in_host_memory() -> None:
     """A process without a GPU keeps a table of a log that names one on the CPU."""

@@ -139,6 +139,7 @@ def test_the_folder_is_empty_and_snapshots_move_both_ways(
     assert expected[0] == expected[1] == expected[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes_all", "what"),
     [(False, "does not keep the rows of table 't'"), (True, "does not give back rows of tables")],

@@ -21,6 +21,8 @@ from psfleet.core.net.table_messages import read_spec, write_spec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.runtimes import own_programs
 
+pytestmark = pytest.mark.quick
+
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=3, entry=ProbabilityEntry(0.25))
 IDS = np.arange(-4000, 4000)
 

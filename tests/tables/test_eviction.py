@@ -34,6 +34,8 @@ from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.tables.test_policies import SPEC, Blend, events_of, push
 
+pytestmark = pytest.mark.quick
+
 Ids = NDArray[np.int64]
 
 

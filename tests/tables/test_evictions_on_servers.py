@@ -24,6 +24,8 @@ from tests.standby.pairs import Pairs
 from tests.trainings import in_threads
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 SOURCE = '''
 from dataclasses import dataclass
 from psfleet.core.engine.schema.entry import EvictionPolicy

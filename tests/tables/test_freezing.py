@@ -18,6 +18,8 @@ from psfleet.core.engine.tables.row_memory import EVERY
 from psfleet.core.engine.tables.row_snapshot import FrozenTable
 from psfleet.core.engine.tables.sparse import SparseTable
 
+pytestmark = pytest.mark.quick
+
 PLAIN = TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1)
 EVERY_ROW = TableSpec("t", "sparse", (5,), make_rule("adam", {}), seed=1, every_row=True)
 

@@ -137,6 +137,7 @@ def a_push(spec: TableSpec, number: int, worker: int = 0) -> Push:
     return Push(worker, 1, number, (Gradient(spec.key, values, ids, 0.1),))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "policy"), [("sync", "lru"), ("async", "lfu")])
 def test_evictions_for_want_of_memory_are_in_the_log(
     tmp_path: Path, mode: Mode, policy: str
@@ -421,6 +422,7 @@ def test_weights_that_are_only_read_take_little(tmp_path: Path) -> None:
         frozen.pull([Read(key, ids)])
 
 
+@pytest.mark.long
 def test_what_a_server_has_saved_it_can_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from psfleet.core.engine.tables.row_update import HostRowUpdate, RowUpdate
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.consistency.test_declarations import ROOT, decided
 
+pytestmark = pytest.mark.quick
+
 MIB = 1 << 20
 DENSE = TableSpec("dense", "dense", (1000,), Adam())
 ROWS = TableSpec("rows", "sparse", (16,), Adam(), seed=1, entry=CapacityEntry())

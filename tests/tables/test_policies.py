@@ -34,6 +34,8 @@ from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.engine.tables.row_memory import ROW_BYTES
 from psfleet.core.engine.tables.sparse import SparseTable
 
+pytestmark = pytest.mark.quick
+
 Ids = NDArray[np.int64]
 SPEC = TableSpec("rows", "sparse", (2,), SGD(), seed=5)
 CAPACITY, WAITING, TTL, NEEDED, KEEP = 24, 40, 6, 2, 40

@@ -20,6 +20,8 @@ from psfleet.core.engine.tables.assigned_weights import add_rows, refill, set_ro
 from psfleet.core.engine.tables.row_data import HistoryPoint, PackedRows
 from psfleet.core.engine.tables.sparse import SparseTable
 
+pytestmark = pytest.mark.quick
+
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 PRECISIONS: list[RowPrecision] = ["bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.rules import ASGD, SGD, Adam, RMSProp, Slot, make_rule
@@ -17,6 +18,8 @@ from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.graph.parameters.parameter import Parameter
 from tests.refusals import check_refusals
+
+pytestmark = pytest.mark.quick
 
 
 def blend(age: float, h: tuple[float, ...], frequency: float) -> float:

@@ -21,6 +21,8 @@ from psfleet.core.engine.tables.row_memory import RowLimits, RowTraffic
 from psfleet.core.engine.tables.sparse import SparseTable
 from tests.tables.test_policies import push
 
+pytestmark = pytest.mark.quick
+
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 EDGES = [0, -1, 1, 2**63 - 1, -(2**63)]

@@ -57,6 +57,7 @@ def losses(model: Any, opt: Any) -> list[float]:
     return values
 
 
+@pytest.mark.long
 def test_compiled_model(compiler: Any) -> None:
     """A compiled model trains as the model does; only torch's own layers are compiled, once."""
     torch.manual_seed(3)
@@ -74,6 +75,7 @@ def test_compiled_model(compiler: Any) -> None:
     assert broken.count("Developer debug context") == broken.count("a graph cannot read")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # that dynamo reads
 def test_compiled_features(compiler: Any) -> None:
     """The look-up of a feature set is called between the compiled parts."""

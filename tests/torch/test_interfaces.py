@@ -25,6 +25,7 @@ def run(script: str, folder: Path, *words: str, in_job: bool) -> dict[str, Any]:
         return dict(saved)
 
 
+@pytest.mark.long
 def test_evaluation_in_a_job(tmp_path: Path) -> None:
     """In sync mode the metrics are those of the model's own forward pass with the snapshot of the cut, to the
     bit, and training ends with the same bits as without evaluating."""

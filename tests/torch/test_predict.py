@@ -137,6 +137,7 @@ def test_predictions_are_those_of_the_training_job(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.long
 def test_csv(trained: Path, torch_zygote: None, tmp_path: Path) -> None:
     """Rows of CSV files have the predictions of the same rows in Parquet files."""
     data = []
@@ -153,6 +154,7 @@ def test_csv(trained: Path, torch_zygote: None, tmp_path: Path) -> None:
     np.testing.assert_allclose(actual["prediction"], wanted["prediction"], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_command_that_is_run_again_does_what_is_left(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_command_that_is_run_again_does_what_is_left(
     assert not list(target.glob(".*"))
 
 
+@pytest.mark.long
 def test_another_model_needs_another_folder(command: Command, tmp_path: Path) -> None:
     """A folder keeps predictions of one model, one set of files and one choice of columns."""
     model, snapshot = str(command.trained / "program"), str(command.trained / "model")
@@ -189,6 +192,7 @@ def test_another_model_needs_another_folder(command: Command, tmp_path: Path) ->
     assert "_predictions.json" in command.refused(model, tmp_path)
 
 
+@pytest.mark.long
 def test_bad_rows(command: Command, tmp_path: Path) -> None:
     """They are fatal, with file, row group, row, column and value; or skipped and counted."""
     bad = tmp_path / "bad"

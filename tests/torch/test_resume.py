@@ -106,6 +106,7 @@ def test_every_dense_optimizer(name: str) -> None:
         assert dense_curve(model, [opt], later) != expected  # state is what makes the difference
 
 
+@pytest.mark.long
 def test_embeddings() -> None:
     """So are models with embeddings, on servers of their own, under a schedule."""
     cases = [("deepfm", "adam"), ("bags", "adagrad"), ("sequence", "momentum"), ("bags", "sgd")]
@@ -304,6 +305,7 @@ def test_optimizers_that_were_converted_refuse() -> None:
         opt.add_param_group({"params": [torch.zeros(1)]})
 
 
+@pytest.mark.long
 def test_stepped_optimizers_with_embeddings() -> None:
     """convert() in the middle of training goes on as plain torch does, rows' state included."""
     data = list(batches(30))

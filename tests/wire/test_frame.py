@@ -13,6 +13,8 @@ from psfleet.core.net.body import read_record, write_record
 from psfleet.core.net.v1.frame_pb2 import CONTENT_VALUES, Frame, Header, Segment
 from psfleet.core.net.v1.replica_pb2 import FollowReply
 
+pytestmark = pytest.mark.quick
+
 HEADER = Header(
     worker=3,
     incarnation=7,

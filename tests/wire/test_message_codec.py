@@ -18,6 +18,8 @@ from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability import records
 from psfleet_server.durability.log_shipping import joined
 
+pytestmark = pytest.mark.quick
+
 
 class Ping(Message, frozen=True):
     """A message of two kinds that travel the same way."""

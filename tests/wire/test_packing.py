@@ -19,6 +19,8 @@ from psfleet.core.net.gradient_compressor import GradientCompressor, repacked, v
 from psfleet.core.net.v1.frame_pb2 import Header, Precision, Segment
 from psfleet.core.net.value_formats import FORMATS, NUMBERED, SCALE_BLOCK, CompressedValues
 
+pytestmark = pytest.mark.quick
+
 DENSE = TableSpec("packed/dense", "dense", (600,), make_rule("sgd", {}))
 ROWS = TableSpec("packed/rows", "sparse", (6,), make_rule("sgd", {}))
 SHORT = TableSpec("packed/short", "sparse", (3,), make_rule("sgd", {}))

@@ -19,6 +19,8 @@ from psfleet.core.net import frame, segments
 from psfleet.core.net.segments import OutgoingSegment, PartState
 from psfleet.core.net.v1.frame_pb2 import Frame, Header, Segment
 
+pytestmark = pytest.mark.quick
+
 DENSE = TableSpec("dense", "dense", (3, 5), Adam())
 SPARSE = TableSpec("sparse", "sparse", (3,), Adam())
 SPECS = {spec.key: spec for spec in (DENSE, SPARSE)}
