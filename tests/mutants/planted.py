@@ -115,8 +115,8 @@ MUTANTS = (
         SHARD + " tests/snapshots",
     ),
     Mutant(
-        "if sum(bounds) <= max(budget.room(), 0):",
-        "if max(bounds, default=0) <= max(budget.room(), 0):",
+        "if sum(bounds) <= max(budget.available_for(), 0):",
+        "if max(bounds, default=0) <= max(budget.available_for(), 0):",
         ROWS,
     ),
     Mutant(
@@ -217,7 +217,7 @@ MUTANTS = (
         "size",
         LOG,
     ),
-    Mutant("if other < number:", "if other <= number:", LOG + " tests/snapshots"),
+    Mutant("if number_of_file < number:", "if number_of_file <= number:", LOG + " tests/snapshots"),
     Mutant("if number <= self._floor:", "if number < self._floor:", "tests/standby tests/protocol"),
     Mutant(
         "return not self.required or self._taken >= end",
@@ -270,8 +270,8 @@ MUTANTS = (
     Mutant('["counts"] + 1 >= self._needed', '["counts"] >= self._needed', ROWS),
     Mutant("first[~np.isin(first, ids)][:count]", "first[:count]", ROWS),
     Mutant(
-        "if not self.evicts and len(new) > max(most - there, 0):",
-        "if not self.evicts and len(new) > most:",
+        "if not self.evicts and len(new) > max(row_limit - row_count, 0):",
+        "if not self.evicts and len(new) > row_limit:",
         ROWS,
     ),
     # -- followers -----------------------------------------------------------------------------------
