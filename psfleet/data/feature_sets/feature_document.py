@@ -27,13 +27,29 @@ if TYPE_CHECKING:
 FORMAT = Format("feature set")
 _TRAINING = ("optimizer", "initializer", "entry")  # of a table
 
-TRANSFORMS = {
-    name: kind
-    for module in (number_transforms, vocabulary, lists, maps)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and issubclass(kind, Transform) and kind.__module__ == module.__name__
+TRANSFORMS: dict[str, type[Transform]] = {
+    "Bucketize": number_transforms.Bucketize,
+    "Quantiles": number_transforms.Quantiles,
+    "Cross": vocabulary.Cross,
+    "Match": lists.Match,
+    "Overlap": lists.Overlap,
+    "Truncate": lists.Truncate,
+    "Pad": lists.Pad,
+    "FillMissing": lists.FillMissing,
+    "WeightedValues": lists.WeightedValues,
+    "Lookup": maps.Lookup,
+    "MapLookup": maps.MapLookup,
+    "Log1p": number_transforms.Log1p,
+    "Clip": number_transforms.Clip,
+    "Normalize": number_transforms.Normalize,
+    "MinMax": number_transforms.MinMax,
+    "Lowercase": maps.Lowercase,
+    "Split": maps.Split,
+    "NGrams": maps.NGrams,
+    "Vocabulary": vocabulary.Vocabulary,
 }
-"""Classes of the transforms that files can name."""
+"""Transforms by their names in files. The names are written out, so that renaming a class changes no file."""
+_NAMES = {kind: name for name, kind in TRANSFORMS.items()}
 
 
 def write_features(features: "FeatureSet", where: Path) -> None:
@@ -80,8 +96,8 @@ def _changed(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _transform(name: str, transform: Transform) -> dict[str, Any]:
-    kind = type(transform).__name__
-    if TRANSFORMS.get(kind) is not type(transform):  # a user's, which `transform_of` refuses
+    kind = _NAMES.get(type(transform))
+    if kind is None:  # a user's, which `transform_of` refuses
         type_name = (
             transform.name if isinstance(transform, Function) else type(transform).__qualname__
         )
