@@ -4,7 +4,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ __all__ = [
     "in_turn",
     "machine",
     "paired_ratio",
+    "quantile",
     "samples_in_turn",
     "summarize",
 ]
@@ -162,3 +163,17 @@ def _busy() -> float:
 
 def _spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
+
+
+def quantile(histograms: Iterable[Mapping[int, int]], fraction: float) -> int | None:
+    """Return the staleness that this fraction of all pushes did not exceed, or None without pushes."""
+    total: dict[int, int] = {}
+    for histogram in histograms:
+        for staleness, count in histogram.items():
+            total[staleness] = total.get(staleness, 0) + count
+    remaining = fraction * sum(total.values())
+    for staleness in sorted(total):
+        remaining -= total[staleness]
+        if remaining <= 0:
+            return staleness
+    return None

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from psfleet.core.base.observability.exposition import quantile
+from measuring import quantile
+
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet

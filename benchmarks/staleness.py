@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from measuring import quantile
 from numpy.typing import NDArray
 
-from psfleet.core.base.observability.exposition import quantile
 from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec

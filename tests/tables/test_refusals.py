@@ -97,7 +97,7 @@ spec(precision="bfloat16", rule=make_rule("exact_sum", {}))  # counts exactly, i
 spec(precision="bfloat16/bfloat16", rule=ASGD(2))  # the state of 'asgd' cannot be rounded; use precision='bfloat16'
 Slot("m", smallest="bf16")  # RuleError: ...slot 'm' has smallest='bf16'; it must be one of float32, bf
 spec("dense", (4,), device="gpu")  # device is 'gpu'; it must be cpu or cuda
-MemoryChoice().of(spec("dense", (4,), device="cuda"))  # table 't' asks for device='cuda', but this process
+MemoryChoice().kind_for(spec("dense", (4,), device="cuda"))  # table 't' asks for device='cuda', but this process
 InitializerSpec("normal", 0.0, -2.0)  # 'normal' has the deviation -2.0
 InitializerSpec("truncated", 0.0, -1.0)  # the deviation -1.0
 InitializerSpec("uniform", 0.0, nan)  # the values 0.0 and nan
