@@ -203,7 +203,10 @@ def _entry(owner: str, part: Any) -> Any:
 
 
 def _made(owner: str, fields: Any, module: ModuleType) -> Any:
-    """Make the object of a class of the module for which `{ kind = NAME, ... }` stands."""
+    """Construct the object that a mapping `{ kind = NAME, ... }` describes.
+
+    NAME is a class of `module`; the other keys are the arguments of its constructor.
+    """
     kind = fields.get("kind") if isinstance(fields, dict) else None
     cls: Any = getattr(module, str(kind)) if kind in module.__all__ else None
     if not isinstance(cls, type):

@@ -97,7 +97,8 @@ class Normal(Initializer):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """Values as of Normal, but drawn again while further than two deviations from the mean."""
+    """Normal with mean `loc` and standard deviation `scale`. A value more than two standard deviations from
+    the mean is drawn again."""
 
     loc: float = 0.0
     scale: NonNegative = 1.0

@@ -83,7 +83,10 @@ def size_of(source: Source) -> int:
 
 
 class SampleSequence:
-    """Order of the samples of a number or an array: a permutation that follows from seed and epoch alone.
+    """Order in which each epoch visits the samples 0 to size - 1.
+
+    With a seed the order is a permutation that depends on seed and epoch alone, so that every process
+    computes the same one.
 
     Args:
         size: Number of samples.

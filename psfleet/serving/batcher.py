@@ -45,17 +45,13 @@ class PendingPrediction:
     Args:
         batch: Values of the inputs by name, all with the same number of samples.
         samples: Number of samples.
-        notify: Called when the predictions are ready, in the thread that made them.
     """
 
-    __slots__ = ("arrived", "batch", "done", "error", "notify", "samples", "values")
+    __slots__ = ("arrived", "batch", "done", "error", "samples", "values")
 
-    def __init__(
-        self, batch: dict[str, Any], samples: int, notify: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, batch: dict[str, Any], samples: int) -> None:
         self.batch = batch
         self.samples = samples
-        self.notify = notify
         self.arrived = time.monotonic()
         self.done = False
         self.values: Any = None
@@ -67,10 +63,8 @@ class PendingPrediction:
         return tuple(sorted((name, *_kind(value)) for name, value in self.batch.items()))
 
     def finish(self, values: Any, error: Exception | None = None) -> None:
-        """Set the predictions, or the error in place of them, and call `notify`."""
+        """Set the predictions, or the error in place of them."""
         self.values, self.error, self.done = values, error, True
-        if self.notify is not None:
-            self.notify()
 
     def result(self) -> Any:
         """Return the predictions, or raise the error that was set. Call it once `done` is True."""
@@ -149,26 +143,6 @@ class Batcher:
                 self._wait()
                 self._run()
         return request.result()
-
-    def turn(self) -> bool | None:
-        """Make one batch without waiting.
-
-        Returns:
-            True if more requests wait, False if none does, and None if another thread makes a batch just now.
-        """
-        if not self._running.acquire(blocking=False):
-            return None
-        try:
-            self._run()
-        finally:
-            self._running.release()
-        return bool(self._waiting)
-
-    def drain(self) -> None:
-        """Make batches until the queue is empty."""
-        while self._waiting:
-            with self._running:
-                self._run()
 
     def _wait(self) -> None:
         """Wait until the queue has a full batch, or its first request has waited for `max_delay`."""

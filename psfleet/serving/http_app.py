@@ -210,11 +210,11 @@ def _head(status: int, kind: str, second: int) -> bytes:
 
 
 class HttpListener(Http2Server):
-    """Server of HTTP/1.1 on a listening socket, with the admission of connections that Http2Server has.
+    """HTTP/1.1 server on a listening socket. It accepts and limits connections as Http2Server does.
 
     Args:
-        connection: Makes the server's end of a connection.
-        arguments: As for Http2Server.
+        connection: Function of an accepted connection's transport that returns the object which serves it.
+        arguments: Further arguments of Http2Server.
     """
 
     def __init__(

@@ -39,11 +39,12 @@ class ServerState:
 
 
 class _Stored(Struct, frozen=True):
-    """Fields of a ServerState that are stored. All others start over with each process.
+    """Part of a ServerState that is written to logs and snapshots. The other fields start again in each
+    process.
 
     Attributes:
-        mode: Number of the fleet's consistency mode, then the settings that servers know of it.
-        clocks, leading_steps: State of the mode's gate.
+        mode: Number of the fleet's consistency mode, followed by its settings on servers.
+        clocks, leading_steps: Fields of the mode's PullGate.
     """
 
     version: int

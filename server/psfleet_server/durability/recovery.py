@@ -164,7 +164,7 @@ def _count(state: ServerState) -> int:
 
 
 def _left(state: ServerState) -> DataDispatch:
-    """Return the samples of all datasets that the job of a snapshot has not used."""
+    """Return a dispatch that has only the samples of each dataset that the job of a snapshot has not used."""
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
     positions = {

@@ -681,7 +681,8 @@ class SnapshotCoordinator:
         return self._fail(DeadlineExceeded(what))
 
     def _fail(self, error: Exception) -> Instructions:
-        """Give the snapshot up. Before it has a folder no server knows of it, and only the caller is told."""
+        """Abort the snapshot. In the opening stage no server knows of it yet, so only its requester is
+        told; later all servers are told."""
         now = self._now
         now.failure = now.explained(error)
         over = CheckpointError(f"snapshot {now.number} is over")

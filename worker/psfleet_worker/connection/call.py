@@ -133,9 +133,10 @@ class Call:
 
 
 def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """Wait for calls like `wait_all`, for a caller that defers interrupts (psfleet.core.base.threads).
+    """Return the replies of all calls, as `wait_all` does, to a caller that defers interrupts.
 
-    Reads the replies in this thread for up to 0.1 s, and then waits for the servers' threads.
+    Reads the replies in this thread for up to 0.1 s. Replies that come later are read by the threads of the
+    connections, for which this waits. psfleet.core.base.threads defers interrupts.
     """
     if not all(map(_has_ended, calls)) and not _settled(calls):
         _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))

@@ -183,11 +183,12 @@ class StalenessHistogram:
     _seen: dict[int, int] = field(default_factory=dict)
 
     def pulled(self, worker: int) -> None:
-        """Note that the worker gets values now."""
+        """Note that a pull of the worker is being answered."""
         self._seen[worker] = self._applied - self._own.get(worker, 0)
 
     def pushed(self, worker: int) -> None:
-        """Count a new push of the worker that is applied now."""
+        """Count a push of the worker, which is being applied. Its staleness is the number of pushes by other
+        workers since this worker's last pull."""
         own_pushes = self._own.get(worker, 0)
         other_pushes = self._applied - own_pushes
         # Pushes of others since the pull. A worker that has not pulled yet starts at 0.

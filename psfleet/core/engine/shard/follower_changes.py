@@ -56,10 +56,10 @@ class _Changes:
 class ChangeLog:
     """Ids of changed rows, a limited number of them, for any number of followers.
 
-    Recording starts with the first request. It stops when 16 times the limit of ids have changed without
-    another request: no follower is left then. If updates name many ids compared with the rows of their table,
-    no ids are recorded, since the index has the step of each row's last update. Not thread-safe: the caller
-    holds the shard's lock.
+    Recording starts with the first request. It stops when 16 * `limit` ids have changed without another
+    request, because no follower is left then. If updates name many ids compared with the rows of their table,
+    no ids are recorded; a request then finds the changed rows by the step of each row's last update, which
+    the table's index has. Not thread-safe: the caller holds the shard's lock.
 
     Args:
         limit: Largest number of ids that are kept.
@@ -123,7 +123,8 @@ class ChangeLog:
         return changes
 
     def _limit_to(self, changed: int, recorded: int) -> None:
-        """Count `changed` changed and `kept` recorded ids, and drop the oldest intervals above the limit."""
+        """Count `changed` changed and `recorded` recorded ids, and drop the oldest intervals above the
+        limit."""
         self._silence += changed
         self._count += recorded
         too_long = self._silence > _SILENCE * self._limit

@@ -91,10 +91,12 @@ def _values(spec: TableSpec, server: int, servers: int) -> int:
 def _dealt_rows(
     table: SparseTable, since: HistoryPoint | None, servers: int, ahead: bool
 ) -> Iterator[tuple[int, Dealt]]:
-    """Yield the records of a sparse table's rows and candidates.
+    """Yield the records that move a sparse table's rows and admission candidates to another number of
+    servers.
 
-    Each record has the rows as they are when it is made, without a copy-on-write image. A change after that
-    is found in the last pass, because its mark was made before the first pass.
+    The table may be updated meanwhile: rows are read in pages, without freezing the table. A row that changes
+    after its page was read is sent again in the last pass, which covers every change since the mark `since`,
+    made before the first pass.
     """
     spec = table.spec
     written, removed = (_NONE, _NONE) if since is None else table.set_since(since)
