@@ -20,7 +20,7 @@ SEARCHES = {
     "mixed precision": "torch/#autocast",
     "feature hashing": "features/",
     "learning rate": "api/lr/",
-    "export onnx": "serving/#compact-exports",
+    "export onnx": "serving/#onnx",
     "ftrl": "api/optimizer/#ftrl",
     "report_evaluation": "api/fleet/#report_evaluation",
     "kafka": "features/#kafka",
