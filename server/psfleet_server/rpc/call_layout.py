@@ -324,7 +324,12 @@ class CallPlan:
         for part in self._updates:
             if part.rows is not None and not part.rows.can_push(base + part.ids, part.count):
                 return False
-        return True
+        budget = self._tables.budget
+        if budget.limit is None or len(self._updates) < 2:
+            return True
+        # Each table alone has the memory to grow. If all together may not have it, `Shard.handle` decides.
+        growth = sum(part.rows.growth_bound(part.count) for part in self._updates if part.rows)
+        return growth <= max(budget.available_for(), 0)
 
     def apply(self, base: int) -> None:
         for part in self._updates:

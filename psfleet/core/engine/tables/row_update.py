@@ -247,6 +247,10 @@ class PlacedRows:
         self._grows = unknown > 0
         return unknown == 0 or (unknown > 0 and self._account.can_surely_add(count))
 
+    def growth_bound(self, count: int) -> float:
+        """Return an upper bound of the bytes that the push which `can_push` has just accepted adds."""
+        return self._account.growth_bound(count, counts_rows=False) if self._grows else 0.0
+
     def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
         """Push rows that `can_push` has accepted, by the addresses of ids and gradients."""
         table, words, position = self._table, self._words, 0
