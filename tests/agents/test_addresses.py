@@ -86,6 +86,7 @@ def train(site: Site, machines: Lab, listen: str, *options: str) -> list[str]:
     return [log.partition(" ready at ")[2].partition(" (")[0].rpartition(":")[0] for log in logs]
 
 
+@pytest.mark.long
 @JOINED
 def test_machines_may_have_ipv6_alone(site: Site, pair: Lab) -> None:
     """Launcher, agents, servers and workers reach each other over it, for calls and for tensors."""

@@ -95,6 +95,7 @@ def test_a_server_comes_back_from_its_log(site: Site) -> None:
     assert digest(out) == DIGEST
 
 
+@pytest.mark.long
 @REMOTE
 def test_a_job_goes_back_to_its_snapshot(site: Site) -> None:
     """With --durability snapshot all servers start again when one is killed."""
@@ -135,6 +136,7 @@ def test_a_killed_agent_is_the_first_cause(site: Site) -> None:
     assert f"host {site.hosts[1]} · rank 1" in err
 
 
+@pytest.mark.long
 @JOINED
 def test_stages_train_on_one_of_the_machines(site: Site) -> None:
     """The stages of a worker, and a server on another machine, give the bits of the local engine."""

@@ -265,6 +265,7 @@ def test_the_pods_of_a_job_train(site: Site, machines: Lab) -> None:
     assert [agent.wait(60) for agent in site.agents] == [0, -9, 0]
 
 
+@pytest.mark.long
 @JOINED
 def test_chaos_in_pods(site: Site, machines: Lab) -> None:
     """Faults in a job of pods break no promise; in sync mode agents started again run it once more."""

@@ -24,6 +24,7 @@ ALONE = "32e75e4a64a5aba7e91ce39d4456ebbeeb70b18341d0a7a0e797a3a34ed1e509"
 """Digest of `trainer.py 30` with one worker, on one machine and without a fault."""
 
 
+@pytest.mark.long
 def test_the_standby_on_another_machine_takes_over(site: Site) -> None:
     """The agent of server 1 is killed: no push is lost, so no bit changes. A process without a seat, which
     knows the folder of the job's logs, reads on from the standby."""
@@ -143,6 +144,7 @@ def test_a_server_goes_on_from_a_shared_log(site: Site) -> None:
     assert digest(out) == ALONE
 
 
+@pytest.mark.long
 def test_chaos_takes_a_machine(site: Site) -> None:
     """One of three is lost with its servers and its worker: every push is counted once, and the job ends."""
     script = str(ROOT / "tests" / "chaos" / "scripts" / "trainer.py")

@@ -56,6 +56,7 @@ def failed(site: Site, script: str, *beta: str, **variables: str) -> str:
     return err
 
 
+@pytest.mark.long
 def test_memory_that_runs_out(site: Site, little_memory: list[str]) -> None:
     """The kernel kills a worker in a control group: it is not just a signal from somebody."""
     said = failed(site, "kept = [b'x' * (1 << 20) for _ in range(1 << 10)]\n", *little_memory)
@@ -87,6 +88,7 @@ def little_room_for_logs(tmp_path: Path) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", f'{words} && exec "$@"', "sh"]
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_a_servers_log(site: Site, little_room_for_logs: list[str]) -> None:
     """Pushes wait, and the launcher names server and host; with room again no bit of the result differs."""
     gate = site.folder / "gate"
@@ -153,6 +155,7 @@ def shared_disk(tmp_path: Path) -> Iterator[_SharedDisk]:
         yield _SharedDisk(tmp_path, "", namespace=holder.pid)
 
 
+@pytest.mark.long
 def test_a_shared_disk_without_room_for_snapshots(site: Site, shared_disk: _SharedDisk) -> None:
     """The launcher names the server and its host, the job goes on, and no push is lost.
 

@@ -97,6 +97,7 @@ def test_servers_on_other_machines(site: Site, tmp_path: Path) -> None:
     ends_alike(site, tmp_path, job, 4)
 
 
+@pytest.mark.long
 @JOINED
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ def test_logs_on_their_machines(
     assert said.count("it goes on from its log") == 1 + moves
 
 
+@pytest.mark.long
 @JOINED
 @pytest.mark.timeout(500)
 def test_machines_that_are_lost(site: Site, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
     return {promise["promise"][0]: promise["verdict"] for promise in report["promises"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 2 + MORE))
 def test_sync(tmp_path: Path, seed: int) -> None:
     """Servers and workers are killed and paused, answers lost, and rows move to other servers: the bits are
@@ -90,6 +91,7 @@ def check_report(folder: Path, faults: list[dict[str, Any]]) -> None:
     assert not primaries - told_of("takes over from"), rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 2 + MORE))
 def test_async(tmp_path: Path, seed: int) -> None:
     """While snapshots are taken and rows move: every acknowledged push is counted once on every server, and

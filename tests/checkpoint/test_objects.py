@@ -99,6 +99,7 @@ def bucket(server: str) -> Iterator[str]:
         yield "s3://bucket"
 
 
+@pytest.mark.long
 def test_s3(
     bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,7 @@ def test_rows_are_followed_until_the_workers_meet(monkeypatch: pytest.MonkeyPatc
 WIDE_ROWS = TableSpec("wide rows", "sparse", (64,), make_rule("adam", {}), seed=3)
 
 
+@pytest.mark.long
 def test_rows_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rows on disk move to tables on disk, which have half of the memory meanwhile; afterwards the bits are
     those of a job in memory that has kept its servers, and a server has no more in memory than it may."""
@@ -215,6 +216,7 @@ def test_snapshots_before_and_after(tmp_path: Path) -> None:
             runtime.close()
 
 
+@pytest.mark.long
 def test_a_new_server_that_is_killed_while_rows_move() -> None:
     """A kill -9 of a new server that has a part of the rows, and not all, gives the move up: the job has the
     rows that it had, and the next request is carried out."""
@@ -234,6 +236,7 @@ def test_a_new_server_that_is_killed_while_rows_move() -> None:
         runtime.close()
 
 
+@pytest.mark.long
 def test_an_old_server_that_is_killed_while_rows_move() -> None:
     """A kill -9 of an old server before the decision leaves the job with the old servers: the move is given
     up, and the next call to the dead one says that it does not answer."""
@@ -326,6 +329,7 @@ def test_a_request_is_not_taken_for_another(tmp_path: Path) -> None:
     assert file.look() is None
 
 
+@pytest.mark.long
 def test_a_server_that_misses_the_end_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that cannot be told that a move is given up takes pushes once it can be; what comes late of
     that move begins nothing."""

@@ -45,6 +45,7 @@ def decided(tree: ast.Module) -> Iterator[ast.expr | None]:
                 yield from node.elts
 
 
+@pytest.mark.long
 def test_no_code_decides_by_the_name_of_a_mode() -> None:
     """It asks for properties of the mode's declaration."""
     found = [

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+?) \| `(.+?)` \| ?(.*?) ?\|$", re.MULTILINE)
 FOLDERS = ("psfleet", "server", "worker", "launch", "tests")
@@ -110,6 +112,7 @@ def test_the_code_of_a_term_exists() -> None:
     assert [term.code for term in terms() if not exists(term.code)] == []
 
 
+@pytest.mark.long
 def test_class_names_have_no_banned_word() -> None:
     """A concept has one word: no class is named with another one."""
     banned = {word for term in terms() for word in term.banned}
@@ -117,6 +120,7 @@ def test_class_names_have_no_banned_word() -> None:
     assert not matches, f"see docs/glossary.md: {sorted(matches)}"
 
 
+@pytest.mark.long
 def test_no_name_has_a_banned_word() -> None:
     """Nor is a function, parameter, variable, attribute, message, field or value of an enum."""
     banned = {word.lower() for term in terms() for word in term.banned} - ORDINARY

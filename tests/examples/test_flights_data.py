@@ -49,6 +49,7 @@ def test_nothing_is_read_that_departure_brings() -> None:
     assert not {name for field in FIELDS for name in field} & {"arr_delay", *AFTER_DEPARTURE}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("flights")
 def test_numbers_and_ids_do_not_depend_on_what_happened() -> None:
     """With every delay replaced, ids and numbers are the same bits: only the label changes."""

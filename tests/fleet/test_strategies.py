@@ -25,7 +25,11 @@ STRATEGIES = {
     "[amp]\ncompute = 'float32'\n[recompute]\n",
 }
 DENSE = 104 * 600 + 600 + 600 + 1  # values of all dense tables
-ON_SERVERS = ["float16", "merged dgc", "merged localsgd"]
+ON_SERVERS = [
+    "merged dgc",
+    pytest.param("float16", marks=pytest.mark.long),
+    pytest.param("merged localsgd", marks=pytest.mark.long),
+]
 """Those that servers can notice; the others are parts of these."""
 Train = Callable[..., dict[str, Any]]
 

@@ -19,6 +19,8 @@ from psfleet.core.base.errors import LogError, PsfleetError
 from tests.fuzz.chains import TIP, ChainedLog, a_log, loaded, reseal_snapshots, some_snapshots
 from tests.fuzz.files import of_folder
 
+pytestmark = pytest.mark.long
+
 ALL = bool(os.environ.get("PSFLEET_TORTURE"))
 
 

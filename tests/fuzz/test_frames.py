@@ -15,6 +15,8 @@ from tests.fuzz.frame_attacks import Tally, attack, fuzz
 from tests.fuzz.frames import Ground
 from tests.fuzz.mutations import Fed
 
+pytestmark = pytest.mark.long
+
 FRAMES = int(os.environ.get("FUZZ_FRAMES", "1500"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 

@@ -20,6 +20,8 @@ from tests.leaks import nothing_left
 from tests.server_channels import ServerChannel
 from tests.trainings import TrainingWorkload
 
+pytestmark = pytest.mark.long
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAMES = 300
 CONNECTIONS = 60

@@ -10,6 +10,8 @@ from psfleet_server.durability import inspect_log
 from tests.fuzz.chains import LOG, TIP, a_log, some_snapshots
 from tests.fuzz.files import of_folder
 
+pytestmark = pytest.mark.long
+
 NOWHERE = ["", "none", "/", ".", "no\0name", "x" * 300, f"{TIP}/{MANIFEST}", "folders/0"]
 CKPT: list[list[str]] = [
     ["ls"],

@@ -26,6 +26,8 @@ from tests.http2.floods import FLOODS, flood
 from tests.http2.raw_connection import GRPC, headers, message, talking
 from tests.trainings import zero_rows
 
+pytestmark = pytest.mark.long
+
 TORTURE = "PSFLEET_TORTURE" in os.environ
 LIMITS = replace(
     SETTINGS, handshakes=100, connections=100, handshake=2.0, refuse=only("Bearer right")

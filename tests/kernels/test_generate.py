@@ -111,6 +111,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[str, int]:
     return total, int(compiled)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # four interpreters
 def test_one_of_several_processes_compiles(tmp_path: Path) -> None:
     """Of processes that start together on an empty cache one compiles each kernel, and they agree; the next

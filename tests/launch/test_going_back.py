@@ -82,6 +82,7 @@ def test_a_job_goes_back_after_a_worker_was_restarted(job: Launch) -> None:
     assert err.count("(restart 1 of 1)") == 1
 
 
+@pytest.mark.long
 def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Path) -> None:
     """A job whose snapshots cannot be written says so at once, trains on, and says when they can be."""
     options = ("--servers", "2", "--workers", "1", "--no-progress")
@@ -100,6 +101,7 @@ def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Pa
     assert "server 0: snapshots are taken again, after" in err
 
 
+@pytest.mark.long
 def test_a_job_that_must_end_takes_a_snapshot(
     launch: Launch, tmp_path: Path, plain: dict[str, Path]
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_running_job_gets_more_and_fewer_servers(
     assert "servers   3 from now on" in err
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_new_server_that_is_killed(launch: Launch, tmp_path: Path) -> None:
     """A new server that dies before the rows have moved gives the move up; the job trains on with its two
@@ -103,6 +104,7 @@ def test_a_job_with_logs(launch: Launch, tmp_path: Path) -> None:
     assert err.count("it goes on from its log") == 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_with_standbys(launch: Launch, tmp_path: Path) -> None:
     """Each server of another number gets a standby, which takes over when it dies, a new one and server 0;
@@ -183,6 +185,7 @@ def test_servers_that_die_after_the_decision(
     assert err.count("takes over") == takeovers
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_that_must_end_after_a_move(launch: Launch, tmp_path: Path) -> None:
     """SIGUSR1 takes a snapshot of all three servers, from which a job of two goes on."""
@@ -198,6 +201,7 @@ def test_a_job_that_must_end_after_a_move(launch: Launch, tmp_path: Path) -> Non
     again.ends_with(0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", ["promised", "moved"])
 def test_a_launcher_that_is_killed(launch: Launch, tmp_path: Path, moment: str) -> None:
@@ -239,6 +243,7 @@ def _snapshots(folder: Path) -> list[Path]:
     return sorted(folder.glob("psfleet-logs/j/snapshots/snapshot-*"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_killed(launch: Launch, tmp_path: Path) -> None:
     """A worker that dies and starts again takes part in the next move, and knows the servers of the last."""

@@ -80,7 +80,10 @@ def run(launch: Launch, name: str, script: list[str], *options: str) -> tuple[in
     return code, out + err
 
 
-@pytest.mark.parametrize(("samples", "used"), [("rows", TWICE), ("growing", [1] * 120)])
+@pytest.mark.parametrize(
+    ("samples", "used"),
+    [("rows", TWICE), pytest.param("growing", [1] * 120, marks=pytest.mark.long)],
+)
 def test_a_killed_worker_starts_again(
     launch: Launch, request: pytest.FixtureRequest, samples: str, used: list[int]
 ) -> None:

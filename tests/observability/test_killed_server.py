@@ -5,10 +5,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from psfleet_launch.observability.job_history import read_history
 from tests.observability.browser import CELLS, browser
 from tests.observability.watched import STILL, charts, expected, shown, training
 from tests.waiting import until
+
+pytestmark = pytest.mark.long
 
 DIES = 1
 OPTIONS = (*("--servers", "2", "--workers", "1", "--replicas", "1"), *("--hung-after", "0"))

@@ -258,6 +258,7 @@ def test_an_alert_ends(tmp_path: Path) -> None:
     assert table["rows"][0][1:] == ["PsfleetCallsNearLimit", "Waiting calls > 0.9 (server 1)"]
 
 
+@pytest.mark.long
 def test_a_browser_shows_the_first_screen(tmp_path: Path) -> None:
     """A loss that is NaN turns red, and the curve of what was before stays, with axes and a legend that names
     the worker. Cards with nothing, or nothing but 0, are named in a line; on a phone sections are closed."""

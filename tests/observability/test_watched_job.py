@@ -64,6 +64,7 @@ def prometheus(job: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield prometheus_server
 
 
+@pytest.mark.long
 def test_every_panel_has_a_reply(job: Watched, prometheus: Prometheus) -> None:
     """Each query of a panel returns series from a job in training, also those of Grafana and alerts."""
     missing = list(PANELS)
@@ -184,6 +185,7 @@ def _event(stream: Any) -> tuple[str, Any]:
     return name, data
 
 
+@pytest.mark.long
 def test_a_browser_shows_the_figures_and_the_report(job: Watched, folder: Path) -> None:
     """On a phone, in the dark: the page shows what /metrics says, fits, and loads nothing from elsewhere. The
     figures of the report are the last ones of the job's history; /report has them too."""

@@ -48,6 +48,7 @@ def test_stage_processes_give_the_bits_of_one(
     assert saved_bits(out) == expected
 
 
+@pytest.mark.long
 def test_two_workers_of_two_stages(launch: Launch, tmp_path: Path) -> None:
     """Workers average as without stages, also with recompute and gradient merge from a file. Two processes
     of the second stage take micro-batches in turn: the same but for rounding."""

@@ -28,7 +28,10 @@ MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")
 LEADING = ("unnamed", "complete", "shortened")  # of server 0
 PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
-pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+]  # a dozen processes start one after the other
 
 
 def deaths(seed: int, points: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:

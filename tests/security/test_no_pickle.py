@@ -78,6 +78,7 @@ def _loads(module: str, attr: str, call: ast.Call) -> Iterator[str]:
         yield f"calls {attr}, which pickles"
 
 
+@pytest.mark.long
 def test_nothing_unpickles() -> None:
     """No module that is shipped imports or calls what unpickles, or runs text that it has read."""
     actual = [finding for name, tree in sources() for finding in findings(name, tree)]

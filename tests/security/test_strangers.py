@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.server_endpoints import addresses_of
@@ -64,6 +65,7 @@ def step(runtime: Runtime) -> None:
     runtime.pull([Read(_TABLE.key, ids)])
 
 
+@pytest.mark.long
 def test_members_come_in_beside_strangers() -> None:
     """4,200 connections without a certificate from the address of the members, refilled: a worker that is in
     goes on, and a new one comes in once gRPC has ended some of those handshakes, after 10 s at most.

@@ -47,6 +47,7 @@ def test_a_job_survives_servers_that_die_and_hang(tmp_path: Path, calm: str) -> 
     assert actual == calm
 
 
+@pytest.mark.long
 def test_a_job_with_a_log_survives_servers_that_hang(tmp_path: Path, calm: str) -> None:
     """Without standbys both servers are stopped for good: each goes on from its log, and no bit changes."""
     options = "--durability log --hung-after 2s --restart-hung"

@@ -65,6 +65,7 @@ def alone() -> list[TableState]:
     return TRAINING.result(runtime)
 
 
+@pytest.mark.long
 def test_primaries_die_at_every_point(alone: list[TableState]) -> None:
     """One after the other, before and after a record goes to the standby, and before and after its answer: no
     bit changes."""
@@ -75,6 +76,7 @@ def test_primaries_die_at_every_point(alone: list[TableState]) -> None:
         assert (fleet.takeovers, fleet.lost) == (len(points), 0)
 
 
+@pytest.mark.long
 def test_standbys_die_at_every_point(alone: list[TableState]) -> None:
     """Before and after one takes a record: its primary goes on, with another standby."""
     with Pairs(1, 1, crashes={0: ["", "receive:9", "took:9"]}) as fleet:

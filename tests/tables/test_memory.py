@@ -345,7 +345,7 @@ def peak(process: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.long)])
 def test_a_server_stays_below_its_memory(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker fills two tables of a real server: from one rows go, the other refuses.
 

@@ -125,6 +125,7 @@ def test_each_memory_has_a_choice() -> None:
     assert all(KINDS[name].name == name for name in KINDS)
 
 
+@pytest.mark.long
 def test_no_code_decides_by_the_name_of_a_memory() -> None:
     """It asks for properties of the kind."""
     shipped = [

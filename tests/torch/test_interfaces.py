@@ -44,7 +44,9 @@ def test_evaluation_in_a_job(tmp_path: Path) -> None:
         assert evaluated[name] == checked[name], name
 
 
-@pytest.mark.parametrize("in_job", [False, True], ids=["embedded", "2x2"])
+@pytest.mark.parametrize(
+    "in_job", [pytest.param(False, marks=pytest.mark.long), True], ids=["embedded", "2x2"]
+)
 def test_every_interface_gives_the_same_bits(in_job: bool, tmp_path: Path) -> None:
     """Rows and state of all tables are the same after some steps of each interface, each one push.
 

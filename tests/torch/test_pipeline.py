@@ -24,7 +24,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 @pytest.mark.parametrize(
     ("cuts", "dtype", "options"),
-    [("2,4,9", "bfloat16", ("1f1b", "--servers", "2")), ("9", "", ("gpipe",))],
+    [
+        ("2,4,9", "bfloat16", ("1f1b", "--servers", "2")),
+        pytest.param("9", "", ("gpipe",), marks=pytest.mark.long),
+    ],
     ids=["1f1b, autocast", "gpipe"],
 )
 def test_stages_have_the_bits_of_one_process(

@@ -120,7 +120,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("what", "processes"), [("program", 3), ("torch", 3), ("folder", 1)])
+@pytest.mark.parametrize(
+    ("what", "processes"),
+    [("program", 3), pytest.param("torch", 3, marks=pytest.mark.long), ("folder", 1)],
+)
 def test_predictions_are_those_of_the_training_job(
     what: str, processes: int, command: Command, tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_forms_that_do_not_go_together_are_refused() -> None:
             segments.read_request(Header(segments=[whole]), memoryview(b""), SPECS.__getitem__)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(FORMS),
