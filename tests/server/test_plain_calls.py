@@ -294,7 +294,7 @@ class Program:
 @pytest.mark.parametrize(
     "mode", [AsyncMode(), SspMode(12), SyncMode(), GeoMode()], ids=lambda mode: mode.name
 )
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [4, 7])
 def test_plain_calls_do_what_others_do(mode: ConsistencyMode, seed: int) -> None:
     """After each call of a random program responses, tables and state of a server that takes calls plainly
     are those of one that does not, byte for byte. Calls come again and late, are damaged, name ids twice,
