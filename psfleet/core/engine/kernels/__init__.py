@@ -13,6 +13,6 @@ then hash_index.py, the index of a table, and sources/push.txt, the update of a 
     intrinsics.py, row_rounding.py                    loads, stores and rounding as code inside kernels
     device/                                           the same for a GPU
 
-The text of the modules that kernels contain (`_HELPERS` of cache.py) and of `sources/` is part of the cache's
-key: any edit of them, also of a comment, compiles kernels again on each machine.
+The code of the modules that kernels contain (`_HELPERS` of cache.py) and of `sources/` is part of the cache's
+key: an edit of it compiles kernels again on each machine. Comments and docstrings are not part of the key.
 """

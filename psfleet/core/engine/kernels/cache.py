@@ -1,23 +1,26 @@
-"""On-disk cache of compiled kernels: turns the text of a kernel module into an imported module.
+"""Imports generated kernel modules, and keeps their machine code on disk for the next process.
 
-numba caches compiled code only for functions that are in a file, and it checks that file alone for changes.
-But the machine code of a kernel also contains the helpers that it calls. So each module is written to a file
-whose name has a hash of everything that the machine code depends on:
+Compiling a module of kernels takes seconds, so each module is compiled once on a machine. numba's own cache
+looks only at the file of the compiled function, but the machine code of a kernel also contains the helper
+functions that it calls. So the code of each module is written to a file whose name has a hash of everything
+that the machine code depends on:
 
-    ~/.cache/psfleet/kernels/psfleet_kernel_<stem>_<hash>.py      text of the module
+    ~/.cache/psfleet/kernels/psfleet_kernel_<stem>_<hash>.py      code of the module, without comments
                              psfleet_kernel_<stem>_<hash>.lock    empty until the module has been compiled
                              __pycache__/...                      machine code, written by numba
 
-    hash of: the text, the files in _HELPERS, versions of numba, llvmlite, NumPy and Python, the processor
+    hash of: code of the module and of its helpers (_HELPERS, or more for a GPU), versions of numba, llvmlite,
+             NumPy and Python, the processor
 
 After a change of a rule or a helper, after an upgrade, or on another machine that shares the home folder, the
-name is different and the module is compiled again. Comments count too: an edited comment in a file in
-_HELPERS compiles every kernel again. Old files are never removed.
+name is different and the module is compiled again. Comments, docstrings and line numbers are in neither the
+hash nor the file: `without_comments` removes them first. Old files are never removed.
 
 A module is compiled by one process; other processes that need it wait and then load it (decision 2). If
 the folder cannot be written or locked, each process compiles for itself, which only costs time.
 """
 
+import ast
 import fcntl
 import hashlib
 import importlib.util
@@ -53,7 +56,7 @@ _modules: dict[str, ModuleType] = {}
 _waits = ContextVar("_waits", default=True)
 
 
-def load_text(stem: str, text: str) -> ModuleType:
+def load_text(stem: str, text: str, helpers: str = "") -> ModuleType:
     """Import a module of kernels, compiled now or loaded from the cache. Thread-safe.
 
     Takes seconds if the module has to be compiled, and returns the same module on each later call.
@@ -61,22 +64,46 @@ def load_text(stem: str, text: str) -> ModuleType:
     Args:
         stem: Start of the file's name, which people see in stack traces.
         text: Python source of the module.
+        helpers: Source of further modules whose functions are compiled into these kernels. Those of _HELPERS
+            count for every module.
 
     Raises:
         BlockingIOError: Another process is compiling the module, and the caller is `load_in_any_order`.
     """
-    name = _name_of(stem, text)
+    code = without_comments(text)
+    name = _name_of(stem, code, helpers)
     with _lock:
         if name not in _modules:
             path = cache_folder() / f"{name}.py"
             with short_rows(), _compiling(path.with_suffix(".lock")):
-                _modules[name] = _mended(name, _write(path, text))
+                _modules[name] = _mended(name, _write(path, code))
         return _modules[name]
 
 
-def _name_of(stem: str, text: str) -> str:
+def without_comments(text: str) -> str:
+    """Return Python source that compiles to the same code, without comments, docstrings and blank lines.
+
+    Two texts that differ in nothing else give the same result, so their line numbers are the same too.
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [line for line in node.body if not _is_string(line)] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_string(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _name_of(stem: str, code: str, helpers: str = "") -> str:
     """Return the module's name: it differs if anything that the machine code depends on differs."""
-    digest = hashlib.blake2b((_surroundings() + text).encode(), digest_size=10).hexdigest()
+    key = "\0".join([_surroundings(), without_comments(helpers), code])
+    digest = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
     return f"psfleet_kernel_{stem}_{digest}"
 
 
@@ -146,9 +173,9 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def _surroundings() -> str:
-    """Return everything that the machine code depends on besides the module's own text."""
+    """Return everything that the machine code of every module depends on besides the module's own code."""
     here = Path(__file__).parent
-    helpers = [(here / name).read_text() for name in _HELPERS]
+    helpers = [without_comments((here / name).read_text()) for name in _HELPERS]
     processor = [
         llvmlite.binding.get_host_cpu_name(),
         llvmlite.binding.get_host_cpu_features().flatten(),
@@ -158,12 +185,12 @@ def _surroundings() -> str:
     return "\0".join([*versions, *processor, *helpers])
 
 
-def _write(path: Path, text: str) -> Path:
+def _write(path: Path, code: str) -> Path:
     """Write the file by renaming a complete one, because several processes may write it at the same time."""
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or path.read_text() != code:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(handle, "w") as file:
-            file.write(text)
+            file.write(code)
         os.replace(temporary, path)
     return path
 

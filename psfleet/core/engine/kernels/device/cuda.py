@@ -12,7 +12,6 @@ The kernels are added to a `DeviceQueue` and the call returns before they have r
 them; they are compiled once and cached on disk, as the kernels of the CPU are.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -35,7 +34,7 @@ from psfleet.core.engine.schema.table import DecaySpec
 Floats = NDArray[np.float32]
 
 _HERE = Path(__file__).parent
-# Kernels contain functions of these modules, so their text is part of the cache's key.
+# Kernels contain functions of these modules, so their code is part of the cache's key.
 _HELPERS = (
     "cuda_arithmetic.py",
     "cuda_index.py",
@@ -79,9 +78,7 @@ def load_kernels(stem: str, text: str) -> ModuleType:
         text: Python source of the module.
     """
     helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
-    digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
-    cached_text = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
-    return load_text(stem, f"{cached_text}\n# Compiled with helpers {digest}.\n")
+    return load_text(stem, text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n"), helpers)
 
 
 class CudaUpdate:
