@@ -111,7 +111,7 @@ def load_in_any_order(*loads: Callable[[], object]) -> None:
     """Call functions that load kernels, and postpone those whose kernels another process is compiling.
 
     Servers on one machine start together and need the same modules. If all servers loaded them in the same
-    order, one server would compile everything while the others wait. This way each server compiles a part.
+    order, one server would compile everything while the rest wait. This way each server compiles a part.
 
     Args:
         loads: Functions that call `load_text`. A function whose kernels were being compiled elsewhere is

@@ -337,9 +337,9 @@ def _addresses(arrays: Sequence[Floats]) -> int:
 
 
 def _not_begun(sums: Sequence[Floats]) -> int:
-    """Return the address of an array with (address, 0) for each of these sums, to which kernels add.
+    """Return the address of an array with (address, 0) for each of these sums. Kernels add to the sums.
 
-    The second number counts the rows of an array that have a sum already. Positions count up in the order of
+    The second number counts the rows of a sum that have a value already. Positions count up in the order of
     first occurrence, so the first gradient of a row finds its position equal to the count. The kernel then
     writes the gradient instead of adding it, and the arrays need not be cleared. The array is valid as long
     as that of `_addresses`.

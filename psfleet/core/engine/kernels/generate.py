@@ -166,7 +166,7 @@ def sparse_kernels(
 
 
 def address_of_kernel(kernel: Any) -> int:
-    """Return the address of a kernel's machine code, by which another kernel can call it."""
+    """Return the address of a kernel's machine code, for another kernel that calls it."""
     compiled_kernel = kernel.overloads[kernel.signatures[0]]
     name = compiled_kernel.fndesc.llvm_func_name
     return int(compiled_kernel.library.get_pointer_to_function(name))
@@ -266,7 +266,7 @@ def _function(policy: EvictionPolicy) -> ast.FunctionDef:
 
 
 def _factor(half_life: float) -> float:
-    """Return the factor by which an update of the table multiplies a frequency: 2 ** (-1 / half_life).
+    """Return 2 ** (-1 / half_life), the factor on a frequency for each update of the table.
 
     It is computed in decimal arithmetic, because the C library's pow may differ in the last bit from machine
     to machine.

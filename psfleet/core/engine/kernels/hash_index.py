@@ -17,7 +17,8 @@ rows.
 
 A look-up goes from the hash to a chunk, and from the chunk's home line to the entry:
 
-    hash -- position() --> part of the directory --> chunk --> home line, and lines behind it up to a free
+    hash --> position --> part of the directory --> chunk --> home line --> lines behind,     entry
+to a free entry
     entry
 
 The directory is an array that divides all positions into equal parts and has the number of a chunk for each

@@ -20,7 +20,7 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# error_model "numpy" leaves out the branch for a division by 0, with which no loop is vectorised. No
+# error_model "numpy" leaves out the check of each divisor for 0, a branch that would prevent vectorising. No
 # fastmath: float32 operations are rounded one by one (decision 1).
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 

@@ -122,7 +122,7 @@ class RuleSource:
         self._count = str(self._constant or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
-        # A push uses only one of the slots that take turns, so `apply` has a single slot for all of them.
+        # A push uses only one of the slots that take turns, so `apply` has a single slot for this group.
         slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in slots]
         self._advances = rule.advance() is not None

@@ -1,4 +1,4 @@
-"""Digest of a rule's source, by which processes notice that they have different versions of a user's rule.
+"""Digest of a rule's source, to notice that processes have different versions of a user's rule.
 
 A table's rule is sent as a name, and each process has the source itself. If a rule is edited between a
 snapshot and the job that restores it, or if a worker has an older file than a server, the digests differ and

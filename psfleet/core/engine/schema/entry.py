@@ -63,15 +63,20 @@ E = TypeVar("E", bound="Entry")
 class Entry:
     """Rule for the admission or eviction of a sparse table's rows, or several rules joined by `&`.
 
+    Example::
+
+        layers.embedding(ids, [None, 16], is_distributed=True,
+                         entry=CountFilterEntry(3) & TTLEntry(steps=100_000))
+
     To add a rule, write a class below under `stored_as`, and implement the rule in
     psfleet.core.engine.tables.
 
     Attributes:
         admits: True if the rule decides which unknown ids get a row (psfleet.core.engine.tables.admission).
             An entry has at most one such rule.
-        candidate: Values that tables and snapshots store for an id that has no row yet, besides the step of
-            its last push. The values are the type of each by its name: `int` (0 to 2**32 - 1) or `float`
-            (float32). None if such ids are not stored.
+        candidate: Name and type of each value that tables and snapshots store for a candidate (an id without
+            a row yet), besides the step of its last push: `int` (0 to 2**32 - 1) or `float` (float32). None
+            if the rule has no candidates.
     """
 
     __slots__ = ()
@@ -115,12 +120,14 @@ class Entry:
 class StoredForm:
     """Form in which an entry is stored and sent: "kind:word:word" and named numbers.
 
+    For example, `CapacityEntry(rows=5, policy="lfu")` is "capacity:evict:lfu" with {"rows": 5, "bytes": 0}.
+
     Attributes:
         entry: Class of the entry.
         name: Name of the kind.
         numbers: Type of each number by its name in files, in the order of the class's fields. The fields that
             are not texts are numbers.
-        words: Allowed numbers of words.
+        words: Allowed numbers of words behind the kind.
     """
 
     entry: type[Entry]
@@ -151,11 +158,8 @@ class ProbabilityEntry(Entry):
     """An id without a row gets a row with this probability, each time that a push names the id.
 
     The draw is a hash of id, table, seed and the table's step. So it does not depend on the number of
-    servers, and a restarted server draws the same.
-
-    Example:
-        >>> ProbabilityEntry(0.1)
-        ProbabilityEntry(probability=0.1)
+    servers, and a restarted server draws the same. `ProbabilityEntry(0.1)` gives an id a row after 10 pushes
+    on average.
 
     Attributes:
         probability: Probability in (0, 1].
@@ -171,16 +175,13 @@ class CountFilterEntry(Entry):
     """An id gets its row with its `count_filter`-th push, which is the first push to update the row.
 
     Earlier pushes are counted and otherwise dropped; a pull returns the id's initial values. In sync mode a
-    round counts as one push. A candidate (an id without a row) takes about 40 bytes.
-
-    Example:
-        >>> CountFilterEntry(3, candidates=1_000_000)
-        CountFilterEntry(count_filter=3, candidates=1000000)
+    round counts as one push. With `CountFilterEntry(3)`, ids that occur once or twice need no row.
 
     Attributes:
         count_filter: Number of pushes, at least 1. With 1 every id gets a row.
-        candidates: Largest number of candidates of the whole table, in equal parts on its servers. Above it,
-            the candidates with the oldest last push are dropped.
+        candidates: Largest number of candidates (ids without a row) of the whole table, in equal parts on its
+            servers. A candidate takes about 40 bytes. Above this number, the candidates with the oldest last
+            push are dropped.
     """
 
     count_filter: Annotated[int, Must(_counts, "a number of pushes; 1 gives every id its row")]
@@ -207,6 +208,10 @@ class ShowClickEntry(Entry):
     Each `shrink` multiplies shows and clicks by decay_rate. It then removes the rows whose score is below
     delete_threshold, and the rows that no push has named since the delete_after_unseen-th `shrink` before it.
 
+    Example::
+
+        rows = layers.embedding(ids, [None, 16], is_distributed=True, entry=ShowClickEntry("show", "click"))
+
     Attributes:
         show_name: Input of the program with the number of shows of each sample. A push to the table has the
             sums for each id as two more columns behind the gradient.
@@ -214,7 +219,7 @@ class ShowClickEntry(Entry):
         nonclk_coeff: Score of a show without a click.
         click_coeff: Score of a click.
         decay_rate: Factor on shows and clicks at each `shrink`, in (0, 1].
-        delete_threshold: Lowest score with which a row stays.
+        delete_threshold: Lowest score that a row needs in order to stay.
         delete_after_unseen: Number of shrinks after which a row without a push is removed, at least 1.
     """
 
@@ -242,11 +247,9 @@ class ShowClickEntry(Entry):
 @stored_as("ttl", steps=int, seconds=float)
 @dataclass(frozen=True, slots=True)
 class TTLEntry(Entry):
-    """Rows and candidates that no push has named for some time are removed.
+    """Rows and candidates (ids without a row) that no push has named for some time are removed.
 
-    Example:
-        >>> TTLEntry(steps=100_000)
-        TTLEntry(steps=100000, seconds=0.0)
+    `TTLEntry(steps=100_000)` counts updates of the table, `TTLEntry(seconds=7 * 86400)` time.
 
     Attributes:
         steps: Number of updates of the table, at most 2**30, or 0 for no limit. A row is removed between
@@ -266,11 +269,12 @@ class TTLEntry(Entry):
 @stored_as("capacity", words=(1, 2), rows=int, bytes=int)
 @dataclass(frozen=True, slots=True)
 class CapacityEntry(Entry):
-    """Largest number of rows or bytes of the table, and the handling of pushes beyond it.
+    """Limit on the rows or bytes of a table, and the handling of pushes that exceed it.
 
-    Example:
-        >>> entry = CapacityEntry(rows=1_000_000, policy="lfu")    # evict rows with the fewest updates
-        >>> entry = CapacityEntry(bytes=64 << 30, full="refuse")   # refuse pushes that need more memory
+    Example::
+
+        CapacityEntry(rows=1_000_000, policy="lfu")     # evict the rows with the fewest updates
+        CapacityEntry(bytes=64 << 30, full="refuse")    # refuse pushes that need more memory
 
     Attributes:
         rows: Largest number of rows of the whole table, or 0 for no limit. Each server gets an equal part,
@@ -280,8 +284,8 @@ class CapacityEntry(Entry):
         full: Handling of a push that does not fit. With "evict", rows are evicted in the order of `policy`,
             at least 1/16 of the capacity at a time. With "refuse", the whole push is refused. With "evict"
             and neither rows nor bytes, rows are evicted when the server's memory is used up.
-        policy: Eviction policy, or its name: LRU, LFU, DecayedFrequency, or one from a module of yours. The
-            default, LRU, evicts the rows with the oldest last push; of equally old rows, the rows whose ids
+        policy: Eviction policy, or its name: "lru", "lfu", "decayed", or one from a module of yours. The
+            default, "lru", evicts the rows with the oldest last push; of equally old rows, the rows whose ids
             have the smallest hash.
     """
 
@@ -294,6 +298,7 @@ class CapacityEntry(Entry):
         if self.full == "refuse" and not self.rows and not self.bytes:
             raise ConfigError("a CapacityEntry that refuses needs rows or bytes; both are 0")
         if isinstance(self.policy, str):
+            # A frozen dataclass can only be changed by object.__setattr__.
             policy = find(POLICIES, EvictionPolicy.word, self.policy)()
             object.__setattr__(self, "policy", policy)
         self._check_policy()

@@ -80,13 +80,13 @@ def later(
 ) -> Any:
     """Declare an attribute with a default, and the LaterField that stores it.
 
-    Args:
-        default: Default of the attribute, with which the field is not stored.
-        name, kind, since, inside: As for LaterField.
-        compare: False if definitions that differ only in this attribute are equal.
-
     In the protobuf message the field must be `optional` if 0, False or "" is a possible value and not the
     default.
+
+    Args:
+        default: Default of the attribute. An attribute that has it is not stored.
+        name, kind, since, inside: As for LaterField.
+        compare: False if definitions that differ only in this attribute are equal.
     """
     field = LaterField(name, kind, since, inside)
     return dataclasses.field(default=default, compare=compare, metadata={"later": field})
@@ -149,9 +149,9 @@ def key_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InitializerSpec:
-    """Distribution of a table's initial values. They are a function of seed, table, id and position alone.
+    """Distribution of a table's initial values.
 
-    So every server gives a row the same values.
+    A value is a function of seed, table, id and position alone, so every server gives a row the same values.
 
     Attributes:
         kind: Distribution of the values. `uniform` draws from [low, high). `normal` has mean `low` and
@@ -261,6 +261,8 @@ class TableSpec:
                 f"table {self.name!r}: device is {self.device!r}; it must be "
                 f"{' or '.join(get_args(Device))}"
             )
+        # `check` converts the number, so store the result; a frozen dataclass needs object.__setattr__ for
+        # that.
         servers = check(f"table {self.name!r}", "servers", self.servers, ServerCount | None)
         object.__setattr__(self, "servers", servers)
         if not 0 <= self.first < 2**31:
@@ -351,12 +353,12 @@ class TableSpec:
 
     @cached_property
     def pushed_scores(self) -> int:
-        """Number of values behind each gradient of a push: 2 (shows, clicks) with a ShowClickEntry, else 0."""
+        """Number of values behind each gradient of a push: shows and clicks with a ShowClickEntry, else 0."""
         return 0 if part_of(self.entry, ShowClickEntry) is None else 2
 
     @cached_property
     def counts_frequency(self) -> bool:
-        """True if the eviction policy needs the frequency of rows, which is then the last score of a row."""
+        """True if the eviction policy needs the frequency of rows, which is then a row's last score."""
         return "frequency" in self.policy.arguments
 
     @cached_property

@@ -90,9 +90,9 @@ def find(
 ):
     """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id.
 
-    now: the table's step. touches: whether the rows are stamped as pushed: all at `step`, or row i at
-    steps[i] if `many`. new: int64 [segments], whose entries grow by the number of unknown ids of each
-    segment.
+    ids: int64 [n]. row_slots, last_steps: int64 [n], written. now: the table's step. touches: True if the
+    rows are stamped as pushed: all at `step`, or row i at steps[i] if `many`. new: int64 [segments], whose
+    entries grow by the number of unknown ids of each segment.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         hash_ = mix(ids[i])
@@ -133,8 +133,8 @@ def add(
         number k of the new ids    k < free_count:  free[free_count - 1 - k]
                                    otherwise:       unused + k - free_count
 
-    fresh: uint8 [n], written: 1 for the added ids. counter: int64 [1], 0 at first, written: the number of
-    added ids.
+    row_slots: as `find` wrote them; the new slots are added. fresh: uint8 [n], written: 1 for the added ids.
+    counter: int64 [1], 0 at first, written: the number of added ids.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         fresh[i] = 0
@@ -168,7 +168,10 @@ def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter)
 
 @cuda.jit
 def rebuild(keys, slots, stamps, bases, masks, entries, new_keys, new_slots, new_stamps):
-    """Insert all rows into a new, empty index, whose segments `bases` and `masks` describe."""
+    """Insert all rows into a new, empty index, whose segments `bases` and `masks` describe.
+
+    entries: number of entries of the old index, in keys, slots and stamps.
+    """
     for old in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[old] != 0 and slots[old] != DEAD:
             entry = claimed(new_keys, bases, masks, keys[old])
@@ -226,7 +229,11 @@ def restamp(stamps, entries, old, new):
 def decay(
     keys, slots, entries, rows, stride, place, factor, worth, click_worth, least, hashes, count
 ):
-    """Decay scores as sources/index_removal.py does; list the hashes of rows worth less than `least`."""
+    """Decay the scores of all rows; write the hashes of rows whose worth is then below `least`.
+
+    The formula is that of `decay` in sources/index_removal.py. place: position of the scores in a row. count:
+    int64 [1], 0 at first, written: the number of hashes.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD:
@@ -243,7 +250,10 @@ def decay(
 
 @cuda.jit
 def unmarked(keys, slots, entries, marks, out, ids, count):
-    """Write slot and id of each row without a mark. count: int64 [1], 0 at first: written, their number."""
+    """Write slot and id of each row whose mark is 0.
+
+    marks: uint8 for each slot. count: int64 [1], 0 at first, written: the number of rows.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD and marks[slot] == 0:

@@ -42,7 +42,10 @@ def first_value(hash_, k, low, span, stream):
 
 @cuda.jit
 def gather(rows, stride, slots, n, out):
-    """Copy rows: out[i] = row slots[i]. n: number of all values."""
+    """Copy rows: out[i] = row slots[i].
+
+    slots: int64 [rows]. out: float32 [rows, stride]. n: number of all values.
+    """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // stride
         out[place] = rows[slots[i] * stride + place - i * stride]
@@ -50,7 +53,10 @@ def gather(rows, stride, slots, n, out):
 
 @cuda.jit
 def scatter(rows, stride, slots, n, width, values):
-    """Overwrite the first `width` values of row slots[i] with values[i]. n: number of all values."""
+    """Overwrite the first `width` values of row slots[i] with values[i].
+
+    slots: int64 [rows]. values: float32 [rows, width]. n: number of all values.
+    """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
         rows[slots[i] * stride + place - i * width] = values[place]
@@ -58,7 +64,11 @@ def scatter(rows, stride, slots, n, width, values):
 
 @cuda.jit
 def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
-    """Write out[i] = the weights of ids[i], or initial values if slots[i] is 0. n: number of all values."""
+    """Write out[i] = the weights of ids[i], or the initial weights if slots[i] is 0.
+
+    ids, slots: int64 [rows]. low, span, stream: the initializer. out: float32 [rows, dim]. n: number of all
+    values.
+    """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // dim
         k = place - i * dim
@@ -72,7 +82,8 @@ def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
 def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
     """Write the initial values of each new row, for which fresh[i] is 1. n: number of ids.
 
-    state: float32 [stride], the initial values of a row; those behind the weights are used.
+    low, span, stream: the initializer of the weights. state: float32 [stride], the initial values of a row;
+    those behind the weights are used.
     """
     for place in range(cuda.grid(1), n * stride, cuda.gridsize(1)):
         i = place // stride
@@ -88,8 +99,8 @@ def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
 def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
     """Add the scores behind each gradient to the scores of its row. n: number of rows.
 
-    row slots[i]    [ ... | scores ]          scores begin at `place`
-    gradient i      [ dim values | scores ]   `scores` of them
+    row slots[i]    [ ...        | scores ]     scores begin at `place`
+    gradient i      [ dim values | scores ]     `scores` is their number
     """
     for one in range(cuda.grid(1), n * scores, cuda.gridsize(1)):
         i = one // scores
@@ -126,10 +137,10 @@ def mark(slots, n, marks, value):
 
 @cuda.jit
 def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, place):
-    """Copy a column of row slots[i] to wide[i] in float32. n: number of all values.
+    """Copy a column of each row to `wide`, as float32. n: number of all values.
 
-    row slots[i]    from word `word` on, float32, or bfloat16 if is_half
-    wide[i]         from value `place` on, float32
+    row slots[i]    `count` values from word `word` on: float32, or bfloat16 if is_half
+    wide[i]         `count` values from value `place` on; a row of `wide` has `width` values
     """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
@@ -146,7 +157,10 @@ def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, pla
 def narrow(
     rows, halves, stride, slots, ids, n, is_half, word, count, wide, width, place, stream, step
 ):
-    """Copy a column from `wide` back to the rows, rounded as row_rounding.py does. The reverse of `widen`."""
+    """Copy a column from `wide` back to the rows, rounded as row_rounding.py does.
+
+    The reverse of `widen`, with the same arguments. ids: int64 [rows]. stream, step: seed of the rounding.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count
@@ -161,7 +175,10 @@ def narrow(
 
 @cuda.jit
 def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
-    """Write the initial weights of each new row in bfloat16. n: number of all values."""
+    """Write the initial weights of each new row in bfloat16. n: number of all values.
+
+    Arguments as for `begin`, with `halves` instead of `rows`.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim
@@ -172,7 +189,10 @@ def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
 
 @cuda.jit
 def packed_weights(halves, stride, ids, slots, n, dim, low, span, stream, out):
-    """Write out[i] = the weights of ids[i], or initial values if slots[i] is 0. n: number of all values."""
+    """Write out[i] = the weights of ids[i], stored in bfloat16, or the initial weights if slots[i] is 0.
+
+    Arguments as for `weights`, with `halves` instead of `rows`.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim

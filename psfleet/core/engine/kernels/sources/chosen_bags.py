@@ -19,8 +19,8 @@ AHEAD = 8
 def copy(values, starts, lengths, bags, words, out):
     """Copy bags one behind the other: out = the values of bag 0, then those of bag 1, ...
 
-    values: address of values of `words` words of 32 bits each. starts, lengths: int64 [bags], the position of
-    each bag's first value, and its number of values.
+    values: address of the values, each of `words` words of 32 bits. starts, lengths: int64 [bags], the
+    position of each bag's first value, and its number of values.
     """
     to = out
     for b in range(bags):
@@ -35,7 +35,7 @@ def copy(values, starts, lengths, bags, words, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def widen(values, starts, lengths, bags, out):
-    """Copy bags as `copy` does, converting int32 to int64."""
+    """Copy bags as `copy` does, converting int32 to int64. values: int32. out: int64."""
     to = out
     for b in range(bags):
         if b + AHEAD < bags:
@@ -61,9 +61,10 @@ def narrow(values, count, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def choose(offsets, rows, count, starts, lengths):
-    """Write start and length of each bag whose number is in `rows`, given the offsets of all bags.
+    """Write the start and length of each bag whose number is in `rows`.
 
-    All arrays are int64. `offsets` has one entry more than there are bags.
+    offsets: the position of the first value of each bag, and the end of the last bag. rows, starts, lengths:
+    `count` numbers. All arrays are int64.
     """
     for k in range(count):
         row = read_i64(rows, k)

@@ -47,9 +47,9 @@ write_at = types.ExternalFunction("pwrite", int64(int32, int64, int64, int64))
 def look(d, ids, n, far, uses, cold, counts):
     """Count a use of the rows of these ids that are in memory; list the ids whose rows are in the file.
 
-    ids: address of int64 [n]. far: first slot of the file. cold: written: the ids of rows in the file.
-    Returns the number of these ids. counts: FOUND grows by the number of rows in memory, and UNKNOWN becomes
-    the number of ids without a row.
+    ids: address of int64 [n]. far: first slot of the file. uses: recent uses of each slot in memory. cold:
+    written: the ids of rows in the file. Returns the number of these ids. counts: FOUND grows by the number
+    of rows in memory, and UNKNOWN becomes the number of ids without a row.
     """
     away, there, unknown = 0, 0, 0
     for i in range(n):
@@ -78,8 +78,9 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
 
         file slot  --read by the caller-->  memory slot        slots[i] + far  -->  address places[i]
 
-    ids: ids of rows in the file; a repeated id counts once. slots, places: written: the old slot of each row,
-    counted from `far`, and the address that the caller must read the row to. Returns the number of reads.
+    ids: ids of rows in the file; a repeated id counts once. uses, there, live, owners: arrays of the table,
+    kept up to date. slots, places: written: the old slot of each row, counted from `far`, and the address
+    that the caller must read the row to. Returns the number of reads.
     """
     # The index refers to the new slot before the row is read. That is safe, because the caller has the table
     # to itself until `transfer` is done, and ends the process if the transfer fails. The caller has made sure
@@ -141,10 +142,11 @@ def sweep(d, uses, most, slots, counts):
     """Choose up to `most` slots in memory whose rows are to move to the file; return the number of slots.
 
         slots   1  2  3  4  5  6 ... NEXT_SLOT - 1
-        uses    3  1  1  0  2  1        a hand goes round; IDLE (1) is chosen, larger numbers fall by 1
+        uses    3  1  1  0  2  1        a hand goes round: a row with IDLE (1) is chosen, others lose a use
                       ^ hand
 
-    slots: written. counts[HAND]: the slot where the last sweep ended, after which this sweep starts.
+    slots: written: the chosen slots. counts[HAND]: the slot where the last sweep ended, after which this
+    sweep starts.
     """
     # This is the CLOCK algorithm, an approximation of "least recently used". `uses` is at most MOST, so after
     # MOST + 1 rounds every row has been chosen.

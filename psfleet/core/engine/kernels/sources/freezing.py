@@ -20,7 +20,10 @@ AHEAD = 24
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def recall(d, ids, n, step, slots, last_steps):
-    """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id."""
+    """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id.
+
+    step: the table's step. ids, slots, last_steps: int64 [n].
+    """
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
@@ -34,7 +37,10 @@ def recall(d, ids, n, step, slots, last_steps):
 
 @kernel(int64(int64, int64, int64))
 def choose(bits, n, slots):
-    """Set the bits of these slots; return the number of bits that were 0. Slot 0 (no row) is skipped."""
+    """Set the bits of these slots; return the number of bits that were 0. Slot 0 (no row) is skipped.
+
+    bits: uint64 words with a bit for each slot. slots: int64 [n].
+    """
     count = 0
     for i in range(n):
         slot = read_i64(slots, i)
@@ -50,6 +56,8 @@ def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
     """Claim rows: clear their bits, and write id, slot and last step of each row whose bit was 1.
 
     Returns the number of these rows. Slots from `size` on had no row when the view began, and have no bit.
+    ids, slots, last_steps: int64 [n], as `recall` writes them. to_ids, to_slots, to_steps: int64, written for
+    the claimed rows.
     """
     # Two callers claim rows: a push that is about to change them, and the reader that goes over all rows.
     # Only the first of the two finds the bit set, so each row is copied once.

@@ -26,8 +26,7 @@ LOW_BITS = uint64((1 << 56) - 1)
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line that has entry `number` of these lines, and its position there, 0 to 3.
-    """
+    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3."""
     return lines + (number >> 2) * 64, number & 3
 
 
@@ -50,13 +49,16 @@ def fill(out, hash_, dim, kind, low, span, stream):
 
 @kernel(void(int64))
 def make(d):
-    """Set up an empty index in memory that is all zero."""
+    """Set up an empty index, given a descriptor whose memory is all zero."""
     begin(d)
 
 
 @kernel(int64(int64, int64, int64, int64))
 def locate(d, ids, n, slots):
-    """Write the slot of each id, 0 for an unknown id; return the number of unknown ids."""
+    """Write the slot of each id, 0 for an unknown id; return the number of unknown ids.
+
+    ids, slots: addresses of int64 [n].
+    """
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -73,7 +75,10 @@ def locate(d, ids, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64))
 def touch(d, ids, n, step, slots):
-    """Write the slot of each id as `locate` does, and stamp the rows as pushed at this step."""
+    """Write the slot of each id as `locate` does, and stamp the rows as pushed at this step.
+
+    ids, slots: addresses of int64 [n]. Returns the number of unknown ids.
+    """
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -90,7 +95,10 @@ def touch(d, ids, n, step, slots):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def place(d, ids, n, steps, slots):
-    """Write the slot of each id, adding rows for unknown ids, and stamp each row as pushed at steps[i]."""
+    """Write the slot of each id, adding rows for unknown ids, and stamp each row as pushed at steps[i].
+
+    ids, steps, slots: addresses of int64 [n]. The caller writes the values of new rows.
+    """
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
@@ -103,7 +111,8 @@ def place(d, ids, n, steps, slots):
 def collect(d, first, last, step, least, most, ids, slots, ages):
     """Write id, slot and age of the rows in segments `first` to `last` - 1; return the number of rows.
 
-    Only rows with an age of `least` to `most` steps are written. They come in the order of the index.
+    A segment is all hashes with one top byte. Only rows with an age of `least` to `most` steps are written,
+    in the order of the index. ids, slots, ages: addresses of int64, one for each row.
     """
     #     hashes of the segments     low ............................ high
     #     parts of the directory     | chunk 7 | chunk 7 | chunk 2 | ...
@@ -141,7 +150,8 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
 
 @kernel(void(int64, int64))
 def freed(d, slots):
-    """Write the free slots, whose rows were removed and which no new row has taken yet."""
+    """Write the free slots, whose rows were removed and which no new row has taken yet, to int64 at `slots`.
+    """
     #     FREE_ROW --> slot 9 --> slot 4 --> 0        each arrow is the first word of a free row
     count, slot = 0, load_i64(d, FREE_ROW)
     while slot != 0:
@@ -166,7 +176,10 @@ def restamp(d, old, new):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def gather(d, slots, n, width, out):
-    """Copy from rows: out[i] = the first `width` float32 of row slots[i]."""
+    """Copy from rows: out[i] = the first `width` float32 of row slots[i].
+
+    slots: int64 [n]. out: float32 [n, width].
+    """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for i in range(n):
         if i + AHEAD < n:
@@ -178,7 +191,10 @@ def gather(d, slots, n, width, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def scatter(d, slots, n, width, values):
-    """Copy to rows: the first `width` float32 of row slots[i] = values[i]."""
+    """Copy to rows: the first `width` float32 of row slots[i] = values[i].
+
+    slots: int64 [n]. values: float32 [n, width].
+    """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for i in range(n):
         if i + AHEAD < n:

@@ -16,8 +16,7 @@ AHEAD = 24
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line that has entry `number` of these lines, and its position there, 0 to 3.
-    """
+    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3."""
     return lines + (number >> 2) * 64, number & 3
 
 
@@ -53,7 +52,7 @@ def count(d, ids, n, step, threshold, outcomes):
 
 @kernel(int64(int64, int64, int64))
 def forget(d, ids, n):
-    """Remove ids; return the number of ids that the index had. Their slots become free."""
+    """Remove ids, int64 [n]; return the number of ids that the index had. Their slots become free."""
     count = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -92,7 +91,10 @@ def decay(d, place, factor, worth, click_worth, least, ids):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def histogram(d, step, shift, bins, counts):
-    """Count rows by age: counts[age >> shift], int64 [bins]. The last bin also counts all older rows."""
+    """Count rows by age: counts[age >> shift], int64 [bins]. The last bin also counts all older rows.
+
+    step: the table's step. Ages are in steps.
+    """
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
         line, entry = entry_at(load_i64(d, LINES), number)
         if load_u32(line, 8 + entry) != uint32(0):

@@ -48,7 +48,9 @@ def scale_of(most):
 
 @inlined
 def inverse_of(most):
-    """Return 1 / scale of a block whose largest magnitude has the bits `most`, or 0 if its scale is 0 or NaN.
+    """Return 1 / scale of a block whose largest magnitude has the bits `most`.
+
+    The result is 0 if the scale is 0 or NaN.
     """
     counts = most >= SMALLEST and most < INFINITE
     return np.float32(127) / float_of(most) if counts else np.float32(0)
@@ -56,7 +58,9 @@ def inverse_of(most):
 
 @inlined
 def steps_of(value, inverse):
-    """Return a value as a number of steps, limited to -127 to 127 because the product may be rounded beyond.
+    """Return a value as a number of steps, limited to -127 to 127.
+
+    Without the limit, the product could be rounded beyond 127.
     """
     return min(max(value * inverse, np.float32(-127)), np.float32(127))
 

@@ -33,7 +33,7 @@ PUSH, PULL, INDEX, KIND, LOW, SPAN, STREAM, RING, LANES = range(9)
 
 
 def quick(signature):
-    """Return a decorator for a function that Python calls, as `kernel` does, but which keeps the GIL."""
+    """Return a decorator for a function that Python calls, as `kernel` does, but keeping the GIL."""
     return njit(signature, cache=True, no_cfunc_wrapper=True, **{**OPTIONS, "nogil": False})
 
 
@@ -94,8 +94,7 @@ def place_of(key):
 
 @helper
 def read_header(message, at, end, fields):
-    """Write the fields of the header from `at` to `end`; return False if it is damaged or has unknown fields.
-    """
+    """Write the header's fields, from `at` to `end`; return False if it is damaged or has unknown fields."""
     while at < end:
         key, at = number_at(message, at, end)
         if at == DAMAGED:
@@ -227,14 +226,20 @@ _push, _pull = _kernel_call(13, (8, 9)), _kernel_call(9, (5, 6))
 
 @quick(void(int64, int64, int64, int64, int64, int64, int64))
 def push(b, ids, count, gradients, scalars, turn, step):
-    """Call `push` of sources/push.txt for the table whose block is at address `b`."""
+    """Call the kernel `push` of sources/push.txt for the table whose block is at address `b`.
+
+    ids: address of int64 [count], without repeats. gradients, scalars, turn, step: as for that kernel.
+    """
     _push(load_i64(b, PUSH), load_i64(b, INDEX), ids, count, gradients, scalars, turn, step, load_i64(b, KIND),
           load_i64(b, LOW), load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING), load_i64(b, LANES))
 
 
 @quick(int64(int64, int64, int64, int64))
 def pull(b, ids, count, out):
-    """Call `pull` of sources/pull.txt for the table with block `b`; return the number of ids without a row.
+    """Call the kernel `pull` of sources/pull.txt for the table with block `b`; return the unknown ids.
+
+    ids: address of int64 [count]. out: address of float32 [count, dim]. The result is the number of ids
+    without a row.
     """
     return _pull(load_i64(b, PULL), load_i64(b, INDEX), ids, count, out, load_i64(b, KIND), load_i64(b, LOW),
                  load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING))

@@ -47,8 +47,8 @@ def merge(inverse, n, shift, gradients, sums):
     """Sum gradients by distinct id: sum of code i += gradients[i], in the order of the batch.
 
     inverse, shift: codes of the batch. gradients: float32 [n, DIM]. sums: int64 [groups, 2]: for each group
-    the address of its sums, float32 [distinct ids, DIM], and the number of sums that have a value already,
-    which come first. The memory of the others is uninitialised.
+    the address of its sums, float32 [distinct ids, DIM], and the number of sums that have a value already.
+    These come first; the memory behind them is uninitialised.
     """
     # Positions in a group count up in the order of first occurrence. So an id that occurs for the first time
     # always has the position behind the last sum that has a value. Its gradient is written instead of added,

@@ -59,9 +59,10 @@ def place_of(key, keys, slots, direct):
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64[::1], int64, int64, int64, int64))
 def find(ids, keys, slots, direct, places, rows, width, out, words):
-    """Write the row number of each id to `places`, or -1 for an unknown id; return the number of unknown ids.
+    """Write the row number of each id to `places`, or -1 for an unknown id; return the unknown ids' number.
 
-    rows, width: address of the rows, and the bytes of one row; rows are prefetched.
+    ids, keys, slots, direct: ids to look up, and the index as drawn above. rows, width: address of the rows,
+    and the bytes of one row; rows are prefetched.
     out, words: address that gets a copy of each row of `words` words of 4 bytes. With words 0 nothing is
     copied.
     """
@@ -101,7 +102,7 @@ def find(ids, keys, slots, direct, places, rows, width, out, words):
 
 @helper
 def prefetch_place(ids, i, keys, slots, direct):
-    """Prefetch the home slot of ids[i], and the key to which the home slot of ids[i - AHEAD // 2] refers."""
+    """Prefetch the home slot of ids[i], and the key behind the home slot of ids[i - AHEAD // 2]."""
     if i < len(ids):
         prefetch(slots.ctypes.data + 4 * home_of(ids[i], slots, direct))
     before = i - AHEAD // 2
@@ -113,7 +114,7 @@ def prefetch_place(ids, i, keys, slots, direct):
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1], int64, int64, int64))
 def put(ids, keys, slots, direct, count, places, rows, width, content):
-    """Add or replace the rows of ids: write their row numbers to `places`, and return the new number of rows.
+    """Add or replace rows: write each id's row number to `places`, and return the new number of rows.
 
     count: number of rows before the call; unknown ids get the next numbers. rows, width: address of the
     table's rows, and the bytes of one row. content: address of the rows of these ids, which are copied into
