@@ -3,8 +3,7 @@
 A batch of sparse ids repeats many ids. A worker sends each distinct id once, to the server that has its row:
 
     ids         7    3    7    9        batch of a worker; say server 1 has id 3, and server 0 has ids 7 and 9
-    unique      [7, 9], [3]             distinct ids of server 0, of server 1, in the order of first
-    occurrence
+    unique      [7, 9], [3]             distinct ids of server 0, of server 1, as they first occur
     inverse     0.0  1.0  0.0  0.1      code of each id of the batch: server.position in its `unique`
 
 `dedup` computes these. `UniqueIds.expand` then turns the servers' rows into the rows of the batch (pull), and

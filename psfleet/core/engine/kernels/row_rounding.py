@@ -69,8 +69,7 @@ def drawn(x, random):
 
     No finite value becomes infinite.
     """
-    #     x = [ bfloat16 below | fraction, 16 bits ]      fraction + 16 random bits carries into the upper
-    #     half
+    #     x = [ bfloat16 below | fraction, 16 bits ]      fraction + 16 random bits carries upwards
     #
     # The probability of the carry is fraction / 2**16, as wanted. A carry that would give infinity is not
     # taken. A NaN gets the quiet bit, so that it does not become infinity when its lower bits are lost.

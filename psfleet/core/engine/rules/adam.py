@@ -39,21 +39,21 @@ _ADAM = """Adam: w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corre
 
     Args:
         lazy_mode: True to leave rows of a sparse parameter unchanged in a step without a gradient for them:
-            their moments do not decay, and their weights do not move. Parameters with rows for any id are
+            their moments do not decay, and their weights do not move. Parameters that accept any id are
             lazy unless sparse_mode updates every row.
         amsgrad: True for the variant AMSGrad.
-        sparse_mode: Rule of sparse parameters, or None for the reference's operator for sparse gradients,
-            which is lazy if lazy_mode is True or if the parameter has rows for any id. Its bias corrections
-            are a step ahead of those of the dense rule, and in rows without a gradient it divides by
-            sqrt(v) + epsilon in place of sqrt(v) + epsilon * sqrt(1 - beta2^t).
+        sparse_mode: Rule for sparse parameters. None is the operator for sparse gradients of the reference
+            (Paddle). It is lazy if lazy_mode is True or if the parameter accepts any id. Its bias
+            corrections are a step ahead of those of the dense rule, and in rows without a gradient it divides
+            by sqrt(v) + epsilon instead of sqrt(v) + epsilon * sqrt(1 - beta2^t).
 
-            - "reference" is that operator, and always updates every row.
+            - "reference" is the same operator, but always updates every row.
             - "lazy" is the dense rule, and leaves rows without a gradient unchanged.
-            - "full" is the dense rule for every row, with the same bits.
-            - "catch-up" updates a row only in steps with a gradient for it, but first makes up for the steps
+            - "full" is the dense rule for every row, bit-identical to a dense parameter.
+            - "catch-up" updates a row only in steps with a gradient for it, and first makes up for the steps
               of "full" that the row has missed (psfleet.core.engine.rules.adam_catch_up bounds the error).
-              Until then, lookups return the row without them.
-        min_row_size_to_use_multithread: No effect. Accepted for scripts written for the reference.
+              Until then, lookups return the row without these steps.
+        min_row_size_to_use_multithread: No effect. Accepted for scripts written for Paddle.
     """
 
 
@@ -95,11 +95,10 @@ class Adam(Rule):
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2.
 
-    Both corrections are folded into the learning rate and into epsilon, as in section 2 of the paper. With s
-    = sqrt(1 - beta2^t):
+    Both corrections are folded into the learning rate and into epsilon, as in section 2 of the paper. With
+    s = sqrt(1 - beta2^t):
 
-        m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) = s / (1 - beta1^t) * m / (sqrt(v) + epsilon *
-        s)
+        m^ / (sqrt(v^) + epsilon) = s / (1 - beta1^t) * m / (sqrt(v) + epsilon * s)
 
     Attributes:
         bias_correction_step: Number that is added to t in the corrections. The operator for sparse gradients

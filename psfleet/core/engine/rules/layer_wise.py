@@ -52,11 +52,11 @@ class LarsMomentum(Rule):
         arguments="momentum lars_coeff lars_weight_decay parameters weight_decay grad_clip name "
         "exclude_from_weight_decay epsilon rescale_grad",
         decay="lars_weight_decay",
-        doc="""Momentum with the rate learning_rate * lars_coeff * |w| / (|g| + wd * |w| + epsilon).
+        doc="""Momentum with the local rate learning_rate * lars_coeff * |w| / (|g| + wd * |w| + epsilon).
 
         Args:
             lars_weight_decay: Weight decay wd, which is also added to the gradient.
-            exclude_from_weight_decay: Texts. wd is 0 for parameters whose names contain one of these.
+            exclude_from_weight_decay: Texts. Parameters with one of these texts in their names have wd 0.
             rescale_grad: Factor on the gradients.
         """,
     )
@@ -138,7 +138,7 @@ class Lamb(Rule):
             weight_decay: Regularization that every optimizer has: added to the gradient, in addition to
                 lamb_weight_decay.
             exclude_from_weight_decay_fn: Function from a parameter to True if its weights must not decay. Its
-                direction is then not scaled either, as in the reference.
+                direction is then not scaled either, as in the reference (Paddle).
         """,
     )
     unit = "parameter"

@@ -165,12 +165,12 @@ class Rprop(Rule):
             "etas": (tuple[float, float], (0.5, 1.2)),
         },
         rules=_rprop_rules,
-        doc="""Rprop: w -= sign(g) * rate. A rate grows while its sign stays, and shrinks when it turns.
+        doc="""Rprop: w -= sign(g) * rate. A rate grows while the sign of g stays, and shrinks when it turns.
 
         Args:
-            learning_rate: First rate of every weight.
+            learning_rate: Initial rate of every weight.
             learning_rate_range: Smallest and largest rate.
-            etas: Factor on the rate when the sign has turned, and factor while it stays.
+            etas: Factor on the rate when the sign of g has turned, and factor while it stays the same.
         """,
     )
 

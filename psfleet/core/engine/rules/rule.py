@@ -188,9 +188,8 @@ class Rule(NamedDefinition):
     same kind:
 
         measure(w, g, *slots, h) -> (float, ...)    values of one weight that are summed over the unit
-        combine(*sums, count, h) -> (float, ...)    values that are appended to h before the scalar function
-        runs,
-                                                    from the sums and the number of weights
+        combine(*sums, count, h) -> (float, ...)    values that are appended to h, from the sums and the
+                                                    number of weights, before the scalar function runs
 
     `measure` gets the slots as they are before the update. If the sums need the updated slots, as Lamb's do,
     the rule also has

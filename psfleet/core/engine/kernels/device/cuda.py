@@ -6,8 +6,7 @@ say) needs all terms of a sum before it can update the first weight, so an updat
 
     lanes      the sum of each lane of each chunk            only for rules with sums
     fold       the total of the lanes of each chunk          only for rules with sums
-    combine    the values that `Rule.combine` appends to h   for rules with sums, or with slots that a unit
-    shares
+    combine    the values that `Rule.combine` appends to h   for rules with sums or `per_unit` slots
     update     the rule itself, a thread for each weight
 
 The kernels are added to a `DeviceQueue`, and the call returns before they have run. cuda_text.py generates
