@@ -139,8 +139,8 @@ class Slot:
         initial: Value of the slot before the first update.
         per_unit: True for one value for the whole unit (Rule.unit) instead of one value for each weight.
         smallest: Smallest format in which rows of a sparse table may store the slot, if the table asks for a
-            small format. Values are then rounded at random, so that they are right on average. Values near 0
-            may become 0: in int8 those below about 1/127 of the row's largest value, in bfloat16 only those
+            small format. Values are then rounded at random, so that they are right on average. Small values
+            may become 0, in int8 those below about 1/127 of the row's largest value, in bfloat16 only those
             below 2^-133. So a slot that the rule divides by must not be int8, and a count must be float32.
     """
 

@@ -32,7 +32,7 @@ def adding(factor, ahead):
 
     factor: Index into `factors` for a row's factor: "place" for the position of its code, "code" for the code
     itself, or "" if rows have no factor.
-    ahead: Number of codes by which prefetches run ahead, or 0 for rows that are in the caches.
+    ahead: Distance of the prefetched row in codes, or 0 for rows that are in the caches already.
     """
     if IN_REGISTERS:
         return adding_in_registers(factor, ahead)
