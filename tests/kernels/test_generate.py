@@ -1,5 +1,6 @@
 """Generated modules: vectorised, cached, private, safe beside each other."""
 
+import ast
 import fcntl
 import os
 import re
@@ -20,6 +21,7 @@ from psfleet.core.engine.kernels.cache import (
     load_in_any_order,
     load_text,
     short_rows,
+    without_comments,
 )
 from psfleet.core.engine.kernels.generate import dense_kernels, sparse_kernels
 from psfleet.core.engine.kernels.intrinsics import OPTIONS
@@ -187,6 +189,53 @@ for sign, name in (("-", "minus"), ("+", "plus")):
         [sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert run.stdout.split() == ["-1.0", "1.0"], run.stderr
+
+
+DOCUMENTED = '''"""Module."""
+import math
+
+# Sum.
+def add(a, b):
+    """Add."""
+    return a + b  # rounded
+
+
+def nothing():
+    """Do nothing."""
+'''
+BARE = "import math\ndef add(a, b):\n    return a + b\ndef nothing():\n    pass\n"
+
+
+def test_an_edited_comment_is_the_same_module() -> None:
+    """Comments, docstrings and line numbers of a text and its helpers are not in the cache's key; code is."""
+    module = load_text("comments", DOCUMENTED, DOCUMENTED)
+    assert load_text("comments", BARE, BARE) is module
+    assert load_text("comments", BARE.replace("+", "-"), BARE) is not module
+    assert load_text("comments", BARE, BARE.replace("+", "-")) is not module
+
+
+def test_the_code_of_kernels_is_written_unchanged() -> None:
+    """The file that numba compiles has the statements of the text, in the same order."""
+    folder = ROOT / "psfleet" / "core" / "engine" / "kernels"
+    paths = [*folder.glob("*.py"), *folder.glob("sources/*.py"), *folder.glob("device/*.py")]
+    for path in paths:
+        text = path.read_text()
+        assert statements_of(without_comments(text)) == statements_of(text), path.name
+
+
+class WithoutStrings(ast.NodeTransformer):
+    """Removes statements that do nothing."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_string = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_string else node
+
+    def visit_Pass(self, node: ast.Pass) -> None:
+        return None
+
+
+def statements_of(text: str) -> str:
+    return ast.dump(WithoutStrings().visit(ast.parse(text)))
 
 
 def test_the_cache_knows_every_helper() -> None:

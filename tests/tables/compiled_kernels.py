@@ -8,7 +8,6 @@ all numbers the types that they have on a device, where the simulator has those 
 
 import ast
 import ctypes
-import hashlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -161,9 +160,8 @@ def _load(stem: str, text: str) -> ModuleType:
         "".join((_KERNELS / name).read_text() for name in cuda._HELPERS)
         + Path(__file__).read_text()
     )
-    digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
     body = ast.unparse(ast.fix_missing_locations(tree))
-    return load_text(f"host_{stem}", f"{head}{body}\n# With helpers {digest}.\n")
+    return load_text(f"host_{stem}", head + body, helpers)
 
 
 @cache

@@ -1,15 +1,15 @@
 """Pooling of embedding bags: sum or mean of the rows of each bag, the backward pass, and selection of bags.
 
-A bag is the list of ids that one example has for a feature. The rows of all bags of a batch are one array,
-bag after bag, and `lengths` says how many rows each bag has:
+A bag is the list of ids that one sample has for a feature. The rows of all bags of a batch are one array, bag
+after bag, and `lengths` has the number of rows of each bag:
 
     lengths    2        0    3
     rows       r0  r1        r2  r3  r4        float32 [5, dim]
     pooled     r0 + r1  0    r2 + r3 + r4      float32 [3, dim]
 
 `RowBags` pools rows of tables; `bags_at` and `chosen_bags` select the bags of a batch from the values of a
-dataset. Compiled kernels do the arithmetic (sources/row_sums.py, chosen_bags.py), in float32 and in the
-order of the rows, so the bits are the same on every machine.
+dataset. Compiled kernels do the arithmetic (sources/row_sums.py, chosen_bags.py), in float32 and in the order
+of the rows, so the bits are the same on every machine.
 """
 
 import functools
@@ -28,13 +28,13 @@ Lengths = NDArray[np.int64]
 
 
 class RowBags:
-    """Division of n rows into bags.
+    """Division of n rows into bags, by the number of rows of each bag.
 
     Args:
         lengths: Number of rows of each bag, int64 [bags].
         weights: Factor on each row, float32 [n], or None for factors of 1.
-        mean: True to divide each sum by the number of its rows, or by the sum of their weights. A divisor
-            of 0 gives zeros.
+        mean: True to divide each sum by the number of its rows, or by the sum of their weights. A divisor of
+            0 gives zeros.
 
     Attributes:
         rows: Number of rows of all bags, n.
@@ -63,7 +63,7 @@ class RowBags:
         return alike and np.count_nonzero(self.lengths) == self.rows
 
     def matches(self, other: "RowBags") -> bool:
-        """Return whether both have the same lengths and weights and both sum or both average."""
+        """Return whether both pool alike: same lengths, same weights, and both sum or both average."""
         if self._mean != other._mean or not np.array_equal(self.lengths, other.lengths):
             return False
         if self.weights is None or other.weights is None:
@@ -71,7 +71,7 @@ class RowBags:
         return np.array_equal(self.weights, other.weights)
 
     def copy(self) -> "RowBags":
-        """Return equal bags whose arrays are copies, so that later changes of the originals do not matter."""
+        """Return equal bags with copies of the arrays, so that later changes of the originals do nothing."""
         weights = None if self.weights is None else self.weights.copy()
         return RowBags(self.lengths.copy(), weights, self._mean)
 
@@ -119,9 +119,10 @@ class RowBags:
 
     @functools.cached_property
     def arguments(self) -> tuple[int, int, int, int]:
-        """Arguments of kernels: addresses of ends, weights and scales (0 if there are none), number of bags.
+        """Arguments of kernels: address of the ends, number of bags, addresses of the weights and the scales.
 
-        In the order ends, number, weights, scales. The addresses are valid as long as this object lives.
+        An address is 0 if there are no weights or scales. The addresses are valid as long as this object
+        lives.
         """
         weights = None if self.weights is None else np.ascontiguousarray(self.weights, np.float32)
         scales = _scales(self.lengths, weights) if self._mean else None
@@ -150,11 +151,13 @@ def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
 
 
 def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
-    """Look up the starts and lengths of selected bags, int64 [bags] each, as `chosen_bags` takes them.
+    """Return the starts and lengths of selected bags, int64 [bags] each, as `chosen_bags` takes them.
 
     Args:
-        offsets: Position of the first value of each bag, and the end: int64 [all bags + 1], contiguous.
-        rows: Numbers of the selected bags, int64 [bags]. A number out of range reads other memory.
+        offsets: Position of the first value of each bag, and the end of the last: int64 [all bags + 1],
+            contiguous.
+        rows: Numbers of the selected bags, int64 [bags]. They are not checked: a number out of range reads
+            other memory.
     """
     rows = np.ascontiguousarray(rows)
     starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
@@ -165,7 +168,7 @@ def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
 
 
 def narrowed(values: NDArray[np.int64], out: NDArray[np.int32]) -> bool:
-    """Copy int64 to int32 of the same length, and report whether all values fit.
+    """Copy int64 to int32 of the same length, and return whether all values fit.
 
     Returns:
         False if a value does not fit into 32 bits; `out` is then undefined.
@@ -188,8 +191,10 @@ def chosen_bags(
     """
     out = np.empty(int(lengths.sum()), dtype or values.dtype)
     if values.dtype.kind not in "iuf" or values.itemsize not in (4, 8):
-        # Kernels copy words of 4 bytes. For other dtypes, NumPy: position i of the copy is at
-        # (start of its bag - first position of the bag in the copy) + i of the values.
+        # Kernels copy words of 4 bytes. Other dtypes are copied by NumPy, with the position in `values` of
+        # each position i of the copy:
+        #
+        #     i + (start of its bag in `values`) - (start of its bag in the copy)
         shifts = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
         return np.take(values, shifts + np.arange(len(out)), out=out)
     values, kernels = np.ascontiguousarray(values), static_kernels("chosen_bags")
@@ -203,9 +208,10 @@ def chosen_bags(
 
 
 def _scales(lengths: Lengths, weights: Floats | None) -> Floats:
-    """Return the factor that makes a mean of each bag's sum, float32 [bags].
+    """Return for each bag the factor that turns its sum into its mean, float32 [bags].
 
-    It is 1 / number of rows, or 1 / sum of their weights, computed in float64; 0 where the divisor is 0.
+    The factor is 1 / number of rows, or 1 / sum of their weights, computed in float64. It is 0 if the divisor
+    is 0.
     """
     totals: NDArray[np.float64] = lengths.astype(np.float64)
     if weights is not None:

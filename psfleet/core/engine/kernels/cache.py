@@ -1,23 +1,26 @@
-"""On-disk cache of compiled kernels: turns the text of a kernel module into an imported module.
+"""Imports generated kernel modules, and keeps their machine code on disk for the next process.
 
-numba caches compiled code only for functions that are in a file, and it checks that file alone for changes.
-But the machine code of a kernel also contains the helpers that it calls. So each module is written to a file
-whose name has a hash of everything that the machine code depends on:
+Compiling a module of kernels takes seconds, so each module is compiled once on a machine. numba's own cache
+looks only at the file of the compiled function, but the machine code of a kernel also contains the helper
+functions that it calls. So the code of each module is written to a file whose name has a hash of everything
+that the machine code depends on:
 
-    ~/.cache/psfleet/kernels/psfleet_kernel_<stem>_<hash>.py      text of the module
+    ~/.cache/psfleet/kernels/psfleet_kernel_<stem>_<hash>.py      code of the module, without comments
                              psfleet_kernel_<stem>_<hash>.lock    empty until the module has been compiled
                              __pycache__/...                      machine code, written by numba
 
-    hash of: the text, the files in _HELPERS, versions of numba, llvmlite, NumPy and Python, the processor
+    hash of: code of the module and of its helpers (_HELPERS, or more for a GPU), versions of numba, llvmlite,
+             NumPy and Python, the processor
 
 After a change of a rule or a helper, after an upgrade, or on another machine that shares the home folder, the
-name is different and the module is compiled again. Comments count too: an edited comment in a file in
-_HELPERS compiles every kernel again. Old files are never removed.
+name is different and the module is compiled again. Comments, docstrings and line numbers are in neither the
+hash nor the file: `without_comments` removes them first. Old files are never removed.
 
 A module is compiled by one process; other processes that need it wait and then load it (decision 2). If
 the folder cannot be written or locked, each process compiles for itself, which only costs time.
 """
 
+import ast
 import fcntl
 import hashlib
 import importlib.util
@@ -44,50 +47,75 @@ from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import UserSettings
 
 _HELPERS = ("hash_index.py", "hashing.py", "id_routing.py", "intrinsics.py", "row_rounding.py")
-# Seconds for which a process waits for another one that compiles. A process that has been stopped while it
-# compiles keeps its lock; after this time the waiting processes compile for themselves.
+# Seconds for which a process waits for another process that compiles. A process that has been stopped while
+# it compiles keeps its lock; after this time the waiting processes compile for themselves.
 _LONGEST = 300.0
 _lock = threading.Lock()  # held while a module is compiled; guards `_modules` and `short_rows`
 _modules: dict[str, ModuleType] = {}
-# False within `load_in_any_order`: raise BlockingIOError instead of waiting for another process.
+# False within `load_in_any_order`: `_lock_file` then raises BlockingIOError instead of waiting.
 _waits = ContextVar("_waits", default=True)
 
 
-def load_text(stem: str, text: str) -> ModuleType:
+def load_text(stem: str, text: str, helpers: str = "") -> ModuleType:
     """Import a module of kernels, compiled now or loaded from the cache. Thread-safe.
 
-    Takes seconds if the module has to be compiled, and returns the same module on each later call.
+    Takes seconds if the module has to be compiled. Later calls with the same text return the same module.
 
     Args:
         stem: Start of the file's name, which people see in stack traces.
         text: Python source of the module.
+        helpers: Source of further modules whose functions are compiled into these kernels. The modules in
+            _HELPERS need not be given.
 
     Raises:
         BlockingIOError: Another process is compiling the module, and the caller is `load_in_any_order`.
     """
-    name = _name_of(stem, text)
+    code = without_comments(text)
+    name = _name_of(stem, code, helpers)
     with _lock:
         if name not in _modules:
             path = cache_folder() / f"{name}.py"
             with short_rows(), _compiling(path.with_suffix(".lock")):
-                _modules[name] = _mended(name, _write(path, text))
+                _modules[name] = _mended(name, _write(path, code))
         return _modules[name]
 
 
-def _name_of(stem: str, text: str) -> str:
+def without_comments(text: str) -> str:
+    """Return Python source that compiles to the same code, without comments, docstrings and blank lines.
+
+    Two texts that differ in nothing else give the same result, so their line numbers are the same too.
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [line for line in node.body if not _is_string(line)] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_string(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _name_of(stem: str, code: str, helpers: str = "") -> str:
     """Return the module's name: it differs if anything that the machine code depends on differs."""
-    digest = hashlib.blake2b((_surroundings() + text).encode(), digest_size=10).hexdigest()
+    key = "\0".join([_surroundings(), without_comments(helpers), code])
+    digest = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
     return f"psfleet_kernel_{stem}_{digest}"
 
 
 def load_in_any_order(*loads: Callable[[], object]) -> None:
     """Call functions that load kernels, and postpone those whose kernels another process is compiling.
 
-    Servers of a machine start together and need the same modules. If all took them in the same order, one
-    server would compile everything while the rest wait. This way each server compiles a part.
+    Servers on one machine start together and need the same modules. If all servers loaded them in the same
+    order, one server would compile everything while the rest wait. This way each server compiles a part.
 
     Args:
-        loads: Functions that call `load_text`. A function that was interrupted is called a second time.
+        loads: Functions that call `load_text`. A function whose kernels were being compiled elsewhere is
+            called again.
     """
     later = []
     reset = _waits.set(False)
@@ -125,9 +153,9 @@ def short_rows() -> Iterator[None]:
 def cache_folder() -> Path:
     """Return the folder of compiled kernels: PSFLEET_CACHE, or ~/.cache/psfleet/kernels.
 
-    Machine code is loaded from this folder and run, so no other user may be able to write to it. If another
+    Machine code is loaded from this folder and run, so no other user may be able to write there. If another
     user can, or if this process cannot, the process uses a new private folder under the temporary folder
-    instead, and compiles everything it needs.
+    instead, and compiles every kernel for itself.
     """
     folder = Path(os.path.expanduser(from_variable(UserSettings, "cache", os.environ)))
     try:
@@ -146,9 +174,9 @@ def _is_private(folder: Path) -> bool:
 
 @cache
 def _surroundings() -> str:
-    """Return everything that the machine code depends on besides the module's own text."""
+    """Return everything that the machine code of every module depends on besides the module's own code."""
     here = Path(__file__).parent
-    helpers = [(here / name).read_text() for name in _HELPERS]
+    helpers = [without_comments((here / name).read_text()) for name in _HELPERS]
     processor = [
         llvmlite.binding.get_host_cpu_name(),
         llvmlite.binding.get_host_cpu_features().flatten(),
@@ -158,24 +186,28 @@ def _surroundings() -> str:
     return "\0".join([*versions, *processor, *helpers])
 
 
-def _write(path: Path, text: str) -> Path:
-    """Write the file by renaming a complete one, because several processes may write it at the same time."""
-    if not path.exists() or path.read_text() != text:
+def _write(path: Path, code: str) -> Path:
+    """Write the code to the file, unless the file has it already.
+
+    The file appears complete, by renaming a temporary file, because several processes may write it at the
+    same time.
+    """
+    if not path.exists() or path.read_text() != code:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(handle, "w") as file:
-            file.write(text)
+            file.write(code)
         os.replace(temporary, path)
     return path
 
 
 @contextmanager
 def _compiling(path: Path) -> Iterator[None]:
-    """Allow one process to compile a module; other processes wait here and then load it (decision 2).
+    """Let one process compile a module while other processes that need it wait (decision 2).
 
-    The lock file is empty until the module has been compiled:
+    The content of the lock file tells whether the machine code exists:
 
-        empty        take the lock, compile, write "compiled" not empty    the cache has the machine code:
-        load it without a lock, so that processes load in parallel
+        empty        take the lock, import the module (which compiles it), write "compiled"
+        not empty    import without a lock, so that processes load in parallel
     """
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -197,14 +229,14 @@ def _compiling(path: Path) -> Iterator[None]:
 
 
 def _lock_file(file: int) -> bool:
-    """Lock a file, and wait up to _LONGEST for a process that holds the lock.
+    """Lock a file, waiting up to _LONGEST seconds for a process that holds the lock.
 
     Returns:
-        True if this process has the lock; False after _LONGEST, or on a file system without locks. The caller
+        True if this process has the lock. False after _LONGEST, or on a file system without locks; the caller
         then compiles without it.
 
     Raises:
-        BlockingIOError: Another process compiles, and `load_in_any_order` can load something else meanwhile.
+        BlockingIOError: Another process compiles, and `load_in_any_order` can load another module meanwhile.
     """
     end = time.monotonic() + _LONGEST
     while time.monotonic() < end:
@@ -223,7 +255,8 @@ def _lock_file(file: int) -> bool:
 def _mended(name: str, path: Path) -> ModuleType:
     """Import the module; if that fails, remove its compiled code and import it once more.
 
-    After a full disk or a crash of the machine a file may be incomplete, and numba unpickles it as it is.
+    After a full disk or a crash of the machine a file of machine code may be incomplete, and numba does not
+    check it.
     """
     try:
         return _import(name, path)
@@ -234,7 +267,7 @@ def _mended(name: str, path: Path) -> ModuleType:
 
 
 def forget_compiled(name: str) -> bool:
-    """Remove the compiled code of a module from the cache; return whether there was any."""
+    """Remove the compiled code of a module from the cache; return whether the cache had any."""
     files = list((cache_folder() / "__pycache__").glob(f"{name}.*"))
     for file in files:
         file.unlink(missing_ok=True)

@@ -1,17 +1,18 @@
-"""Deduplication of a batch's ids, and the sums of gradients by distinct id.
+"""Finds the distinct ids of a batch, and sums gradients by distinct id.
 
-A batch of sparse ids repeats many ids, and a worker sends each id once, to the server that has its row:
+A batch of sparse ids repeats many ids. A worker sends each distinct id once, to the server that has its row:
 
-    ids         7  3  7  9         batch of a worker; say server 1 has id 3, and server 0 has ids 7 and 9
-    unique      [7, 9], [3]        distinct ids of server 0, of server 1, in first-seen order
-    inverse     0.0 1.0 0.0 0.1    code of each id of the batch: server.position in its `unique`
+    ids         7    3    7    9        batch of a worker; say server 1 has id 3, and server 0 has ids 7 and 9
+    unique      [7, 9], [3]             distinct ids of server 0, of server 1, as they first occur
+    inverse     0.0  1.0  0.0  0.1      code of each id of the batch: server.position in its `unique`
 
 `dedup` computes these. `UniqueIds.expand` then turns the servers' rows into the rows of the batch (pull), and
-`UniqueIds.merge` adds up the gradients of each distinct id (push). `pool` and `merge` also take bags, so that
-the rows of a batch need not be written in between.
+`UniqueIds.merge` adds up the gradients of each distinct id (push). `pool` and `merge` can also sum over bags
+(the ids of one feature in one sample), so that the rows of a batch need not be written in between.
 
 Compiled kernels do the work (sources/dedup.py, row_sums.py, bag_rows.py) and release the GIL. Any thread may
-call: each thread has scratch memory, which grows to the thread's largest batch and is kept until it ends.
+call: each thread has its own scratch memory, which grows to the thread's largest batch and is kept until the
+thread ends.
 """
 
 import itertools
@@ -29,8 +30,8 @@ from psfleet.core.engine.kernels.generate import static_kernels, width_kernels
 from psfleet.core.engine.kernels.id_routing import routes
 from psfleet.core.engine.kernels.initial_values import address_of
 
-# Bits of the filter of `first_repeat` for each entry of the index. With 4, one of 40 distinct ids hits a bit
-# that another id has set, and has to be looked up.
+# Bits of the filter of `first_repeat` for each entry of the hash table. With 4, one of 40 distinct ids hits a
+# bit that another id has set, and has to be looked up.
 _FILTER = 4
 _BLOCK = 256  # BLOCK of sources/dedup.py: ids that its kernels hash and prefetch at a time
 # From this many occurrences of an id on average, `merge_by_row` is faster than `merge`.
@@ -46,7 +47,7 @@ Floats = NDArray[np.float32]
 
 
 class UniqueIds:
-    """Distinct ids of one batch of n ids, by group. A group is a server.
+    """Distinct ids of one batch of n ids, sorted by group. A group is the ids of one server.
 
     Example:
         >>> batch = dedup(np.array([7, 3, 7]), 1)
@@ -57,11 +58,11 @@ class UniqueIds:
                [2.]], dtype=float32)]
 
     Attributes:
-        unique: Distinct ids of each group in first-seen order, a list of int64 arrays.
+        unique: Distinct ids of each group in the order of first occurrence, a list of int64 arrays.
         inverse: Code of each id of the batch, uint32 [n]: group << shift | position in `unique[group]`.
         shift: Number of bits of a position in `inverse`.
-        is_plain: True if there is one group and the batch repeats no id, so that rows of the distinct ids are
-            the rows of the batch. May be False for such a batch if it is long.
+        is_plain: True if the rows of the distinct ids are the rows of the batch, because there is one group
+            and no repeated id. May be False for such a batch if it is long.
     """
 
     __slots__ = ("inverse", "is_plain", "shift", "unique")
@@ -103,12 +104,13 @@ class UniqueIds:
     def pool(self, rows: Sequence[Floats], bags: Sequence[RowBags]) -> Floats:
         """Expand the rows and pool them by bag in one pass: float32 [all bags, dim].
 
-        The result has the same bits as `expand` followed by `RowBags.pool`, without the array in between.
+        The result is bit-identical to that of `expand` followed by `RowBags.pool`, without the array in
+        between.
 
         Args:
-            rows: Rows as for `expand`.
-            bags: Bags of the batch's ids in parts, one for each feature of the table; the ids of the first
-                part come first in the batch.
+            rows: Rows of each group's distinct ids, as for `expand`.
+            bags: Bags of the batch's ids, one `RowBags` for each feature of the table. The ids of the first
+                feature come first in the batch.
         """
         if _are_rows(bags):
             return self.expand(rows)
@@ -131,7 +133,7 @@ class UniqueIds:
     def _parts(
         self, bags: Sequence[RowBags], values: Floats
     ) -> Iterator[tuple[NDArray[np.uint32], RowBags, Floats]]:
-        """Yield for each part of the bags its codes, the part, and its slice of `values` [all bags, dim]."""
+        """Yield each feature's codes, bags and slice of `values`, float32 [all bags, dim]."""
         count = sum(part.rows for part in bags)
         if count != len(self.inverse):
             raise ShapeError(f"bags of {count} ids in all got {len(self.inverse)} ids")
@@ -146,7 +148,8 @@ class UniqueIds:
         Gradients are added in the order of the batch, so the bits do not depend on the number of servers.
 
         Args:
-            gradients: Gradients of the rows, float32 [n, dim], or those of the bags, float32 [all bags, dim].
+            gradients: Gradients of the batch's rows, float32 [n, dim], or of its bags, float32 [all bags,
+                dim].
             bags: Bags as for `pool`, or None for gradients of rows.
         """
         count = len(self.inverse) if bags is None else sum(map(len, bags))
@@ -162,14 +165,15 @@ class UniqueIds:
     def merge_into(
         self, gradients: Floats, sums: Sequence[Floats], bags: Sequence[RowBags] | None = None
     ) -> None:
-        """Merge as `merge` does, and write the sums to arrays of the caller.
+        """Sum the gradients of each distinct id as `merge` does, into arrays of the caller.
 
         Args:
             gradients, bags: As for `merge`.
             sums: Contiguous float32 [distinct ids, dim] for each group, overwritten.
         """
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
-            # Not a copy: kernels begin each sum at 0, and 0 + -0 is 0. A copy would keep -0 here alone.
+            # An addition of 0 and not a copy, because kernels start each sum at 0, and 0 + -0 is 0. A copy
+            # would keep -0 here alone.
             np.add(gradients, _ZERO, sums[0])
             return
         gradients, target = _plain(gradients), _not_begun(sums)
@@ -185,7 +189,7 @@ class UniqueIds:
     def _add_bags(
         self, codes: NDArray[np.uint32], part: RowBags, values: Floats, target: int
     ) -> None:
-        """Add the gradients of bags to the sums of their rows, whose address is a result of `_not_begun`."""
+        """Add the gradients of bags to the sums of their ids. `target` is a result of `_not_begun`."""
         kernels = width_kernels("bag_rows", values.shape[1])
         ends, bags, weights, scales = part.arguments
         batch = address_of(codes), len(codes), self.shift, address_of(values), ends, bags
@@ -193,7 +197,7 @@ class UniqueIds:
         if weights or len(codes) < _REPEATS * ids:
             kernels.merge(*batch, weights, scales, target)
             return
-        # Ids repeat a lot: sort the batch by distinct id first, so that each sum is written once.
+        # Ids repeat often: sort the batch by distinct id first, so that each sum is written once.
         counts = map(len, self.unique)
         offsets = np.array([*itertools.accumulate(counts, initial=0), 0], np.int64)
         work = np.empty(ids + 2 + len(codes), np.uint32)
@@ -210,8 +214,8 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         groups: Number of servers; `id_routing.routes` decides which server has an id.
 
     Raises:
-        ShapeError: The batch is too long for codes of 32 bits: they name a server and a position. The limit
-            is 2**31 - 1 ids for one or two servers, and half as many each time the servers double.
+        ShapeError: The batch is too long. A code has 32 bits for a server and a position, so the limit is
+            2**31 - 1 ids for one or two servers, and halves each time the number of servers doubles.
     """
     n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
     if n >= 1 << shift:
@@ -221,7 +225,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     if groups == 1 and n <= _FEW and len(set(ids.tolist())) == n:
         return UniqueIds([ids.copy()], _PLACES[:n], shift, is_plain=True)
     ids = _plain(ids)
-    # At least two entries of the index for each id, so that chains stay short.
+    # At least two entries of the hash table for each id, so that searches are short.
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     index, unique, codes, hashes = _scratch_for(n, mask)
     counts = np.zeros(groups, np.int64)
@@ -242,7 +246,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     )
     if groups == 1:
         return UniqueIds([_scratch.buffers[1][:count].copy()], inverse, shift)
-    # `unique` has the ids of all groups mixed, in first-seen order: bring those of a group together.
+    # `unique` has the ids of all groups, mixed, in the order of first occurrence. Sort them by group.
     ends = [0, *itertools.accumulate(counts.tolist())]
     out, offsets = np.empty(count, np.int64), np.array(ends, np.int64)
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
@@ -251,9 +255,10 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
 
 
 def first_repeat(ids: Ids) -> int | None:
-    """Return the position of the first id that occurs earlier in the batch, or None if no id repeats.
+    """Return the position of the first id that occurs earlier in the batch, or None if no id is repeated.
 
-    Much cheaper than `dedup`: nearly all ids need one bit of a filter only (sources/dedup.py, `repeated`).
+    This is much cheaper than `dedup`, because most ids need only one bit of a filter (`repeated` of
+    sources/dedup.py).
     """
     n = len(ids)
     if n <= _FEW and len(set(ids.tolist())) == n:
@@ -271,7 +276,7 @@ def first_repeat(ids: Ids) -> int | None:
 def ascending(parts: Sequence[Ids]) -> Ids:
     """Return the distinct ids of these arrays in ascending order, int64.
 
-    Sorts the ids; np.unique hashes them and takes ten times as long.
+    Sorting is ten times as fast as np.unique, which hashes the ids.
     """
     ids = np.sort(np.concatenate([*parts, np.zeros(0, np.int64)]))
     distinct: Ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]
@@ -279,7 +284,7 @@ def ascending(parts: Sequence[Ids]) -> Ids:
 
 
 def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids, Floats]:
-    """Merge several pushes into one: the union of their ids, and the sums of their rows in list order.
+    """Merge several pushes into one: the union of their ids, and the sums of their rows, added in list order.
 
     Args:
         parts: Ids, int64 [n], and rows, float32 [n, dim], of each push.
@@ -297,12 +302,12 @@ def merge_pushes(parts: Sequence[tuple[Ids, Floats]], scale: float) -> tuple[Ids
 
 
 def _are_rows(bags: Sequence[RowBags]) -> bool:
-    """Return whether there is one part, whose bags are one row each: gradients of bags are those of rows."""
+    """Return whether there is one feature whose bags are one row each, so that pooling changes nothing."""
     return len(bags) == 1 and bags[0].are_rows
 
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> None:
-    """Add rows to the sums that their codes name; `target` is a result of `_not_begun`."""
+    """Add rows to the sums of their codes. `target` is a result of `_not_begun`."""
     width_kernels("row_sums", rows.shape[1], "expand", "merge").merge(
         address_of(inverse), len(inverse), shift, address_of(rows), target
     )
@@ -310,18 +315,19 @@ def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> 
 
 @cache
 def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
-    """Return the group of each virtual shard, then the same as the upper bits of a code.
+    """Return the routes as the kernel `dedup` takes them: uint32 [2 * virtual shards].
 
-    uint32 [2 * virtual shards], in the order that the kernel `dedup` takes.
+    The first half is the group of each virtual shard, and the second half the group as the upper bits of a
+    code.
     """
     table = routes(groups)
     return np.concatenate([table, table << np.uint32(shift)])
 
 
 def _addresses(arrays: Sequence[Floats]) -> int:
-    """Return the address of a list of the arrays' addresses.
+    """Return the address of an array with the addresses of these arrays.
 
-    The list is valid until this thread calls `_addresses` or `_not_begun` again.
+    The array is valid until this thread calls `_addresses` or `_not_begun` again.
     """
     words, address = _words(len(arrays))
     for i, array in enumerate(arrays):
@@ -330,11 +336,12 @@ def _addresses(arrays: Sequence[Floats]) -> int:
 
 
 def _not_begun(sums: Sequence[Floats]) -> int:
-    """Return the address of a list of (address, 0) for each array, in which a kernel merges gradients.
+    """Return the address of an array with (address, 0) for each of these sums. Kernels add to the sums.
 
-    The second number counts the rows of the array that have a sum. Codes are in first-seen order, so the
-    first gradient of a row finds its code equal to the count: the kernel writes it instead of adding it,
-    and the arrays need not be cleared. The list is valid as long as that of `_addresses`.
+    The second number counts the rows of a sum that have a value already. Positions count up in the order of
+    first occurrence, so the first gradient of a row finds its position equal to the count. The kernel then
+    writes the gradient instead of adding it, and the arrays need not be cleared. The array is valid as long
+    as that of `_addresses`.
     """
     words, address = _words(2 * len(sums))
     for i, array in enumerate(sums):
@@ -357,11 +364,11 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _scratch_for(n: int, mask: int) -> list[int]:
-    """Return the addresses of this thread's scratch: index, unique ids, codes, hashes of a block.
+    """Return the addresses of this thread's scratch: hash table, distinct ids, codes, hashes of a block.
 
     Args:
         n: Number of ids of the batch.
-        mask: Number of entries of the index less one.
+        mask: Number of entries of the hash table less one.
     """
     buffers = getattr(_scratch, "buffers", None)
     if buffers is None or len(buffers[0]) <= mask or len(buffers[1]) < n:

@@ -1,7 +1,7 @@
 """Loads kernels by name, and generates the kernels of an optimizer's rule or of an eviction policy.
 
-Every kernel module is a text that numba compiles. Each function here makes such a text and returns the
-module with its kernels:
+A kernel is a function that numba compiles from a text. Each function here makes the text of a module and
+returns the compiled module, whose attributes are the kernels:
 
     function            file in sources/                           compiled once for each
     static_kernels      <name>.py, as it is                        name
@@ -11,13 +11,14 @@ module with its kernels:
     sparse_kernels      rows_head.txt + push.txt or rest*.txt      rule, width, precision, scores
     eviction_kernels    eviction.txt                               policy
 
-A .txt file is a `string.Template`. The source text of the rule's functions is put into it (rule_source.py and
-row_format.py write the parts), so that numba compiles one loop in which the rule is inlined and all sizes
+A .txt file is a `string.Template`. The source of the rule's functions is inserted into it (rule_source.py and
+row_format.py write the parts), so that numba compiles one loop that contains the rule and in which all sizes
 are constants.
 
 The first call with new arguments takes seconds if the cache (cache.py) is empty; later calls return the same
 module at once. All functions are thread-safe. Most kernels take addresses of arrays as int64, so the caller
-keeps the arrays alive until the kernel returns. Kernels release the GIL unless their text says otherwise.
+keeps the arrays alive until the kernel returns. Kernels release the GIL unless their docstring says
+otherwise.
 """
 
 import ast
@@ -45,8 +46,8 @@ _SOURCES = Path(__file__).parent / "sources"
 _ONE_USE = "\n        store_f32(row, PLACE + SCORES, np.float32(1))"  # frequency of a new row
 
 
-# Expression for each argument that a policy's score function may have. It becomes a part of `key_of` in
-# eviction.txt; `row` is the address of a row and `place` the position of its scores.
+# Expression for each argument that a policy's score function may have. In eviction.txt the expressions are
+# part of `key_of`, where `row` is the address of a row and `place` the position of its scores.
 _ARGUMENTS = {
     "age": "float64(age)",
     "shows": "float64(load_f32(row, place))",
@@ -83,9 +84,10 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
     """Return the module with the kernel `push` that updates dense arrays by this rule.
 
     Args:
-        rule: Rule whose functions are compiled in. Its hyperparameters are not: they come with each push.
-        l1, l2: True if these regularizations are added to the gradient.
-        width: Number of weights of a unit as a constant for the compiler, or 0 for an argument of each call.
+        rule: Rule whose functions are compiled in. Its hyperparameters are arguments of each call.
+        l1, l2: True if this regularization is added to the gradient.
+        width: Number of weights of a unit (`Rule.unit`) as a constant for the compiler, or 0 if each call
+            passes the number.
     """
     text = RuleSource(rule, l1, l2, width=width)
     return compiled(
@@ -108,11 +110,11 @@ def pull_kernels(dim: int, is_plain: bool, stride: int) -> ModuleType:
 
     Args:
         dim: Number of weights of a row.
-        is_plain: True if rows are float32, False if their weights are bfloat16.
-        stride: Bytes of a row.
+        is_plain: True if weights are stored as float32, False if as bfloat16.
+        stride: Distance from one row to the next in bytes.
     """
-    # Rows of such a stride do not all begin at a cache line, so a row may extend over one more line than its
-    # length says. The kernel has to prefetch that line too.
+    # With such a stride some rows begin in the middle of a cache line and may extend over one more line than
+    # their length says. The kernel has to prefetch that line too.
     is_split = stride % 64 != 0 and 64 % stride != 0
     parts = weight_parts(is_plain)
     return load_text(f"pull_{dim}", filled("pull.txt", dim=dim, split=int(is_split), **parts))
@@ -133,14 +135,14 @@ def sparse_kernels(
 
     Args:
         rule: Rule of the table.
-        l1, l2: True if these regularizations are added to the gradient.
+        l1, l2: True if this regularization is added to the gradient.
         dim: Number of weights of a row.
         rests: True for the kernel `rest`, which updates the rows that a push does not name. Only tables that
             update every row in each step need it.
-        scores: Number of score values behind a row's state. A push has that many behind each gradient, which
-            are added to those of the row.
-        has_frequency: True if one more float32 behind the scores is the row's frequency: 1 in a new row.
-        precision: Precision of the weights and the state of stored rows.
+        scores: Number of scores (such as shows and clicks) that a row has behind its state. A push has as
+            many behind each gradient, which are added to those of the row.
+        has_frequency: True if a float32 behind the scores is the row's frequency, which is 1 in a new row.
+        precision: Format of the weights and the state in memory.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
     kernel = "push.txt" if not rests else "rest.txt" if form.plain else "rest_packed.txt"
@@ -164,28 +166,33 @@ def sparse_kernels(
 
 
 def address_of_kernel(kernel: Any) -> int:
-    """Return the address of the machine code of a kernel, for kernels that call it."""
+    """Return the address of a kernel's machine code, for another kernel that calls it."""
     compiled_kernel = kernel.overloads[kernel.signatures[0]]
     name = compiled_kernel.fndesc.llvm_func_name
     return int(compiled_kernel.library.get_pointer_to_function(name))
 
 
 def filled(template: str, more: str = "", **parts: object) -> str:
-    """Return the text of a template of sources/ with these parts filled in.
+    """Return the text of a template of sources/ with all parts filled in.
 
     Args:
-        template: Name of the file.
-        more: Text to append to the file's before the parts are filled in.
-        parts: Text for each `$name`.
+        template: Name of the template's file.
+        more: Text to append to the template before the parts are filled in.
+        parts: Text for each `$name` of the template.
     """
     return Template(_source(template) + more).substitute(parts)
 
 
 def compiled(rule: NamedDefinition, stem: str, text: str) -> ModuleType:
-    """Compile a text that was generated for a rule or policy, and name the rule if the compiler refuses it.
+    """Compile a text that was generated for a rule or policy, and load it.
+
+    Args:
+        rule: Rule or policy, named in the error.
+        stem: Start of the file's name.
+        text: Python source of the module.
 
     Raises:
-        RuleError: The text does not compile, because of what the rule's functions do.
+        RuleError: The text does not compile, because of code in the functions of the rule.
     """
     try:
         return load_text(stem, text)
@@ -201,8 +208,9 @@ def _source(name: str) -> str:
 
 def _chosen(name: str, only: tuple[str, ...]) -> str:
     """Return the text of `sources/<name>.py` with only these kernels, or with all if `only` is empty."""
-    # Two blank lines separate the functions of these files. Only functions marked @kernel are left out;
-    # helpers are always kept, because one that no kernel calls costs nothing.
+    # Two blank lines separate the functions of these files, so a part begins with a decorator. Only functions
+    # marked @kernel are left out; helpers are always kept, because a helper that no kernel calls costs
+    # nothing.
     parts = _source(f"{name}.py").split("\n\n\n")
     return "\n\n\n".join(
         part
@@ -226,10 +234,10 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
 
     Args:
         policy: Policy of the table.
-        pushed_scores: Number of score values of a row that pushes add to; the frequency follows them.
+        pushed_scores: Number of scores of a row that pushes add to. The frequency is the float32 behind them.
 
     Raises:
-        RuleError: The compiler refuses the score function.
+        RuleError: The score function does not compile.
     """
     arguments = _ARGUMENTS | {"h": repr(tuple(map(float, policy.scalars())))}
     text = filled(
@@ -243,7 +251,7 @@ def eviction_kernels(policy: EvictionPolicy, pushed_scores: int) -> ModuleType:
 
 
 def _function(policy: EvictionPolicy) -> ast.FunctionDef:
-    """Parse the source of the score function, rename it to `score`, and drop its annotations.
+    """Parse the score function of a policy; return it with the name `score` and without annotations.
 
     The annotations may name types that the generated module does not import.
     """
@@ -258,13 +266,13 @@ def _function(policy: EvictionPolicy) -> ast.FunctionDef:
 
 
 def _factor(half_life: float) -> float:
-    """Return the factor on a frequency for each update of the table: 2 ** (-1 / half_life).
+    """Return 2 ** (-1 / half_life), the factor on a frequency for each update of the table.
 
-    Computed in decimal arithmetic, because the C library's pow may differ in the last bit from machine to
-    machine.
+    It is computed in decimal arithmetic, because the C library's pow may differ in the last bit from machine
+    to machine.
 
     Args:
-        half_life: Half-life in updates, or 0 for frequencies that never fall; the factor is then 1.
+        half_life: Half-life in updates, or 0 for frequencies that never fall, which gives the factor 1.
     """
     if not half_life:
         return 1.0

@@ -1,25 +1,38 @@
-"""Finding an id's row: the index of a sparse table, as code that kernels call.
+"""Hash index of a sparse table: finds, adds and removes the row of an id. Kernels contain these functions.
 
-The index is a hash table of chunks that grows one chunk at a time (extendible hashing). A chunk is 256
-lines of 64 bytes, which are cache lines. A line holds four entries:
+A table's rows lie one behind the other in one block of memory, the *arena*. A *slot* is the number of a row's
+place there, from 1. The index maps the hash of an id to the slot of the id's row, and keeps the step of the
+row's last push. No lock is taken: a table has one caller at a time.
+
+The index is an extendible hash table: it consists of *chunks*, and grows by splitting one chunk at a time. A
+chunk is 256 lines of 64 bytes, the size of a cache line. A line holds four entries:
 
     byte 0    hash hash hash hash    uint64 each: words 0 to 3
-    byte 32   slot slot slot slot    uint32 each: words 8 to 11; a slot numbers a row in the arena
+    byte 32   slot slot slot slot    uint32 each: words 8 to 11, or 0 in a free entry
     byte 48   step step step step    uint32 each: words 12 to 15, the stamps
 
-An entry is free while its slot is 0; within a chunk, probing goes from line to line until a free entry.
-A stamp is the low half of the step at which the row was last pushed. To write it costs a push nothing,
-because the line is in the cache, and a sweep over the lines finds rows of any age without reading the rows.
+A *stamp* is the lower 32 bits of the step at which the row was last pushed. A push writes it at no cost,
+because the line is in the cache already, and a sweep over the lines finds rows of any age without reading the
+rows.
 
-A directory maps a part of a hash to its chunk. The position of a hash in it is the quadratic function
-h * (2 + h) of that part as a fraction h, whose slope doubles from one end to the other. So chunks at one
-end hold twice as many rows as those at the other, some are about to be split at any time, and the index
-takes much the same memory per row at any size. A full chunk is split in two in its place: nothing is
-left behind, and no push waits for more than a few chunks. A split moves entries and never rows, which
-keep their slots. (Rows on disk do change slots: sources/disk_rows.py then stores the new slot in the entry.)
+A look-up goes from the hash to a chunk, and from the chunk's home line to the entry:
 
-`d` is the address of the table's descriptor, an array of int64; the names below are positions in it. The
-functions are compiled into the kernels of sources/. They take no lock: a table has one caller at a time.
+    hash --> position --> part of the directory --> chunk --> home line --> lines behind,     entry
+to a free entry
+    entry
+
+The directory is an array that divides all positions into equal parts and has the number of a chunk for each
+part. For the fraction h = (bits of the hash) / 2**31, the position is the quadratic function h * (2 + h). The
+slope of this function doubles from one end to the other, so chunks at one end hold twice as many rows as
+chunks at the other. As a result chunks fill up at different times, and the index needs about the same memory
+for each row at any size.
+
+A full chunk is split in two. A split moves entries and never rows, so a row keeps its slot, and no push waits
+for more than a few chunks. (Rows on disk do change slots: sources/disk_rows.py then stores the new slot in
+the entry.)
+
+`d` is the address of the table's *descriptor*, an array of int64. The constants below are positions in the
+descriptor.
 """
 # mypy: ignore-errors
 
@@ -40,26 +53,26 @@ from psfleet.core.engine.kernels.intrinsics import (
     trailing_zeros,
 )
 
-LINES = 0  # address of the lines of chunk 0, which those of the other chunks follow
+LINES = 0  # address of the lines of all chunks, in the order of the chunks' numbers
 ROWS = 1  # address of the rows' arena
-DIRECTORY = 2  # address of the directory: a chunk's number (uint32) for each part of all positions
-SHIFT = 3  # position >> SHIFT is the part of the directory of a position
-NEXT_SLOT = 4  # the first slot that no row has had; slot 0 stands for no row
-CHUNKS = 5  # the first chunk that is not in use
-FREE_ROW = 6  # a slot whose row was removed (its first word names the next), or 0
+DIRECTORY = 2  # address of the directory: uint32, the number of a chunk for each part
+SHIFT = 3  # position >> SHIFT is the number of a position's part of the directory
+NEXT_SLOT = 4  # the first slot that has never had a row; slot 0 means no row
+CHUNKS = 5  # number of chunks; also the number that the next new chunk gets
+FREE_ROW = 6  # first free slot, or 0; the first word of a free row is the next free slot
 STRIDE = 7  # bytes of a row
-MARKS = 8  # address of an int64 per slot, the step of its last push in a table that updates all rows, or 0
-RECORDS = 9  # address of the chunks' records, RECORD_SIZE bytes each
-LIVE = 10  # address of the number of rows of each segment, int64
-SCRATCH = 11  # address of memory for the lines of one chunk, which a split reads from
-EARLY_CHUNKS = 12  # chunks that may be split beyond those that the rows allow, see _make_room
-EARLY_PARTS = 13  # parts that the directory may have even if there are few chunks
-FULL = 14  # a chunk is split once FULL of each 32 entries are in use
+MARKS = 8  # address of int64 [slots], each row's last push step; 0 unless steps update all rows
+RECORDS = 9  # address of the records of all chunks, RECORD_SIZE bytes each
+LIVE = 10  # address of int64 [SEGMENT_COUNT], the number of rows of each segment
+SCRATCH = 11  # address of scratch memory for the lines of one chunk, used by a split
+EARLY_CHUNKS = 12  # number of chunks that splits may add before FEWEST_ROWS applies, see _make_room
+EARLY_PARTS = 13  # parts that the directory may have even with few chunks
+FULL = 14  # a chunk is split once FULL / 32 of its entries are in use
 ADD, FILL = 15, 16  # addresses of `add` and `fill` of sources/index.py, which are compiled once
 DESCRIPTOR_SIZE = 17
 
-# A record has three uint32: the entries in use, the level, and the number of lines - 1 (a power of two - 1).
-# A chunk of level k has all hashes with one value of position >> k, so a split lowers the level by 1.
+# A record has three uint32: the number of entries in use, the level, and the number of lines - 1. A chunk of
+# level k has all hashes with one value of position >> k, so a split lowers the level by 1.
 USED, LEVEL, MASK = 0, 1, 2
 RECORD_SIZE = 16  # bytes
 
@@ -67,16 +80,18 @@ CHUNK_LINES = 256
 _CHUNK_BYTES = CHUNK_LINES * 64
 FIRST_LEVEL = 62  # positions are below 3 << 62
 FIRST_CHUNKS = 3
-LARGEST_DIRECTORY = 8  # parts for each chunk; beyond it chunks are enlarged, not split
-# Bits of a hash below those of the home line. Bits 40 to 49 choose the virtual shard: on one server they are
-# much alike and would not spread rows over lines.
+LARGEST_DIRECTORY = 8  # most parts per chunk; beyond this number chunks are enlarged, not split
+# Number of bits of a hash below the bits that choose the home line. Bits 40 to 49 choose the virtual shard.
+# All rows of one server have similar values there, so these bits would not spread rows over lines.
 _LOW = 23
 FULL_TO_CHANGE, FULL_TO_READ = 23, 28  # FULL of tables that grow, and of tables that are only read
-# Rows for each chunk: with fewer, hashes are too much alike for splits to help, and chunks are enlarged.
+# Rows for each chunk. With fewer rows, hashes are too similar for splits to help, and chunks are enlarged
+# instead.
 FEWEST_ROWS = 256
 
 SEGMENT_COUNT = 256
-"""Number of segments. The top byte of a hash is its segment; sweeps and snapshots go segment by segment."""
+"""Number of segments. The top byte of a hash is its segment; sweeps and snapshots process a table by segment.
+"""
 
 REMOVED = -1  # value in MARKS of a slot without a row
 _U = uint64
@@ -88,47 +103,50 @@ _call_fill = called(void(int64, uint64, int64, int64, float64, float64, uint64))
 
 @helper
 def position(hash_):
-    """Return a hash's position in the directory: 0 to below 3 << FIRST_LEVEL, as uint64.
+    """Return the position of a hash in the directory, a uint64 from 0 to below 3 << FIRST_LEVEL.
 
-    It rises with the segment (the top byte) and, within a segment, with the lowest 23 bits.
+    The position rises with the segment (the top byte of the hash) and, within a segment, with the lowest 23
+    bits.
     """
-    # h * (2 + h) for the fraction h = (segment, low bits) / 2**31, scaled by 2**62: integers, so no rounding.
+    # h * (2 + h) for the fraction h = (segment, lowest bits) / 2**31, times 2**62. Integers, so nothing is
+    # rounded.
     fraction = (hash_ >> _U(56)) << _U(_LOW) | hash_ & _U((1 << _LOW) - 1)  # of 2**31
     return fraction * (fraction + _U(1 << 32))
 
 
 @helper
 def _home(hash_, mask):
-    """Return the number of the line in its chunk where the search for a hash begins."""
+    """Return the number of a hash's home line, the line of the chunk where the search for the hash begins."""
     return int64(hash_ >> _U(_LOW)) & mask
 
 
 @helper
 def _chunk_of(d, hash_):
-    """Return the number of the chunk that has a hash."""
+    """Return the number of the chunk that a hash belongs to."""
     part = position(hash_) >> _U(load_i64(d, SHIFT))
     return int64(load_u32(load_i64(d, DIRECTORY), int64(part)))
 
 
 @helper
 def first_line(d, hash_):
-    """Return the address of the line where the search for a hash most likely begins."""
-    # Taken as if the chunk had CHUNK_LINES lines, which saves reading its record. In an enlarged chunk it may
-    # be another line of the chunk; a hash that is not found here is then searched for by `find_slow`.
+    """Return the address of a hash's home line in a chunk of ordinary size."""
+    # This assumes that the chunk has CHUNK_LINES lines, which saves reading the chunk's record. In an
+    # enlarged chunk the result may be another line of the chunk. The hash is then not found there, and
+    # `find_slow` searches for it.
     line = _home(hash_, CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def second_line(d, hash_):
-    """Return the address of the line behind `first_line`."""
+    """Return the address of the line behind `first_line`, where the search for a hash goes on."""
     line = (_home(hash_, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def prefetch_line(d, id_):
-    """Return the hash of an id, and prefetch its first line."""
+    """Return the hash of an id, and prefetch the hash's home line."""
     hash_ = mix(uint64(id_))
     prefetch(first_line(d, hash_))
     return hash_
@@ -136,7 +154,7 @@ def prefetch_line(d, id_):
 
 @helper
 def _hits(line, hash_):
-    """Return a bit mask: bit k is 1 if entry k of the line has this hash. No branch for each entry."""
+    """Return a bit mask: bit k is 1 if entry k of the line has this hash. Computed without branches."""
     return (
         _U(load_u64(line, 0) == hash_)
         | _U(load_u64(line, 1) == hash_) << _U(1)
@@ -147,9 +165,10 @@ def _hits(line, hash_):
 
 @helper
 def find_fast(line, hash_):
-    """Return the slot of a hash if it is in this line, else 0."""
-    # A free entry may hold the hash of a row that has left it. At most one entry of a line in use has a hash,
-    # but a free one may have it too, and comes behind: chains have no gaps. Its slot is 0, as for no hit.
+    """Return the slot of a hash if this line has the hash, or 0 if the search must go on elsewhere."""
+    # A free entry may still hold the hash of a removed row. Entries in use have no gaps between them, so the
+    # free entry is behind the entry in use, and trailing_zeros finds the latter first. If only a free entry
+    # matches, its slot is 0, the same as for no match.
     hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
@@ -159,7 +178,7 @@ def find_fast(line, hash_):
 
 @helper
 def touch_fast(line, hash_, step):
-    """Return what `find_fast` does, and stamp the row as pushed at this step."""
+    """Return the slot of a hash as `find_fast` does, and stamp the row as pushed at this step."""
     hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
@@ -171,29 +190,37 @@ def touch_fast(line, hash_, step):
 
 @helper
 def age_of(step, stamp):
-    """Return the age of a stamp in steps: exact below 2**31, see sources/index.py `restamp`."""
+    """Return the number of steps since a stamp.
+
+    Exact below 2**31 steps; `restamp` of sources/index.py keeps stamps within this range.
+    """
     age = int64(uint32(step) - stamp) & 0xFFFFFFFF
-    # An age near 2**32 is a stamp from the future: the table has gone back to a snapshot. It counts as new.
+    # An age near 2**32 belongs to a stamp later than `step`: the table has been restored from a snapshot.
+    # Such a row counts as new.
     return int64(0) if age >= 3 << 30 else age
 
 
 @helper
 def _record(d, chunk):
-    """Return the address of a chunk's record."""
+    """Return the address of a chunk's record: its entries in use, level and size."""
     return load_i64(d, RECORDS) + chunk * RECORD_SIZE
 
 
 @helper
 def lines_of(d, chunk):
-    """Return the address of a chunk's lines and their number - 1."""
+    """Return the address of a chunk's lines, and their number - 1, which serves as a mask."""
     lines = load_i64(d, LINES) + chunk * _CHUNK_BYTES
     return lines, int64(load_u32(_record(d, chunk), MASK))
 
 
 @helper
 def _search(lines, mask, hash_):
-    """Return the line's address and the entry of a hash, or those of the free entry that ends its chain."""
-    # The chain ends, because a chunk is split or enlarged long before it is full.
+    """Find a hash in a chunk; return the address of its line and its entry's position in the line.
+
+    For an unknown hash the result is the free entry where the search ended, which is where the hash can be
+    added.
+    """
+    # The search ends, because a chunk is split or enlarged long before all entries are in use.
     place = _home(hash_, mask)
     while True:
         line = lines + place * 64
@@ -206,21 +233,21 @@ def _search(lines, mask, hash_):
 
 @helper
 def place_of(d, hash_):
-    """Find the chunk of a hash and search it; return the line's address and the entry as `_search` does."""
+    """Find a hash in the index; return the address of a line and an entry as `_search` does."""
     lines, mask = lines_of(d, _chunk_of(d, hash_))
     return _search(lines, mask, hash_)
 
 
 @helper
 def find_slow(d, hash_):
-    """Return the slot of a hash, or 0 if it is unknown. Searches all of its chain."""
+    """Return the slot of a hash, or 0 if the hash is unknown. Searches all lines where the hash can be."""
     line, entry = place_of(d, hash_)
     return int64(load_u32(line, 8 + entry))
 
 
 @helper
 def touch_slow(d, hash_, step):
-    """Return what `find_slow` does, and stamp the row as pushed at this step."""
+    """Return the slot of a hash as `find_slow` does, and stamp the row as pushed at this step."""
     line, entry = place_of(d, hash_)
     slot = int64(load_u32(line, 8 + entry))
     if slot != 0:
@@ -250,9 +277,13 @@ def _put(line, entry, hash_, slot, stamp):
 
 @inlined
 def insert(d, hash_, step):
-    """Add an unknown hash, stamped with this step; return its slot. The caller writes the row's values."""
-    # Room first: a split moves entries, so the place for the hash is searched for afterwards. A loop, because
-    # all entries may go into one half, which is still full. (FULL of 32 entries, FULL / 8 of a line.)
+    """Add an unknown hash, stamped with this step, and return the slot of its row.
+
+    The caller writes the row's values.
+    """
+    # Make room before the search for a free entry, because a split moves entries. It takes a loop, because a
+    # split may leave all entries in the same half, which is then still full. FULL is for 32 entries, so a
+    # line of 4 has FULL / 8.
     record = _record(d, _chunk_of(d, hash_))
     full = load_i64(d, FULL)
     while int64(load_u32(record, USED)) * 8 >= (int64(load_u32(record, MASK)) + 1) * full:
@@ -274,19 +305,19 @@ def insert(d, hash_, step):
 
 @helper
 def add(d, hash_, step):
-    """Return the slot of a hash that is pushed at this step; minus the slot if its row is new."""
+    """Return the slot of a hash that is pushed at this step, or minus the slot if this call added the row."""
     return _call_add(load_i64(d, ADD), (d, hash_, step))
 
 
 @inlined
 def fill(d, out, hash_, dim, kind, low, span, stream):
-    """Write the first values of a row, as `fill_row` of hashing.py."""
+    """Write the initial values of a row to the address `out`, as `fill_row` of hashing.py does."""
     _call_fill(load_i64(d, FILL), (out, hash_, dim, kind, low, span, stream))
 
 
 @helper
 def remove(d, hash_):
-    """Remove a hash; return 1, or 0 if it is unknown. Its slot becomes the first of the free slots."""
+    """Remove a hash; return 1, or 0 if the hash is unknown. The next row that is added gets the slot."""
     chunk = _chunk_of(d, hash_)
     lines, mask = lines_of(d, chunk)
     line, entry = _search(lines, mask, hash_)
@@ -305,10 +336,11 @@ def remove(d, hash_):
 
 @helper
 def _close_gap(lines, mask, gap, entry):
-    """Free an entry of line `gap`, and move entries behind it so that no search ends at the gap too soon.
+    """Free an entry of line `gap`, and close the gap so that searches still find the entries behind it.
 
-    An entry may move if its home line is not behind the gap. It leaves a gap in turn, and so on to the end of
-    the chain. So there are no tombstones, and a table that removes rows never has to be rebuilt.
+    A search ends at a free entry. So an entry behind the gap moves into the gap, unless its home line is
+    behind the gap. The moved entry leaves a gap in turn, and so on until a free entry. So removed rows leave
+    no markers behind, and the index never has to be rebuilt.
 
     Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R.
     """
@@ -329,14 +361,15 @@ def _close_gap(lines, mask, gap, entry):
 
 @inlined
 def _make_room(d, hash_):
-    """Split the full chunk of a hash, or enlarge it where hashes are so alike that splits help little.
+    """Split the full chunk of a hash, or enlarge it if the hashes are too similar for a split to help.
 
-    A snapshot's rows come ordered by hash, so that those of its beginning are alike: a few more splits, and
-    a larger directory, serve the rows that follow.
+    The rows of a snapshot are ordered by hash, so the first rows that are loaded have similar hashes.
+    EARLY_CHUNKS and EARLY_PARTS then allow more splits and a larger directory, which the later rows need
+    anyway.
     """
-    # The rows are those of the whole table (NEXT_SLOT), so that a burst of like hashes may split only until
-    # chunks have FEWEST_ROWS rows on average. A chunk that has only one part of the
-    # directory can be split after the directory has doubled.
+    # `rows` counts the whole table (NEXT_SLOT), so a burst of similar hashes may split chunks only until the
+    # table has FEWEST_ROWS rows for each chunk. A chunk with just one part of the directory can be split
+    # after the directory has doubled.
     record = _record(d, _chunk_of(d, hash_))
     chunks = load_i64(d, CHUNKS) - load_i64(d, EARLY_CHUNKS)
     rows = load_i64(d, NEXT_SLOT)
@@ -351,12 +384,12 @@ def _make_room(d, hash_):
 
 @inlined
 def _double_directory(d):
-    """Halve each part of the directory, which so has twice as many; return False if it may not grow."""
+    """Divide each part of the directory into two; return False if the directory may not grow."""
     shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
     parts = int64(FIRST_CHUNKS) << (FIRST_LEVEL - shift)
     if 2 * parts > max(LARGEST_DIRECTORY * load_i64(d, CHUNKS), load_i64(d, EARLY_PARTS)):
         return False
-    # In place, from the end: part k goes to 2k and 2k + 1, which have been read already.
+    # In place, from the end: part k goes to 2k and 2k + 1, whose old contents have been copied already.
     for part in range(parts - 1, -1, -1):
         chunk = load_u32(directory, part)
         store_u32(directory, 2 * part, chunk)
@@ -367,7 +400,7 @@ def _double_directory(d):
 
 @helper
 def _point(d, prefix, level, chunk):
-    """Let the directory map all positions with position >> level == prefix to a chunk."""
+    """Let the directory refer to a chunk for all positions with position >> level == prefix."""
     shift, directory = load_i64(d, SHIFT), load_i64(d, DIRECTORY)
     first = prefix << (level - shift)
     for part in range(first, first + (int64(1) << (level - shift))):
@@ -376,7 +409,7 @@ def _point(d, prefix, level, chunk):
 
 @helper
 def _take(d, runs, level):
-    """Return the number of a new chunk as long as `runs` ordinary ones. Its lines are all zero."""
+    """Return the number of a new, empty chunk with as many lines as `runs` ordinary chunks."""
     chunk = load_i64(d, CHUNKS)
     store_i64(d, CHUNKS, chunk + runs)
     record = _record(d, chunk)
@@ -388,16 +421,16 @@ def _take(d, runs, level):
 
 @helper
 def begin(d):
-    """Set up the FIRST_CHUNKS chunks of an empty index."""
+    """Set up the first chunks of an empty index."""
     for part in range(FIRST_CHUNKS):
         _point(d, part, int64(FIRST_LEVEL), _take(d, int64(1), int64(FIRST_LEVEL)))
 
 
 @inlined
 def _split(d, hash_):
-    """Move the upper half of the positions of a hash's chunk to a new chunk."""
-    # The lines are copied to SCRATCH and cleared; then all entries go from there to the lower or upper chunk.
-    # To take the upper ones out in place would need a chain to be closed for each of them.
+    """Split the chunk of a hash: move the upper half of its positions to a new chunk."""
+    # Copy the lines to SCRATCH and clear them; then put each entry into the lower or the upper chunk. Taking
+    # entries out of the old chunk one by one would need `_close_gap` for each entry.
     chunk, scratch = _chunk_of(d, hash_), load_i64(d, SCRATCH)
     lines, record = lines_of(d, chunk)[0], _record(d, chunk)
     level = int64(load_u32(record, LEVEL)) - 1
@@ -416,7 +449,10 @@ def _split(d, hash_):
 
 @inlined
 def _enlarge(d, hash_):
-    """Move a chunk to a new one of twice as many lines. Its own lines stay behind, cleared and unused."""
+    """Move the entries of a chunk to a new chunk with twice as many lines.
+
+    The old lines stay, cleared and unused.
+    """
     old = _chunk_of(d, hash_)
     lines, mask = lines_of(d, old)
     record = _record(d, old)
@@ -432,9 +468,10 @@ def _enlarge(d, hash_):
 
 @helper
 def _spread(lines, count, lower, upper, level, mask):
-    """Put all entries of `count` lines into one of two chunks, by bit `level` of their positions.
+    """Put all entries of `count` lines into the lower or the upper chunk, by bit `level` of their positions.
 
-    Returns the number of entries in the upper chunk. `lower` may be `upper`, to move all to one chunk.
+    Returns the number of entries in the upper chunk. With `lower` equal to `upper`, all entries go to one
+    chunk.
     """
     upper_count = 0
     for i in range(count):

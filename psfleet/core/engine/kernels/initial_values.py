@@ -1,14 +1,14 @@
-"""Initial weights of rows and arrays, and two helpers of all kernels: addresses of arrays, and large copies.
+"""Initial weights of rows and arrays, addresses of arrays, and copies of large arrays.
 
-`initial_rows` and `initial_array` compute the first values of parameters from the job's seed, the table's
-name and the id. They are the same in every process, so no process has to send them.
+`initial_rows` and `initial_array` compute the initial values of parameters from the job's seed, the table's
+name and the id. Every process computes the same values, so no process has to send them.
 
-`address_of` gives the address that a kernel takes for an array, in 0.1 us.
+`address_of` returns the address that a kernel takes for an array, in 0.1 us.
 
-`copy_over` copies large arrays past the caches. An ordinary store first reads the cache line that it is
-about to overwrite, and pushes other lines out of the caches for a line that is not used here again. A
-streamed store goes straight to memory: 0.044 CPU seconds per GB against 0.07 of np.copyto for arrays of 2
-MB in memory, and 0.024 against 0.05 if the source is in a cache (AMD Zen 5).
+`copy_over` copies large arrays past the caches. An ordinary store first reads the cache line that it is about
+to overwrite, and evicts other lines from the caches for a line that is not used again here. A streamed store
+goes straight to memory. It takes 0.044 CPU seconds per GB, against 0.07 of np.copyto, for arrays of 2 MB in
+memory, and 0.024 against 0.05 if the source is in a cache (AMD Zen 5).
 """
 
 import ctypes
@@ -26,13 +26,13 @@ from psfleet.core.engine.schema.table import InitializerSpec, key_of
 _KINDS = {"constant": CONSTANT, "uniform": UNIFORM, "normal": NORMAL, "truncated": TRUNCATED}
 
 
-# The first field of an array object, behind the head that every Python object has, is the address of its data
-# (PyArrayObject_fields of NumPy's binary interface). Reading that field takes 0.1 us and
+# The first field of a NumPy array object, behind the fields that every Python object has, is the address of
+# its data (PyArrayObject_fields of NumPy's binary interface). Reading this field takes 0.1 us and
 # `array.__array_interface__` 2 us; a push needs a dozen addresses.
 _HEAD = object.__basicsize__
 _word_at = ctypes.c_size_t.from_address
 STREAM_FROM = 1 << 20
-"""Bytes from which `copy_over` streams an array. A shorter one may well be read soon, from a cache."""
+"""Bytes from which `copy_over` writes past the caches. A smaller array is likely to be read again soon."""
 _LINE = 64  # bytes of a cache line
 _KNOWN = platform.machine() in (
     "x86_64",
@@ -43,9 +43,9 @@ _KNOWN = platform.machine() in (
 def initial_rows(
     ids: NDArray[np.int64], dim: int, initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """Compute the first weights of rows, float32 [*ids.shape, dim].
+    """Compute the initial weights of rows, float32 [*ids.shape, dim].
 
-    A sparse table that inserts one of these ids gives its row the same bits.
+    A sparse table that inserts a row for one of these ids starts with bit-identical weights.
 
     Args:
         ids: Ids of the rows, int64 in any shape.
@@ -69,7 +69,7 @@ def initial_rows(
 def initial_array(
     shape: tuple[int, ...], initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """Compute the first values of a dense array, float32 in `shape`: those of one long row with id 0."""
+    """Compute the initial values of a dense array, float32 in `shape`: those of one long row with id 0."""
     rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
     return rows.reshape(shape)
 
@@ -79,8 +79,8 @@ def initializer_arguments(
 ) -> tuple[int, float, float, np.uint64]:
     """Return (kind, low, span, stream), the arguments of `hashing.fill_row` for an initializer.
 
-    `stream` seeds the table's random numbers. It is made of the job's seed and the table's name, so that
-    tables of a job start with different values.
+    `stream` seeds the table's random numbers. It is computed from the job's seed and the table's name, so
+    that tables of a job start with different values.
     """
     uniform = initializer.kind == "uniform"
     span = initializer.high - initializer.low if uniform else initializer.high
@@ -98,19 +98,19 @@ def _asked_for(array: NDArray[Any]) -> int:
     return address
 
 
-# If a future NumPy arranges its array objects differently, use the slower way.
+# Fall back to the slower function if a future NumPy lays out its array objects differently.
 if address_of(_sample := np.zeros(3, np.uint8)[1:]) != _asked_for(_sample):
     address_of = _asked_for
 
 
 def int64s_at(address: int, count: int) -> NDArray[np.int64]:
-    """View int64 [count] at an address as an array. It is valid only as long as that memory."""
+    """Return an array of the int64 [count] at an address, without a copy. Valid as long as the memory."""
     numbers: Any = (ctypes.c_int64 * count).from_address(address)
     return np.frombuffer(numbers, np.int64)
 
 
 def floats_at(address: int, count: int) -> NDArray[np.float32]:
-    """View float32 [count] at an address as an array. It is valid only as long as that memory."""
+    """Return an array of the float32 [count] at an address, without a copy. Valid as long as the memory."""
     numbers: Any = (ctypes.c_float * count).from_address(address)
     return np.frombuffer(numbers, np.float32)
 
@@ -127,8 +127,8 @@ def copy_over(out: NDArray[Any], values: NDArray[Any]) -> None:
     if not _KNOWN or out.nbytes < STREAM_FROM or not values.flags.c_contiguous:
         out[...] = values  # np.copyto takes 0.3 us more
         return
-    # Streamed stores write whole cache lines. The bytes before the first line and behind the last one are
-    # copied in the ordinary way.
+    # Streamed stores write whole cache lines. The bytes before the first whole line and behind the last one
+    # are copied in the ordinary way.
     flat, source = out.reshape(-1).view(np.uint8), values.reshape(-1).view(np.uint8)
     head = -address_of(flat) % _LINE
     lines = (len(flat) - head) // _LINE

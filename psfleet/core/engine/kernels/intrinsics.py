@@ -1,8 +1,16 @@
-"""Loads, stores and prefetches by address: what kernels are made of.
+"""Decorators for kernels, and the loads, stores and prefetches by address that kernels consist of.
 
-Kernels take addresses (int64) instead of arrays. Array arguments leave reference counting in the
-inner loops (twice the time of a table look-up), and cost more to dispatch. An address may have
-any alignment: gradients are read where they lie, inside a received message.
+Kernels take addresses (int64) instead of arrays. Array arguments leave reference counting in the inner loops
+(twice the time of a table look-up), and cost more to dispatch. An address may have any alignment: gradients
+are read where they lie, inside a received message.
+
+    load_f32(address, k)            float32 number k behind the address; memory that the kernel may also write
+    read_f32(address, k)            the same; memory that does not change while the kernel runs
+    store_f32(address, k, value)    write float32 number k
+    prefetch(address)               start to load the cache line; prefetch_write if it will be written
+
+The same exist for u32, u64 and i64. The names with _lane, _wide and _packed also tell the compiler that these
+memories do not overlap (see _SCOPES).
 """
 # mypy: ignore-errors
 # The bodies are code for numba: their types are those of the signatures given to it.
@@ -12,7 +20,8 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# numpy: no branch for a zero divisor, without which nothing vectorises. No fastmath: strict float32.
+# error_model "numpy" leaves out the check of each divisor for 0, a branch that would prevent vectorising. No
+# fastmath: float32 operations are rounded one by one (decision 1).
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
 
@@ -24,7 +33,11 @@ _KINDS = {
     "u64": (types.uint64, ir.IntType(64)),
     "i64": (types.int64, ir.IntType(64)),
 }
-# What is in one of these memories, and in which other ones it certainly is not.
+# For each memory: the scopes that an access belongs to, and the scopes that it is known not to overlap.
+#
+#     lanes     partial sums of a rule
+#     packed    a row in 16 or 8 bits, as it is stored
+#     wide      the same row as float32, in scratch memory
 _SCOPES = {
     "": ((), ("lanes",)),
     "lanes": (("lanes",), ()),
@@ -34,31 +47,31 @@ _SCOPES = {
 
 
 def helper(function):
-    """A function that kernels call; it is compiled into them."""
+    """Compile a function that kernels call; its machine code becomes a part of theirs."""
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
 def inlined(function):
-    """A helper whose text takes the place of the call.
+    """Compile a helper whose text replaces each call.
 
-    Compiled for itself, a function of two like results would work on both as one short vector, and
-    the loop around the call would not be vectorised.
+    Compiled as a function of its own, a helper with two similar results would compute both as one short
+    vector, and LLVM would not vectorise the loop around the call.
     """
     return njit(inline="always", **OPTIONS)(function)
 
 
 def kernel(signature):
-    """Decorates a function that Python calls: compiled at import, or taken from the cache."""
+    """Return a decorator for a function that Python calls, compiled at import or loaded from the cache."""
     return njit(signature, cache=True, no_cfunc_wrapper=True, **OPTIONS)
 
 
 def entry(signature):
-    """Decorates a function that kernels call by its address, and so need not contain."""
+    """Return a decorator for a function that kernels call by its address, so that it is compiled once."""
     return cfunc(signature, cache=True, **OPTIONS)
 
 
 def called(signature):
-    """call(address, arguments): call an entry of this signature, with a tuple of arguments."""
+    """Return call(address, arguments), which calls an `entry` of this signature with a tuple of arguments."""
     given = types.Tuple(signature.args)
 
     @intrinsic
@@ -75,10 +88,7 @@ def called(signature):
 
 
 def _mark_apart(module, instruction, memory):
-    """Tell the compiler which memories share nothing with each other: it then keeps no watch.
-
-    Lanes are apart from all else. A packed row is apart from the row as float32 ("wide").
-    """
+    """Tell the compiler which memories this load or store does not overlap."""
     domain = module.add_metadata([ir.MetaDataString(module, "psfleet")])
     for name, scopes in zip(("alias.scope", "noalias"), _SCOPES[memory], strict=True):
         if scopes:
@@ -89,7 +99,10 @@ def _mark_apart(module, instruction, memory):
 
 
 def _load(kind, invariant=False, memory=""):
-    """load(address, index) -> value. invariant: nothing is written there while the kernel runs."""
+    """Return load(address, index) -> value.
+
+    invariant: True if nothing writes this memory while the kernel runs.
+    """
     numba_type, llvm_type = _KINDS[kind]
 
     @intrinsic
@@ -109,7 +122,7 @@ def _load(kind, invariant=False, memory=""):
 
 
 def _store(kind, memory=""):
-    """store(address, index, value)."""
+    """Return store(address, index, value)."""
     numba_type, llvm_type = _KINDS[kind]
 
     @intrinsic
@@ -163,8 +176,10 @@ prefetch, prefetch_write = _prefetch(0), _prefetch(1)
 
 
 def fold(count):
-    """fold(lanes) -> float32: `count` lanes at an address, the upper half added to the lower one until
-    one is left. Written as vectors: the compiler makes single numbers of the loop that says so.
+    """Return fold(lanes), which sums `count` float32 numbers at an address, a power of two, in a fixed order.
+
+    The upper half is added to the lower half until one number is left. With 4 lanes: (a + c) + (b + d). It is
+    written as vector operations, because the compiler would turn a loop into single additions.
     """
 
     @intrinsic

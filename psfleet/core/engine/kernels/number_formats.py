@@ -1,24 +1,22 @@
-"""Conversion of float32 arrays to bfloat16, float16 and int8 and back, and of the packed rows of a table.
+"""Converts float32 arrays to bfloat16, float16 and int8 and back, and the packed rows of a table.
 
 Compressed messages, snapshots and served tables use this module. Inside push and pull, the kernels of rows
 convert values themselves (row_format.py).
 
-    16 bits    encode, decode                each value for itself
-    8 bits     encode_int8*, decode_int8     each block of values has a scale
+    16 bits    encode, decode                each value by itself
+    8 bits     encode_int8*, decode_int8     a block of values shares a scale
     rows       pack_rows, unpack_rows        columns of a stored row, each in its own format
 
-In 8 bits a value is a whole number of steps, and the values of a block share the size of a step, the block's
-scale:
+In 8 bits a value is stored as a whole number of steps. The size of a step is the scale of the value's block:
 
     scale = largest magnitude of the block / 127
     code  = value / scale, rounded
     value = code * scale
 
-A value comes back with an error of at most half a step if it is rounded to the nearest, and of less than a
-step if it is rounded at random (`encode_int8_drawn`). Blocks follow each other in the flattened array, and
-the last block may be shorter. A block whose largest magnitude is below 2^-100 becomes zero. Packed rows in
-int8 use a power of two as the scale instead, so that a stored value survives packing and unpacking
-unchanged.
+The error of a decoded value is at most half a step if it was rounded to the nearest, and less than a step if
+it was rounded at random (`encode_int8_drawn`). Blocks follow each other in the flattened array, and the last
+block may be shorter. A block whose largest magnitude is below 2^-100 becomes zero. Packed rows in int8 use a
+power of two as the scale instead, so that packing and unpacking do not change a stored value.
 """
 
 from functools import cache
@@ -49,7 +47,7 @@ def encode(values: Floats, half: Half, scale: float = 1.0) -> Halves:
     Args:
         values: float32 in any shape.
         half: Format of the result.
-        scale: Factor in float32, such as a loss scale. `decode` divides by it again.
+        scale: Factor in float32, such as a loss scale. `decode` with the same scale divides by it again.
 
     Returns:
         Bits of the values, uint16 in the shape of `values`.
@@ -74,7 +72,7 @@ def widen(halves: Halves, out: Floats) -> None:
 
 
 def decode(halves: Halves, half: Half, scale: float = 1.0) -> Floats:
-    """Convert 16 bits back to float32 and multiply by float32(1 / scale), which undoes `encode`."""
+    """Convert 16 bits back to float32 and multiply by float32(1 / scale), which reverses `encode`."""
     flat = np.ascontiguousarray(halves).reshape(-1)
     out = np.empty(flat.size, np.float32)
     if half == "bfloat16" and scale == 1:
@@ -85,12 +83,12 @@ def decode(halves: Halves, half: Half, scale: float = 1.0) -> Floats:
 
 
 def rounded(values: Floats, half: Half, scale: float = 1.0) -> Floats:
-    """Return the values that a receiver gets if these are sent in 16 bits: `encode`, then `decode`."""
+    """Return the values that a receiver gets if these values are sent in 16 bits: `encode`, then `decode`."""
     return decode(encode(values, half, scale), half, scale)
 
 
 def overflows(values: Floats, scale: float) -> bool:
-    """Return whether values * scale contains an infinity or NaN after conversion to float16."""
+    """Return whether values * scale would contain an infinity or NaN in float16."""
     peak = np.max(np.abs(values), initial=0).astype(np.float32)  # NaN if any value is NaN
     with np.errstate(over="ignore"):
         return not float(peak * np.float32(scale)) < _FLOAT16_END  # `not <`: True for NaN too
@@ -98,7 +96,7 @@ def overflows(values: Floats, scale: float) -> bool:
 
 @cache
 def _patterns(half: Half) -> Floats:
-    """Return a table for `decode`: the value of each of the 65,536 patterns of 16 bits, as float32."""
+    """Return the float32 value of each of the 65,536 patterns of 16 bits, a table for `decode`."""
     every = np.arange(1 << 16, dtype=np.uint16)
     if half == "float16":
         return every.view(np.float16).astype(np.float32)
@@ -109,7 +107,7 @@ def unpack_rows(form: RowFormat, words: Floats) -> Floats:
     """Convert stored rows to float32 [n, form.width].
 
     Args:
-        form: Format of the rows.
+        form: Layout of the rows.
         words: Stored rows, [n, form.words], as words of 4 bytes. Further words of a row are ignored.
 
     Returns:
@@ -123,7 +121,7 @@ def unpack_rows(form: RowFormat, words: Floats) -> Floats:
 def pack_rows(form: RowFormat, rows: Floats) -> Floats:
     """Convert float32 rows [n, form.width] to stored rows [n, form.words], each value rounded to the nearest.
 
-    A row from `unpack_rows` is packed to the same values, so snapshots restore rows exactly.
+    Rows from `unpack_rows` are packed without any change of a value, so snapshots restore rows exactly.
     """
     if form.plain:
         return rows
@@ -137,15 +135,15 @@ def pack_rows(form: RowFormat, rows: Floats) -> Floats:
 def draw_weights(
     form: RowFormat, ids: NDArray[np.int64], weights: Floats, stream: np.uint64, step: int
 ) -> Floats:
-    """Round weights to values that rows of this format hold exactly, as a push of this step would.
+    """Round weights to values that rows of this format can store exactly, as a push of this step would.
 
     Args:
-        form: Format of the rows.
+        form: Layout of the rows.
         ids: Ids of the rows, int64 [n].
         weights: Weights of the rows, float32 [n, dim].
-        stream: The table's stream of random numbers, from `initializer_arguments` of initial_values.py.
-        step: Step of the table. Id, stream and step decide how a value is rounded, so the result is
-            repeatable.
+        stream: Seed of the table's random numbers, from `initializer_arguments` of initial_values.py.
+        step: Step of the table. Id, stream and step decide how a value is rounded, so a repeated call gives
+            the same result.
     """
     if form.columns[0].format == "float32":
         return weights
@@ -188,13 +186,13 @@ def _packed(column: RowColumn, values: Floats) -> Words:
 def _scales(largest: Floats) -> Floats:
     """Return the smallest power of two that is at least largest / 127, as `scale_of` of row_rounding.py does.
 
-    A power of two makes code * scale exact, so that packing it again gives the same code.
+    A power of two makes code * scale exact, so that packing the value again gives the same code.
 
     Args:
         largest: Largest magnitude of each row's column, float32 [n, 1].
     """
-    # A float32 has 8 bits of exponent above 23 bits of fraction, so the sum carries into the exponent exactly
-    # if the magnitude exceeds 127/64 of its power of two. Six less then divides by 64: 127 steps suffice.
+    # A float32 has 8 bits of exponent above 23 bits of fraction. The sum carries into the exponent exactly if
+    # the fraction exceeds 127/64. Subtracting 6 from the exponent divides by 64, so that 127 steps suffice.
     exponents = (largest.view(np.uint32) + np.uint32(0x1FFFF)) >> np.uint32(23)
     bits = np.where(exponents > 6, (exponents - np.uint32(6)) << np.uint32(23), np.uint32(0))
     return np.where(np.isfinite(largest), bits.view(np.float32), np.float32(np.nan))
@@ -204,7 +202,7 @@ def encode_int8(values: Floats, block: int, scales: Floats, codes: Codes) -> Non
     """Encode values in int8, each rounded to the nearest whole number of steps, ties to even.
 
     Args:
-        values: float32 [n]. A block with an infinity or NaN decodes to NaN.
+        values: float32 [n]. A block with an infinity or NaN is decoded as NaN.
         block: Number of values that share a scale.
         scales: float32 [ceil(n / block)], written.
         codes: int8 [n], written.
@@ -216,13 +214,14 @@ def encode_int8(values: Floats, block: int, scales: Floats, codes: Codes) -> Non
 def encode_int8_fed(
     values: Floats, rests: Floats, block: int, scales: Floats, codes: Codes
 ) -> None:
-    """Encode values + rests as `encode_int8` does, and store in `rests` what rounding has left out.
+    """Encode values + rests as `encode_int8` does, and leave the rounding errors in `rests`.
 
-    This is error feedback (Seide et al., 2014): the next step adds what this step did not send.
+    This is error feedback (Seide et al., 2014): each step also sends the rounding errors of the step before.
 
     Args:
         values: float32 [n], finite.
-        rests: Remainders of the step before, float32 [n], 0 at first. Overwritten with those of this step.
+        rests: Rounding errors of the step before, float32 [n], 0 at first. Overwritten with those of this
+            step.
         block, scales, codes: As for `encode_int8`.
     """
     kernels = width_kernels("int8", block, "encode_fed")
@@ -234,20 +233,20 @@ def encode_int8_drawn(
 ) -> int | None:
     """Encode rows in int8, each value rounded up or down at random so that it is right on average.
 
-    Rows have no error feedback, because every worker would need a remainder for each row of the table
+    Rows have no error feedback, because every worker would need a rounding error for each row of the table
     (decision 17). A hash of salt, id and position in the row decides whether a value is rounded up, so a
     repeated push has the same bytes.
 
     Args:
         rows: float32 [n, dim]; a row is a block.
         ids: Ids of the rows, int64 [n].
-        salt: Seed that is different for each push, so that two pushes of a row are not rounded alike.
+        salt: Seed that is different for each push, so that two pushes of a row are rounded differently.
         scales: float32 [n], written.
         codes: int8 [n * dim], written.
 
     Returns:
         Number of the first row that has an infinity or NaN, or None if all rows are finite. Only the rows
-        before it are written.
+        before the returned row are written.
     """
     flat = rows.reshape(-1)
     kernels = width_kernels("int8", rows.shape[1], "encode_drawn")

@@ -1,8 +1,8 @@
 """Cache of the last batches of each table with their distinct ids, for the push that follows a pull.
 
-A training step pulls a batch and then pushes gradients for the same ids. Deduplication costs about as much as
-the look-up of the rows, so the push uses the result of the pull. A batch is recognised by its ids, not by its
-array: a script may build the array again for the push, or change it after the pull.
+A training step pulls a batch and then pushes gradients for the same ids. Finding the distinct ids takes about
+as long as looking up their rows, so the push reuses the result of the pull. The cache compares the ids and
+not the array objects, because a script may build the array again for the push, or change it after the pull.
 """
 
 from collections import deque
@@ -11,12 +11,12 @@ from collections.abc import Collection
 from psfleet.core.engine.kernels.dedup import Ids, UniqueIds, dedup
 
 _KEPT = 2  # batches of a table: the batch in training and the batch that is read ahead
-# Of a long batch every 997th id is compared first; these few ids tell most batches apart.
+# Only every 997th id of a long batch is compared first; these few ids distinguish most batches.
 _SAMPLE = 997
 _SHORT = 512  # up to this many ids, comparing the bytes of all ids is faster than comparing arrays
 
 _Batch = tuple[Ids, bytes, UniqueIds]
-"""Ids of a batch, the bytes of all or some ids (`RecentBatches.of`), and the distinct ids."""
+"""Ids of a batch, the bytes of all or some of the ids, and the distinct ids."""
 
 
 class RecentBatches:
@@ -27,21 +27,22 @@ class RecentBatches:
         self._recent: dict[int, deque[_Batch]] = {}  # by number of servers, batches of any table
 
     def unique_ids(self, table: int, ids: Ids, groups: int) -> UniqueIds:
-        """Return the distinct ids of a batch, sorted by server, from the cache if it is known.
+        """Return the distinct ids of a batch, sorted by server, from the cache if possible.
 
         Args:
             table: Number of the table.
-            ids: Ids of the batch, int64 [n]. The cache copies an array that its owner could still change.
+            ids: Ids of the batch, int64 [n]. The cache copies the array if its owner could still change it.
             groups: Number of servers.
         """
         table_batches = self._made.get(table)
         if table_batches is None:
             table_batches = self._made[table] = deque(maxlen=_KEPT)
-        # Identity suffices: the cache has the caller's own array only if that cannot change (`_kept`).
+        # Comparing the object is enough: the cache has the caller's array itself only if the array cannot
+        # change (`_kept`).
         if table_batches and table_batches[0][0] is ids:
             return table_batches[0][2]
-        # A short batch is identified by the bytes of all ids. Of a long batch these are a sample: if it
-        # matches, all ids are compared.
+        # A short batch is identified by the bytes of all its ids. For a long batch the bytes are a sample; if
+        # the sample matches, all ids are compared.
         compared_bytes = ids.tobytes() if len(ids) <= _SHORT else ids[::_SAMPLE].tobytes()
         batch = _among(table_batches, ids, compared_bytes)
         if batch is None:

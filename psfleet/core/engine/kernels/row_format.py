@@ -1,8 +1,8 @@
-"""Row layouts: where weights and optimizer slots lie in a stored row, and at which precision.
+"""Row layouts: positions and formats of weights and optimizer slots in a stored row.
 
 A row consists of columns: the weights, then each slot. Each column begins at a word of 4 bytes. A row is
 either plain, with every value in float32, or packed, with its weights in bfloat16. Rows of 5 weights with two
-slots, in words:
+slots m and v, in words:
 
     plain     | w w w w w | m m m m m | v v v v v |                  15 words
     packed    | ww ww w.  | scale mmmm m... | vv vv v. |              9 words: m in int8, v in bfloat16
@@ -12,9 +12,9 @@ applies the rule there, and narrows the result into the stored row (decision 4):
 
     stored row  -- widen -->  float32 [width]  -- the rule -->  float32 [width]  -- narrow -->  stored row
 
-The texts in this module are the steps for one column in each format; `row_parts` puts them into the templates
-of sources/. row_rounding.py has the arithmetic of rounding, and number_formats.py packs and unpacks rows
-outside push and pull.
+The texts in this module are these steps for one column in each format; `row_parts` inserts them into the
+templates of sources/. row_rounding.py has the arithmetic of rounding, and number_formats.py packs and unpacks
+rows outside push and pull.
 """
 
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ from psfleet.core.engine.schema.table import RowPrecision
 _FORMATS: tuple[SlotFormat, ...] = ("float32", "bfloat16", "int8")  # the larger formats first
 
 # The texts below share a module with the functions of a user's rule. They may only use names that no rule
-# function can have: those that `_KERNELS_OWN` of psfleet.core.engine.rules.rule refuses.
+# function can have, which are those that `_KERNELS_OWN` of psfleet.core.engine.rules.rule refuses.
 #
-# In braces are the number of the column's values (`count`), its position in the row as float32 (`place`), the
-# position of its values in the stored row in units of 4, 2 and 1 bytes (`word`, `half`, `byte`), and the
+# Braces contain the number of the column's values (`count`), its position in the row as float32 (`place`),
+# the position of its values in the stored row in units of 4, 2 and 1 bytes (`word`, `half`, `byte`), and the
 # initial value (`first`). `row` is the address of the stored row, `wide` that of the same row in float32.
 _HEAD = """
 from numba import uint32
@@ -40,13 +40,15 @@ from psfleet.core.engine.kernels import row_rounding as row_bits
 from psfleet.core.engine.kernels.intrinsics import (load_packed_i8, load_packed_u16,
     load_packed_u32, load_wide, store_packed_i8, store_packed_u16, store_packed_u32, store_wide)
 """
-# Weights of a new packed row. `fill` computes them in float32 as for a plain row; bfloat16 takes the nearest.
+# Weights of a new packed row. `fill` computes them in float32 as for a plain row, and each is rounded to the
+# nearest bfloat16.
 _FIRST_ROW = """\
 fill(d, wide, hash_, DIM, kind, low, span, stream)
 for k in range(DIM):
     store_packed_u16(row, k, np.uint16(row_bits.nearest(load_wide(wide, k))))
 """
-# State of a new packed row, by format of the column. All values are equal, so the scale comes from one.
+# State of a new packed row, by format of the column. All values of a column are equal, so its scale is that
+# of one value.
 _FIRST_STATE = {
     "float32": """\
 for k in range({count}):
@@ -74,7 +76,7 @@ for k in range({count}):
     store_wide(wide, {place} + k, row_bits.bits_of(float32(load_packed_i8(row, {byte} + k)) * scale))""",
 }
 # From float32 back to a column of the stored row, rounded at random (row_rounding.py). `most` is the largest
-# magnitude of the column, as bits: the bits of positive float32 are in the order of the numbers.
+# magnitude of the column, as bits, because the bits of positive float32 are ordered as the numbers are.
 _NARROW = {
     "float32": """\
 for k in range({count}):
@@ -93,8 +95,8 @@ for k in range({count}):
     code = row_bits.code_of(load_wide(wide, {place} + k), scale, row_bits.noise(base, {place} + k))
     store_packed_i8(row, {byte} + k, code)""",
 }
-# Parts of pull.txt: to = the first values of a row that the table lacks, or the weights of a stored row. The
-# indentation is that of the template.
+# Parts of pull.txt that write weights to the address `to`: the initial values of a row that the table lacks,
+# or the weights of a stored row. The indentation is that of the template.
 _PLAIN_WEIGHTS = {
     "weight_bytes": "DIM * 4",
     "first_weights": "fill(d, to, load_u64(ring, j % RING), DIM, kind, low, span, stream)",
@@ -116,7 +118,7 @@ for k in range(DIM):
 
 @dataclass(frozen=True)
 class RowColumn:
-    """The weights of a row, or one slot of its state.
+    """Part of a row: the weights, or one slot of the optimizer's state.
 
     Attributes:
         format: Format of the values. A column in int8 begins with a word for the scale, a float32.
@@ -137,16 +139,16 @@ class RowColumn:
 
 
 class RowFormat:
-    """Format of the rows of one table, without the scores that follow the state of each row.
+    """Layout of the rows of one table, without the scores that follow the state of each row.
 
-    A column has a smaller format only if it takes fewer words in it. A single weight takes one word in
-    float32 and in bfloat16, so a table of width 1 stays in float32. So either all columns are float32, or
-    the weights are bfloat16.
+    A column has a smaller format only if that takes fewer words. A single weight takes one word in float32
+    and in bfloat16, so a table of width 1 stays in float32. So either all columns are float32, or the weights
+    are bfloat16. The head of this module draws an example.
 
     Args:
-        rule: Rule of the table. Its slots say how small a format they tolerate (`Slot.smallest`).
+        rule: Rule of the table. Its slots declare the smallest format that they tolerate (`Slot.smallest`).
         dim: Number of weights of a row.
-        precision: Precision that the table asks for: that of the weights, or "weights/state".
+        precision: Precision that the table requests: that of the weights, or "weights/state".
 
     Attributes:
         columns: Column of the weights, then the columns of the slots.
@@ -176,7 +178,7 @@ class RowFormat:
 
 
 def _columns(limits: list[tuple[int, str]]) -> Iterator[RowColumn]:
-    """Lay out columns one after the other, given the number of values and the smallest format of each."""
+    """Lay out columns one behind the other, given the number of values and the smallest format of each."""
     position = word = 0
     for count, smallest_allowed in limits:
         allowed = _FORMATS[: _FORMATS.index(smallest_allowed) + 1]
@@ -193,17 +195,17 @@ def _words(form: SlotFormat, count: int) -> int:
 
 
 def weight_parts(is_plain: bool) -> dict[str, str]:
-    """Return the parts to fill into `pull.txt`, for plain or for packed rows."""
+    """Return the parts to insert into `pull.txt`, for plain or for packed rows."""
     return _PLAIN_WEIGHTS if is_plain else _PACKED_WEIGHTS
 
 
 def row_parts(text: RuleSource, rule: Rule, form: RowFormat) -> dict[str, str]:
-    """Return the parts to fill into `rows_head.txt`, `push.txt` and `rest*.txt`.
+    """Return the parts to insert into `rows_head.txt`, `push.txt` and `rest*.txt`.
 
     Args:
         text: Generator of the rule's text.
         rule: Rule of the rows.
-        form: Format of the rows, which decides whether the rule works on a row in place or on its copy.
+        form: Layout of the rows. It decides whether the rule updates a row in place or a float32 copy.
     """
     return _plain_parts(text) if form.plain else _packed_parts(rule, form)
 

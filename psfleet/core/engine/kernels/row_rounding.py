@@ -1,11 +1,15 @@
-"""Rounding of the values of packed rows to 16 and 8 bits, as code that kernels call.
+"""Stochastic rounding of row values to 16 and 8 bits, as code that kernels call.
 
-A value between two that the format can hold becomes one of these, drawn at random so that it is right on
-average (stochastic rounding, Gupta and others, 2015). Rounding to the nearest would lose updates that are
-smaller than half a step. The random bits are a hash of table, id, step and position, so a server, a replay of
-its log and a standby draw the same. A value that the format can hold stays as it is.
+A value between two that the format can represent is rounded up or down at random, so that it is right on
+average (Gupta and others, 2015):
 
-cuda_arithmetic.py has the functions for 16 bits on devices.
+    down <= value < up        P(up) = (value - down) / (up - down)
+
+Rounding to the nearest would lose every update smaller than half a step. The random bits are a hash of table,
+id, step and position, so a server, a replay of its log and its standby round the same way. A value that the
+format can represent is not changed.
+
+cuda_arithmetic.py uses the functions for 16 bits on a GPU.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
@@ -34,16 +38,16 @@ def bits_of(value):
 
 @helper
 def random_base(hash_, stream, step):
-    """Return the seed for `noise` in one row at one step.
+    """Return the seed that `noise` takes for the values of one row at one step.
 
-    hash_: hash of the row's id. stream: stream of its table.
+    hash_: hash of the row's id. stream: random seed of its table.
     """
     return _W(mix(hash_ ^ mix(stream + uint64(step) * uint64(GOLDEN))))
 
 
 @helper
 def noise(base, place):
-    """Return 32 random bits for the value at position `place` of a row (Wellons' lowbias32, 2018)."""
+    """Return 32 random bits for the value at position `place` of a row (lowbias32, Wellons, 2018)."""
     x = _W(base + _W(place) * _W(0x9E3779B9))
     x = _W((x ^ (x >> _W(16))) * _W(0x7FEB352D))
     x = _W((x ^ (x >> _W(15))) * _W(0x846CA68B))
@@ -61,10 +65,14 @@ def nearest(x):
 
 @helper
 def drawn(x, random):
-    """Return one of the two bfloat16 next to the float32 with bits x. No finite value becomes infinite."""
-    # The lower 16 bits are the fraction of a step. To add 16 random bits carries with just this probability.
-    # A carry that would reach infinity is not taken; a NaN gets the quiet bit, so that it does not become
-    # infinity.
+    """Round the float32 with bits x up or down to bfloat16, by 16 bits of `random`.
+
+    No finite value becomes infinite.
+    """
+    #     x = [ bfloat16 below | fraction, 16 bits ]      fraction + 16 random bits carries upwards
+    #
+    # The probability of the carry is fraction / 2**16, as wanted. A carry that would give infinity is not
+    # taken. A NaN gets the quiet bit, so that it does not become infinity when its lower bits are lost.
     magnitude = x & _W(_MAGNITUDE)
     down = (x >> _W(16)) | (_W(0x40) if magnitude > _W(_INFINITE) else _W(0))
     up = _W(x + (random >> _W(16))) >> _W(16)
@@ -74,13 +82,14 @@ def drawn(x, random):
 
 @helper
 def scale_of(most):
-    """Return the step of an int8 column: the smallest power of two >= its largest magnitude / 127.
+    """Return the scale (one step) of an int8 column.
 
-    most: Bits of that magnitude.
+    It is the smallest power of two that is at least the column's largest magnitude / 127. Multiples of a
+    power of two are exact, so a column that is read and stored again keeps its values. A column whose
+    magnitudes are below 2^-120 becomes zeros. A column with an infinity or NaN becomes NaN as a whole, so
+    that the fault is not hidden.
 
-    Multiples of a power of two are exact, so a column that is read and stored again keeps its values. A
-    column whose magnitudes are below 2^-120 becomes zeros. A column with an infinity or NaN becomes NaN as a
-    whole, so that the fault is not hidden.
+    most: Bits of the largest magnitude, as a float32.
     """
     exponent = (most + _W(0x1FFFF)) >> _W(23)  # one more where the fraction exceeds 127/64
     bits = (exponent - _W(6)) << _W(23) if exponent > _W(6) else _W(0)
@@ -89,10 +98,14 @@ def scale_of(most):
 
 @helper
 def code_of(x, scale, random):
-    """Return the float32 with bits x in steps of `scale`, -127 to 127, rounded by 16 bits of `random`."""
-    # The scale is a power of two, so its inverse is exact: the exponent is 254 minus its own.
+    """Return the int8 code of the float32 with bits x, its rounded number of steps of `scale`.
+
+    random: bits that decide the rounding; 16 of them are used.
+    """
+    # code = floor(x / scale + u), u in [0, 1). The scale is a power of two, so its inverse is exact: the
+    # exponent of the inverse is 254 minus that of the scale.
     inverse = float_of(_W(_W(254 << 23) - bits_of(scale)))
-    # Exact beside a whole number up to 127.
+    # u has 16 bits, so that adding it to a whole number up to 127 is exact.
     part = float32(random >> _W(16)) * float32(2.0**-16)
     steps = float_of(x) * inverse + part if scale > float32(0) else float32(0)
     return int8(np.floor(steps))

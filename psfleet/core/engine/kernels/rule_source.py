@@ -1,8 +1,8 @@
-"""Code generator for the optimizer's part of a kernel: `apply`, which updates the weights of one unit.
+"""Generator of `apply`, the part of an update kernel that applies an optimizer's rule to one unit of weights.
 
-`RuleSource` turns a rule's scalar functions into Python text, which generate.py puts into the templates of
-`sources/`. Open this file to see what numba compiles for a rule. For SGD on rows of 4 weights with l2, the
-text of `apply` is::
+`RuleSource` turns a rule's scalar functions into Python text, which generate.py inserts into the templates of
+`sources/`. Open this file to see the code that numba compiles for a rule. For SGD on rows of 4 weights with
+l2, the text of `apply` is::
 
     @helper
     def apply(n, gradient, lanes, p, turn, h):
@@ -14,9 +14,10 @@ text of `apply` is::
             w, = sgd(w, g, h)
             store_f32(p, i, w)
 
-A rule with sums over the unit (Lamb's norms, say) also has `combined`, which `apply` calls first. It runs
-`measure` on each weight, adds up the results in one fixed order, and returns what `combine` makes of the
-sums; `apply` appends that to h.
+A unit is the weights that share sums and state values (`Rule.unit`): a row, for example. A rule with sums
+over the unit (Lamb's norms, say) also has a function `combined`, which `apply` calls first. `combined` runs
+the rule's `measure` on each weight, adds up the results in one fixed order, and passes the sums to the rule's
+`combine`. `apply` appends the result to h.
 
 Names in the generated text::
 
@@ -28,8 +29,8 @@ Names in the generated text::
     lanes               address of scratch memory for the sums (`scratch_for`)
     turn                number of the slot whose turn it is (`Rule.turns`)
 
-rule_twin.py computes the same in NumPy, and cuda_text.py generates the same for a GPU. All three give the
-same bits (except math.pow on a GPU), so the order of operations can only change in all three together.
+rule_twin.py computes the same in NumPy, and cuda_text.py generates the same for a GPU. All three give
+bit-identical results (except math.pow on a GPU), so change the order of operations in all three or in none.
 """
 
 import inspect
@@ -48,11 +49,11 @@ from psfleet.core.engine.schema.table import DecaySpec
 #   chunk 0: value i is added to lane i % LANES, in float32        lane   0  1  2  3 ... 63
 #                                                                  value  0  1  2  3 ... 63
 #                                                                        64 65 66 67 ... 127, and so on
-#            lanes are folded in halves: 0 += 32, 1 += 33, ...; then 0 += 16, ...; down to lane 0
-#   total:   lane 0 of chunk 0, of chunk 1, ... added in order, in float64
+#            then lanes are added in halves: 0 += 32, 1 += 33, ...; 0 += 16, ...; until lane 0 has the sum
+#   total:   lane 0 of chunk 0, of chunk 1, ... added in this order, in float64
 #
-# 64 lanes of two sums fit the registers of AVX-512. With 256 lanes, which had to lie in memory, row-wise
-# Adagrad took 3.5 times as long for rows of 64 (decision 1).
+# 64 lanes of two sums fit the registers of AVX-512. With 256 lanes, which did not fit into registers,
+# row-wise Adagrad took 3.5 times as long for rows of 64 (decision 1).
 CHUNK = 4096
 LANES = 64
 
@@ -75,13 +76,13 @@ ZERO = np.float32(0)
 def scalars_of(
     rule: Rule, decay: DecaySpec, learning_rate: float, step: int, resting: bool = False
 ) -> NDArray[np.float32]:
-    """Compute the numbers h of one batch, float32 [numbers]: those of the rule, then l2 and l1.
+    """Compute the numbers h of one batch, float32: those of the rule (such as its rate), then l2 and l1.
 
     Args:
         rule: Rule of the table.
-        decay: Regularization of the table. An l2 or l1 of 0 has no number.
-        learning_rate: Rate of this push, already scaled for the parameter.
-        step: Number of updates that the table has had, this one included; the first is 1.
+        decay: Regularization of the table. An l2 or l1 of 0 is left out.
+        learning_rate: Learning rate of this push, already scaled for the parameter.
+        step: Number of updates that the table has had, including this one; the first update is 1.
         resting: True for the rows that the batch does not name, in a table that updates every row.
     """
     make = rule.resting_scalars if resting else rule.scalars
@@ -89,7 +90,7 @@ def scalars_of(
 
 
 def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...]:
-    """Append l2 and then l1 to a rule's numbers of a batch, each unless it is 0."""
+    """Append l2 and then l1 to a rule's numbers of a batch. A regularization of 0 is left out."""
     if decay.l2:
         numbers = *numbers, decay.l2
     if decay.l1:
@@ -98,12 +99,12 @@ def with_decay(numbers: tuple[float, ...], decay: DecaySpec) -> tuple[float, ...
 
 
 class RuleSource:
-    """Generator of the text of one rule, for a dense array or for rows, with or without regularization.
+    """Generator of the kernel text of one rule, for a dense array or for rows.
 
     Attributes:
-        pointers: Names of the arguments of `apply` for the weights and the state: "p", "p0", ... in dense
-            kernels, the addresses of the weights and of each slot; "p", "turn" in sparse kernels, the address
-            of the row and the number of the slot whose turn it is.
+        pointers: Names of the arguments of `apply` for the weights and the state. In dense kernels "p", "p0",
+            ..., the addresses of the weights and of each slot. In sparse kernels "p", "turn", the address of
+            the row and the number of the slot whose turn it is.
     """
 
     def __init__(self, rule: Rule, l1: bool, l2: bool, dim: int = 0, width: int = 0) -> None:
@@ -111,17 +112,17 @@ class RuleSource:
 
         Args:
             rule: Rule whose functions are inlined.
-            l1, l2: True if these regularizations are added to the gradient.
+            l1, l2: True if this regularization is added to the gradient.
             dim: Number of weights of a row of the sparse table, or 0 for dense arrays.
-            width: Number of weights of a unit of a dense array as a constant for the compiler, or 0 if it is
-                the argument n of each call.
+            width: Number of weights of a unit of a dense array as a constant for the compiler, or 0 if each
+                call passes it as n.
         """
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._constant = dim or width
         self._count = str(self._constant or "n")
         self._numbers = len(rule.scalars(0.1, 1))
         self._function = rule.scalar().__name__
-        # A push sees only one of the slots that take turns, so `apply` has a single slot for the group.
+        # A push uses only one of the slots that take turns, so `apply` has a single slot for this group.
         slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
         self._per_unit = [slot.per_unit for slot in slots]
         self._advances = rule.advance() is not None
@@ -135,8 +136,8 @@ class RuleSource:
     def unit_pointers(self) -> list[str]:
         """Return expressions for the addresses of a unit's weights and slots in dense arrays.
 
-        dense.txt sets the names in them: `unit`, the unit's number, and `at`, the offset of its weights in
-        bytes. A slot with one value for the unit lies 4 bytes behind that of the unit before.
+        dense.txt sets the names in the expressions: `unit`, the unit's number, and `at`, the offset of its
+        weights in bytes. A slot with one value for each unit has 4 bytes for each unit.
         """
         steps = ["unit * 4" if single else "at" for single in self._per_unit]
         return [
@@ -144,10 +145,10 @@ class RuleSource:
         ]
 
     def _place(self, slot: int, index: str) -> str:
-        """Return the arguments of a load or store of a slot: its address, and the position in float32.
+        """Return the address and index of a slot's value, the arguments of `load_f32` and `store_f32`.
 
-        A row is one address, p, with the weights first and then each slot in turn. All positions are offsets
-        from p, so the compiler sees that they do not overlap.
+        In a row the weights come first and then each slot in turn. All values of a row are offsets from the
+        one address p, so the compiler sees that they do not overlap.
 
         Args:
             slot: Number of the slot.
@@ -206,8 +207,9 @@ class RuleSource:
     def _load_single(self) -> str:
         """Return statements that load the slots that the unit shares, before the loop over its weights.
 
-        Each weight gets the value u of before the update. t is stored behind the loop, with what the last
-        weight made of it; rules compute the same for each weight. A unit without weights stores u again.
+        The update of each weight reads the old value u and writes the new value t. All weights of a unit
+        compute the same t, so storing the last one behind the loop is enough. For a unit without weights, t
+        is u.
         """
         return "".join(
             f"    u{i} = t{i} = load_f32({self._place(i, '0')})\n"
@@ -255,7 +257,10 @@ class RuleSource:
         )
 
     def _advance(self) -> str:
-        """Return statements that update the slots of weight i and set g to the direction."""
+        """Return statements that call the rule's `advance` and `direction`, or "" if the rule has neither.
+
+        `advance` updates the slots of weight i, and `direction` computes the new g from them.
+        """
         advance = self._rule.advance()
         if advance is None:
             return ""
@@ -266,8 +271,9 @@ class RuleSource:
     def _combined(self) -> str:
         """Return the text of `combined`, which sums over the unit and calls the rule's `combine`.
 
-        The order is that of CHUNK and LANES. The inner loop over LANES has a constant length, so that lanes
-        stay in vector registers; the values behind the last whole group of LANES have a loop of their own.
+        The order of additions is drawn at CHUNK and LANES. The inner loop over LANES has a constant length,
+        so that lanes stay in vector registers. The values behind the last complete group of LANES have a loop
+        of their own.
         """
         measure, combine = self._rule.measure(), self._rule.combine()
         assert measure is not None
@@ -310,7 +316,7 @@ def combined(n, gradient, lanes, {", ".join(self.pointers)}, h):
 
 
 def _power(count: int) -> int:
-    """Return the smallest power of two that is at least `count`: lanes of a unit with that many weights."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
@@ -334,10 +340,10 @@ def sum_count(rule: Rule) -> int:
 
 
 def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> int:
-    """Count the results of a rule's function by calling it with ones.
+    """Return the number of results of a rule's function, found by calling it with ones.
 
     Args:
         function: Function of the rule.
-        arguments: Number of its arguments, h included.
+        arguments: Number of its arguments, including h.
     """
     return len(function(*[1.0] * (arguments - 1), [1.0] * 64))

@@ -1,8 +1,8 @@
-"""Reference implementation of a rule's update in NumPy, which each compiled kernel must equal bit for bit.
+"""Reference implementation of a rule's update in NumPy. Compiled kernels must be bit-identical to it.
 
-Slow and simple on purpose: it calls the rule's own functions on one weight after the other, with NumPy's
-float32. Tests compare the kernels of the CPU with it, and nothing that trains uses it. On a GPU simulator,
-kernels borrow its FLOAT32_MATH (device/cuda_arithmetic.py).
+It is slow and simple on purpose: it calls the rule's own functions on one weight after the other, in float32.
+Tests compare the kernels of the CPU with it; training does not use it. In the simulator of a GPU, kernels use
+its FLOAT32_MATH (device/cuda_arithmetic.py).
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from psfleet.core.engine.schema.table import DecaySpec
 
 Floats = NDArray[np.float32]
 
-# The compiled kernels call the C library's power function; that of NumPy differs in the last bit.
+# The compiled kernels call the C library's pow, whose last bit may differ from NumPy's.
 _powf = ctypes.CDLL(None).powf
 _powf.restype, _powf.argtypes = ctypes.c_float, [ctypes.c_float, ctypes.c_float]
 
 FLOAT32_MATH = SimpleNamespace(
     sqrt=np.sqrt, copysign=np.copysign, pow=lambda x, y: np.float32(_powf(float(x), float(y)))
 )
-"""Functions that rules call as `math`, computed in float32. Python's module computes in float64."""
+"""Functions that rules call as `math`, computed in float32. Python's own module computes in float64."""
 
 _NAMES: dict[str, Any] = {
     "math": FLOAT32_MATH,
@@ -51,12 +51,12 @@ def twin_push(
     Args:
         rule: Rule to apply.
         decay: Regularization that is added to the gradient.
-        learning_rate: Rate of this push, already scaled for the parameter.
+        learning_rate: Learning rate of this push, already scaled for the parameter.
         step: Number of this update, from 1.
         values: Weights, then each slot of the state, float32 [n] each. A slot that a unit shares has its
             value once for each weight of the unit.
         gradient: Gradient of each weight, float32 [n].
-        width: Number of weights of a unit. Sums go over that many weights in rules that have sums.
+        width: Number of weights of a unit (`Rule.unit`), over which a rule with sums adds up.
         resting: True if the weights are of rows that the step does not name.
     """
     scalars = scalars_of(rule, decay, learning_rate, step, resting)
@@ -70,7 +70,7 @@ def twin_push(
 
 
 def _in_turn(rule: Rule, step: int, values: list[Floats]) -> list[Floats]:
-    """Return the values that the step's update sees: all, or one of the slots that take turns."""
+    """Return the weights and the slots that this step updates: all slots, or one of those that take turns."""
     if not rule.turns:
         return values
     fixed = len(values) - rule.turns
@@ -108,7 +108,7 @@ def _update(rule: Rule, values: list[Floats], gradient: Floats, h: tuple[Any, ..
 def _columns(
     function: Callable[..., Any], columns: list[Floats], h: tuple[Any, ...]
 ) -> list[Floats]:
-    """Call the function with the weight's value of each column and h, for each weight.
+    """Call a function of the rule for each weight, with the weight's value of each column and h.
 
     Returns:
         An array for each of the function's results, float32 [weights].
@@ -119,7 +119,7 @@ def _columns(
 
 
 def _sum(terms: Floats) -> np.float32:
-    """Return the sum in the order that all kernels use (CHUNK and LANES of rule_source.py)."""
+    """Return the sum of the terms, in the order that all kernels use (CHUNK and LANES of rule_source.py)."""
     total = np.float64(0)
     for start in range(0, len(terms), CHUNK):
         chunk = terms[start : start + CHUNK]

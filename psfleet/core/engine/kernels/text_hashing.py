@@ -1,8 +1,8 @@
-"""Hashes texts to numbers of 64 bits, many in one call of a kernel. Ids of hashed features are made of them.
+"""Hashes texts to numbers of 64 bits, many in one call of a kernel. They are the ids of hashed features.
 
-Trained models find their rows by these numbers, so the numbers can never change. The reference is hashlib's
-BLAKE2b (tests/kernels/test_text_hashing.py), which takes five times as long for short texts. The kernel is
-sources/text_numbers.py.
+Trained models find their rows by these numbers, so a text's number must never change. The reference is
+hashlib's BLAKE2b (tests/kernels/test_text_hashing.py), which takes five times as long for short texts. The
+kernel is sources/text_numbers.py.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.initial_values import address_of
 
-# Entries of the kernel's table of texts seen before: 128 kB, which fits into a second-level cache.
+# Entries of the kernel's table of texts that it has hashed already: 128 kB, which fits into a second-level
+# cache.
 _SLOTS = 1 << 13
 _BLOCK = 16  # words of 64 bits of a block of BLAKE2b
-# Behind the last text: the kernel reads the end of a text as a whole word.
+# Zeros behind the last text, because the kernel reads the end of a text as a whole word.
 _SPARE = bytes(8)
 
 
@@ -24,8 +25,8 @@ def text_numbers(texts: Sequence[str]) -> NDArray[np.uint64]:
     """Return a number for each text, uint64 [n].
 
     A text that is a whole number of 64 bits in its usual form, such as "15" or "-3", gives that number modulo
-    2**64. Other texts, "015" and "+3" among them, give the BLAKE2b of their UTF-8 with a digest of 8 bytes,
-    the lowest byte first.
+    2**64. Every other text, such as "red", "015" or "+3", gives the BLAKE2b hash of its UTF-8 with a digest
+    of 8 bytes, the lowest byte first.
 
     Raises:
         TypeError: A value is not a str.
@@ -34,13 +35,13 @@ def text_numbers(texts: Sequence[str]) -> NDArray[np.uint64]:
     joined = "".join(texts)
     utf8 = joined.encode()
     # The kernel needs the length of each text in bytes. If all characters are ASCII, as is usual, that is the
-    # length of the text. Only otherwise each text has to be encoded by itself.
+    # length of the str. Otherwise each text has to be encoded by itself.
     parts = texts if len(utf8) == len(joined) else [text.encode() for text in texts]
     return _numbers(utf8, parts)
 
 
 def utf8_numbers(texts: Sequence[bytes]) -> NDArray[np.uint64]:
-    """Return a number for each text as `text_numbers` does, from the bytes of its UTF-8."""
+    """Return a number for each text as `text_numbers` does, from texts that are UTF-8 already."""
     return _numbers(b"".join(texts), texts)
 
 

@@ -2,10 +2,10 @@
 
 Read rule.py first, then momentum.py, which has the shortest rules.
 
-    rule.py                                              base class of rules; what a rule declares
+    rule.py                                              base class of rules; declarations of a rule
     momentum.py, adagrad.py, adam.py, adam_catch_up.py,
     rmsprop.py, layer_wise.py                            the rules
-    eviction_policy.py                                   which rows of a full table are removed
+    eviction_policy.py                                   choice of the rows that a full table removes
     named_definition.py, finding_rules.py                registry of rules and policies, look-up by name
     rule_digest.py                                       notices that a user's rule has changed
 

@@ -1,15 +1,15 @@
 """Adagrad and its relatives, which sum up squared gradients, and proximal rules, for sparse weights.
 
-- Adagrad (Duchi, Hazan and Singer, 2011), epsilon outside the root as in the reference.
-- DecayedAdagrad: Adagrad with a running mean in place of the sum, so that it forgets old gradients.
+- Adagrad (Duchi, Hazan and Singer, 2011), epsilon outside the root as in the reference, Paddle.
+- DecayedAdagrad: Adagrad with a running mean instead of the sum, so that it forgets old gradients.
 - RowWiseAdagrad: Adagrad with one sum for each row, which needs hardly more memory than the weights alone.
 - Adadelta (Zeiler, 2012); the learning rate scales the update, as in the reference.
 
 Proximal rules make small weights exactly 0:
 
-- Follow the regularized leader, proximal (McMahan et al., 2013), as the reference computes it.
-- Proximal gradient descent: soft thresholding after each step (Duchi and Singer, 2009).
-- Proximal Adagrad: soft thresholding after each step of Adagrad (Duchi and Singer, 2009).
+- Ftrl: follow the regularized leader, proximal (McMahan et al., 2013), as the reference computes it.
+- ProximalGD: gradient descent with soft thresholding after each step (Duchi and Singer, 2009).
+- ProximalAdagrad: Adagrad with soft thresholding after each step (Duchi and Singer, 2009).
 """
 
 import math
@@ -21,7 +21,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.validation.annotations import NonNegative, Range
 from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot, TorchSpec
 
-# The reference adds this to l1 and l2. Without it a weight that has had no gradient would be 0 / 0.
+# The reference adds this to l1 and l2. Without it, a weight that has had no gradient would become 0 / 0.
 _TINY = 1e-10
 
 
@@ -33,7 +33,7 @@ def adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]  # inlined into ke
 
 @dataclass(frozen=True)
 class Adagrad(Rule):
-    """Adagrad: each weight's rate falls with the sum s of its squared gradients.
+    """Adagrad: the learning rate of each weight falls with the sum s of its squared gradients.
 
     s += g^2; w -= lr * g / (sqrt(s) + epsilon).
     """
@@ -76,7 +76,7 @@ def decayed_adagrad(w, g, moment, h):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class DecayedAdagrad(Rule):
-    """Adagrad with a running mean of the squared gradients in place of their sum.
+    """Adagrad with a running mean s of the squared gradients instead of their sum.
 
     s = decay * s + (1 - decay) * g^2; w -= lr * g / (sqrt(s) + epsilon).
     """
@@ -116,7 +116,7 @@ class RowWiseAdagrad(Rule):
 
     s += mean of g^2 over the row; w -= lr * g / (sqrt(s) + epsilon).
 
-    The rows of a dense array are its slices along the first axis; those of a vector are its elements.
+    A row of a dense array is a slice along the first axis. In a vector each element is a row.
     """
 
     epsilon: NonNegative = 1e-6
@@ -181,8 +181,8 @@ class Adadelta(Rule):
         return (learning_rate, self.rho, 1 - self.rho, self.epsilon)
 
 
-# h: learning rate, l1, 2 * l2 * lr, 0, -lr_power, 1 / lr. `total` is m of `Ftrl`. `size` and copysign compute
-# the soft thresholding of z: lr * sign(-z) * max(|z| - l1, 0).
+# h: learning rate, l1, 2 * l2 * lr, 0, -lr_power, 1 / lr. `total` is m in the formula of `Ftrl`. `size` and
+# copysign compute the soft thresholding of z: lr * sign(-z) * max(|z| - l1, 0).
 def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     total = squared + g * g
     root = math.sqrt(total)
@@ -191,7 +191,7 @@ def ftrl(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined i
     return math.copysign(size, -linear) / (root + h[2]), total, linear
 
 
-# The same for any lr_power. `ftrl` is the case of -0.5, whose power is a square root.
+# `ftrl` for any lr_power. The default of -0.5 has its own function, because that power is a square root.
 def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inlined as text
     total = squared + g * g
     root = math.pow(total, h[4])
@@ -202,14 +202,14 @@ def ftrl_power(w, g, squared, linear, h):  # type: ignore[no-untyped-def]  # inl
 
 @dataclass(frozen=True)
 class Ftrl(Rule):
-    """FTRL-Proximal: Adagrad's rates with l1 and l2, where l1 makes weights exactly 0.
+    """FTRL-Proximal: the learning rates of Adagrad with l1 and l2, where l1 makes weights exactly 0.
 
     m = n + g^2; z += g - (m^-p - n^-p) / lr * w; w = (l1 * sign(z) - z) / (m^-p / lr + 2 * l2); n = m.
 
     p is `lr_power`, n the slot `squared` and z the slot `linear`. w is 0 where |z| <= l1. The kernel computes
-    lr * (l1 * sign(z) - z) / (m^-p + 2 * l2 * lr), which takes one division in place of three.
+    lr * (l1 * sign(z) - z) / (m^-p + 2 * l2 * lr), which needs one division instead of three.
 
-    Rows of a sparse parameter that have no gradient stay as they are. In a dense parameter, an update sets a
+    A row of a sparse parameter that has no gradient does not change. In a dense parameter, an update sets a
     weight that has never had a gradient to 0.
     """
 
@@ -274,8 +274,8 @@ class ProximalAdagrad(Rule):
 
     s += g^2; q = w - lr * g / sqrt(s); w = sign(q) * max(|q| - lr * l1, 0) / (1 + lr * l2).
 
-    A weight whose gradients were all 0 has the quotient 0 / 0, which counts as 0 here. The reference's
-    operator makes such a weight NaN.
+    If all gradients of a weight were 0, g / sqrt(s) is 0 / 0, which is replaced by 0. The operator of the
+    reference (Paddle) makes such a weight NaN.
     """
 
     l1: NonNegative = 0.0

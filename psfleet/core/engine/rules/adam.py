@@ -3,16 +3,18 @@
 - Adam (Kingma and Ba, 2015, algorithm 1).
 - AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 - AMSGrad (Reddi, Kale and Kumar, 2018): Adam whose second moment never shrinks.
-- Adamax (Kingma and Ba, 2015, algorithm 2), epsilon inside the maximum as in the reference.
+- Adamax (Kingma and Ba, 2015, algorithm 2), epsilon inside the maximum as in the reference, Paddle.
 - TorchSparseAdam: torch.optim.SparseAdam, where epsilon is not scaled by the bias correction.
 - NAdam (Dozat, 2016): Adam with Nesterov's momentum.
-- RAdam (Liu et al., 2020): Adam whose rate is reduced while the second moment is a mean of few steps.
+- RAdam (Liu et al., 2020): Adam whose learning rate is lower while the second moment is a mean of few steps.
 
-All have a running mean m of the gradients and v of their squares, which begin at 0. m^ and v^ are the means
-without the bias of that beginning: m^ = m / (1 - beta1^t), v^ = v / (1 - beta2^t), where t is the step.
+All have a running mean m of the gradients and v of their squares. Both start at 0, which biases them in the
+first steps. m^ and v^ are the means without this bias: m^ = m / (1 - beta1^t), v^ = v / (1 - beta2^t), where
+t is the step.
 
 In a step without a gradient for a row, the dense rule still lets the row's moments decay and moves its
-weights. Whether a sparse parameter does so too is the choice of `sparse_mode`; adam_catch_up.py is one way.
+weights. The argument `sparse_mode` decides whether sparse parameters do the same; adam_catch_up.py is one
+way.
 """
 
 import dataclasses
@@ -37,26 +39,26 @@ _ADAM = """Adam: w -= learning_rate * m^ / (sqrt(v^) + epsilon), with bias-corre
 
     Args:
         lazy_mode: True to leave rows of a sparse parameter unchanged in a step without a gradient for them:
-            their moments do not decay, and their weights do not move. Parameters with rows for any id are
+            their moments do not decay, and their weights do not move. Parameters that accept any id are
             lazy unless sparse_mode updates every row.
         amsgrad: True for the variant AMSGrad.
-        sparse_mode: Rule of sparse parameters, or None for the reference's operator for sparse gradients,
-            which is lazy if lazy_mode is True or if the parameter has rows for any id. Its bias corrections
-            are a step ahead of those of the dense rule, and in rows without a gradient it divides by
-            sqrt(v) + epsilon in place of sqrt(v) + epsilon * sqrt(1 - beta2^t).
+        sparse_mode: Rule for sparse parameters. None is the operator for sparse gradients of the reference
+            (Paddle). It is lazy if lazy_mode is True or if the parameter accepts any id. Its bias
+            corrections are a step ahead of those of the dense rule, and in rows without a gradient it divides
+            by sqrt(v) + epsilon instead of sqrt(v) + epsilon * sqrt(1 - beta2^t).
 
-            - "reference" is that operator, and always updates every row.
+            - "reference" is the same operator, but always updates every row.
             - "lazy" is the dense rule, and leaves rows without a gradient unchanged.
-            - "full" is the dense rule for every row, with the same bits.
-            - "catch-up" updates a row only in steps with a gradient for it, but first makes up for the steps
+            - "full" is the dense rule for every row, bit-identical to a dense parameter.
+            - "catch-up" updates a row only in steps with a gradient for it, and first makes up for the steps
               of "full" that the row has missed (psfleet.core.engine.rules.adam_catch_up bounds the error).
-              Until then, lookups return the row without them.
-        min_row_size_to_use_multithread: No effect. Accepted for scripts written for the reference.
+              Until then, lookups return the row without these steps.
+        min_row_size_to_use_multithread: No effect. Accepted for scripts written for Paddle.
     """
 
 
 # h: rate * s / (1 - beta1^t), beta1, 1 - beta1, beta2, 1 - beta2, epsilon * s, with s = sqrt(1 - beta2^t).
-# `Adam` explains why the bias corrections are in the rate and in epsilon.
+# `Adam` explains why the bias corrections are in the learning rate and in epsilon.
 def adam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[1] * m + h[2] * g
     v = h[3] * v + h[4] * (g * g)
@@ -93,16 +95,17 @@ class Adam(Rule):
 
     m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g^2.
 
-    The two corrections are folded into the rate and into epsilon, as in the paper's section 2:
-    m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + e) = s / (1 - b1^t) * m / (sqrt(v) + e * s) with
-    s = sqrt(1 - b2^t).
+    Both corrections are folded into the learning rate and into epsilon, as in section 2 of the paper. With
+    s = sqrt(1 - beta2^t):
+
+        m^ / (sqrt(v^) + epsilon) = s / (1 - beta1^t) * m / (sqrt(v) + epsilon * s)
 
     Attributes:
-        bias_correction_step: Number that is added to t in the corrections. The reference's operator for
-            sparse gradients behaves as if it were 1.
-        unscaled_rest: True to divide by sqrt(v) + e in place of sqrt(v) + e * s in rows without a gradient,
-            in a table that updates every row. The reference's operator for sparse gradients does so. The
-            moments are the same; the update differs if e is not small beside sqrt(v).
+        bias_correction_step: Number that is added to t in the corrections. The operator for sparse gradients
+            of the reference (Paddle) computes as if it were 1.
+        unscaled_rest: True to divide by sqrt(v) + epsilon instead of sqrt(v) + epsilon * s in rows without a
+            gradient, in a table that updates every row. The reference's operator for sparse gradients does
+            so. The moments are the same; the update differs unless epsilon is small compared with sqrt(v).
     """
 
     beta1: DecayRate = 0.9
@@ -209,7 +212,7 @@ def amsgrad(w, g, m, v, highest, h):  # type: ignore[no-untyped-def]  # inlined 
 
 @dataclass(frozen=True)
 class AMSGrad(Adam):
-    """Adam with the largest v so far in place of v; the bias of both moments is corrected."""
+    """Adam with the largest v so far instead of v; the bias of both moments is corrected."""
 
     name = "amsgrad"
     optimizer = OptimizerSpec(
@@ -246,7 +249,7 @@ def adamax(w, g, m, norm, h):  # type: ignore[no-untyped-def]  # inlined into ke
 
 @dataclass(frozen=True)
 class Adamax(Rule):
-    """Adam with a decaying maximum u of |g| in place of the root of v.
+    """Adam with a decaying maximum u of |g| instead of the root of v.
 
     u = max(|g|, beta2 * u + epsilon); w -= lr / (1 - beta1^t) * m / u.
     """
@@ -298,8 +301,11 @@ class TorchSparseAdam(Rule):
         return (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.epsilon)
 
 
-# h: rate * s * mu_(t+1) / (1 - mu_1 ... mu_(t+1)), rate * s * (1 - mu_t) / (1 - mu_1 ... mu_t), beta1, 1 -
-# beta1, beta2, 1 - beta2, epsilon * s, with s = sqrt(1 - beta2^t).
+# h, with s = sqrt(1 - beta2^t):
+#
+#   0    rate * s * mu_(t+1) / (1 - mu_1 ... mu_(t+1))
+#   1    rate * s * (1 - mu_t) / (1 - mu_1 ... mu_t)
+#   2-6  beta1, 1 - beta1, beta2, 1 - beta2, epsilon * s
 def nadam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[2] * m + h[3] * g
     v = h[4] * v + h[5] * (g * g)
@@ -308,7 +314,7 @@ def nadam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 
 @dataclass(frozen=True)
 class NAdam(Rule):
-    """Adam with Nesterov's momentum, which looks one step ahead in a schedule mu_t of momentums.
+    """Adam with Nesterov's momentum, where a schedule mu_t gives the momentum of each step.
 
     w -= lr * m' / (sqrt(v^) + epsilon);
     mu_t = beta1 * (1 - 0.96^(t * momentum_decay) / 2);
@@ -353,11 +359,14 @@ class NAdam(Rule):
         )
 
     def momentum(self, step: int) -> float:
-        """Return mu of a step."""
+        """Return mu, the momentum of a step."""
         return self.beta1 * (1 - 0.5 * math.pow(0.96, step * self.momentum_decay))
 
     def product(self, step: int) -> float:
-        """Return mu_1 * ... * mu_step, or 0 once 1 minus it is 1, which takes few steps."""
+        """Return mu_1 * ... * mu_step, or 0 if it is below 1e-20.
+
+        That takes few steps, and 1 - product is then 1 in float64.
+        """
         product = 1.0
         for earlier in range(1, step + 1):
             product *= self.momentum(earlier)
@@ -367,7 +376,7 @@ class NAdam(Rule):
 
 
 # h: factor on m / (sqrt(v) + epsilon), factor on m, beta1, 1 - beta1, beta2, 1 - beta2, epsilon. One of the
-# two factors is 0: the first one while the second moment is young, then the other.
+# two factors is 0: the first while v is a mean of few steps, and then the second.
 def radam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     m = h[2] * m + h[3] * g
     v = h[4] * v + h[5] * (g * g)
@@ -376,7 +385,7 @@ def radam(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernel
 
 @dataclass(frozen=True)
 class RAdam(Rule):
-    """Adam whose rate is rectified: while v is a mean of few steps, the update is momentum without v.
+    """Adam with a rectified learning rate: while v is a mean of few steps, the update is momentum without v.
 
     w -= lr * m^ while rho_t <= 5, and then w -= lr * r_t * m^ / (sqrt(v) + epsilon) * sqrt(1 - beta2^t);
     rho_t = rho - 2 t beta2^t / (1 - beta2^t), rho = 2 / (1 - beta2) - 1;

@@ -1,8 +1,8 @@
 """Adam for sparse rows that makes up for the steps that a row has missed (sparse_mode="catch-up").
 
-Dense Adam moves a weight also in steps without a gradient: its moments decay and it drifts on. To do that
-for every row of a large table in every step ("full") costs far more than the push itself. This rule updates
-only the rows of a push, and first repeats the steps that each row has missed since its last update:
+Dense Adam also moves a weight in steps without a gradient: its moments decay, and the weight drifts. Doing
+that for every row of a large table in every step ("full") costs far more than the push itself. This rule
+updates only the rows of a push, and first computes the steps that each row has missed since its last update:
 
     step               10          11          12          13
     row 7, full        gradient    drift       drift       gradient
@@ -18,23 +18,23 @@ from psfleet.core.base.validation.annotations import NonNegative
 from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.rule import DecayRate, Rule, Slot
 
-# A step has up to 64 bits, and a slot is a float32, which holds whole numbers up to 2**24 exactly. So the
-# step of a row's last update is kept as three digits of this base: top, high, low.
+# A step has up to 64 bits, but a slot is a float32, which represents whole numbers only up to 2**24 exactly.
+# So the step of a row's last update is stored as three digits of this base: top, high, low.
 _BASE = 2**24
 _ERROR = 1e-6  # the missed steps beyond `limit` may move a weight by this many learning rates
 
 
-# h: the six numbers of `adam`, epsilon, the digits of this step (7 to 9), _BASE, 1, limit, 0, then
-# 1 - beta1^t, 1 - beta2^t and the learning rate of this step. The slots behind v have one value for the row,
-# from its last update: the digits of the step, q1 = 1 - beta1^t, q2 = 1 - beta2^t, and the learning rate.
+# h: the six numbers of `adam`, epsilon, the digits of this step (7 to 9), _BASE, 1, limit, 0, then 1 -
+# beta1^t, 1 - beta2^t and the learning rate of this step. The slots behind v have one value for the row, from
+# its last update: the digits of the step, q1 = 1 - beta1^t, q2 = 1 - beta2^t, and the learning rate.
 #
-# `gap` is the number of missed steps. Each turn of the loop is a step of dense Adam with g = 0:
+# `gap` is the number of missed steps. Each pass of the loop is a step of dense Adam with g = 0:
 #
 #     m = beta1 * m             v = beta2 * v             the moments decay
-#     1 - beta1^(t+1) = beta1 * (1 - beta1^t) + 1 - beta1          q1 and q2 go on by a step, without a power
+#     1 - beta1^(t+1) = beta1 * (1 - beta1^t) + 1 - beta1          q1 and q2 advance a step, without a power
 #     w = w - rate * sqrt(q2) / q1 * m / (sqrt(v) + epsilon * sqrt(q2))
 #
-# Steps beyond `limit` move w by next to nothing, so only the moments decay, by a power.
+# Steps beyond `limit` hardly move w. For these steps only the moments decay, by a power.
 def adam_catch_up(w, g, m, v, top, high, low, q1, q2, rate, h):  # type: ignore[no-untyped-def]
     gap = ((h[7] - top) * h[10] + (h[8] - high)) * h[10] + (h[9] - low) - h[11]
     if gap > h[13]:  # the same for a whole row: without it no row would be vectorised
@@ -59,25 +59,25 @@ def adam_catch_up(w, g, m, v, top, high, low, q1, q2, rate, h):  # type: ignore[
 
 @dataclass(frozen=True)
 class AdamCatchUp(Rule):
-    """Adam that updates only the rows of a push, and moves them to where dense Adam would have them.
+    """Adam that updates only the rows of a push, and first makes up for the steps that a row has missed.
 
-    A row keeps the step of its last update. When it is updated again, the steps that it has missed are made
-    one by one with a gradient of 0, as the dense rule makes them: moments decay, and the weight drifts.
-    After the update the row is where dense Adam would have it, except for rounding and for the bound below.
-    Pulls, snapshots and `state_dict` only read: they return the row as its last update left it, which
-    differs from the dense rule's row by at most `drift` learning rates.
+    A row keeps the step of its last update. At its next update, the steps that it has missed are computed one
+    by one with a gradient of 0, as the dense rule computes them: moments decay, and the weight drifts. After
+    the update the row has the values that dense Adam would give it, except for rounding and the bound below.
+    Pulls, snapshots and `state_dict` only read: they return the row as of its last update, which differs from
+    the row of the dense rule by at most `drift` learning rates.
 
-    The drift of missed step j is at most rate * A * r^j / (1 - beta1), with r = beta1 / sqrt(beta2) and
-    A = (1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2)), which bounds |m| / sqrt(v) by Cauchy's
-    inequality; 1 / (1 - beta1) bounds the correction 1 / (1 - beta1^t), which is soon 1. So after `limit`
-    steps, which follow from the betas (195 for the defaults), the remaining drift is below 1e-6 of the
-    learning rate. The moments then decay by the remaining steps at once.
+    The drift of missed step j is at most rate * A * r^j / (1 - beta1), with r = beta1 / sqrt(beta2) and A =
+    (1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2)). A bounds |m| / sqrt(v) by Cauchy's inequality,
+    and 1 / (1 - beta1) bounds the correction 1 / (1 - beta1^t), which is soon 1. So after `limit` missed
+    steps, a number that follows from the betas (195 for the defaults), the remaining drift is below 1e-6 of
+    the learning rate. The moments then decay by the remaining steps at once.
 
-    The dense rule is that of the mode "full". The mode "reference" differs from it, because it leaves epsilon
-    unscaled in rows without a gradient; catching up does not imitate that.
+    The dense rule is that of sparse_mode="full". sparse_mode="reference" differs from it, because it leaves
+    epsilon unscaled in rows without a gradient, which this rule does not imitate.
 
-    The missed steps are made at the learning rate of the row's last update, and without regularization. Step
-    counters have 64 bits.
+    The missed steps use the learning rate of the row's last update and no regularization. Step counters have
+    64 bits.
     """
 
     beta1: DecayRate = 0.9
@@ -114,7 +114,7 @@ class AdamCatchUp(Rule):
 
     @property
     def limit(self) -> int:
-        """Largest number of missed steps that are made one by one."""
+        """Largest number of missed steps that are computed one by one."""
         if self.beta1 == 0:
             return 1
         r, amplitude = self._decline()
@@ -133,7 +133,7 @@ class AdamCatchUp(Rule):
         return amplitude * r / (1 - r)
 
     def _decline(self) -> tuple[float, float]:
-        """Return r and A of the bound in the docstring of the class."""
+        """Return r and A of the bound in the class's docstring."""
         r = self.beta1 / math.sqrt(self.beta2)
         return r, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - r * r))
 

@@ -1,4 +1,4 @@
-"""Eviction policies: which rows a table with a CapacityEntry removes when it is full.
+"""Eviction policies: the choice of the rows that a table with a CapacityEntry removes when it is full.
 
 A policy is one score function; the rows with the lowest scores are removed first. LRU, LFU and
 DecayedFrequency are built in. A user's policy is a subclass of `EvictionPolicy`::
@@ -40,9 +40,20 @@ _COUNTERS = ("age", "clicks", "frequency", "shows")
 class EvictionPolicy(NamedDefinition):
     """Base class of eviction policies: rows with the lowest scores are removed first.
 
-    A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. Scores are
-    compared as float32, and NaN is below every number. Among rows with equal scores, the row whose last push
-    is the longest ago is removed first; among equally old rows, the row whose id has the smallest hash.
+    A subclass is a frozen dataclass whose fields are the hyperparameters::
+
+        def clicked(clicks, shows):
+            return (clicks + 1) / (shows + 10)
+
+        @dataclass(frozen=True)
+        class ClickRate(EvictionPolicy):
+            name = "click_rate"
+
+            def score(self):
+                return clicked
+
+    Scores are compared as float32, and NaN is below every number. Of rows with equal scores, the row with the
+    oldest last push is removed first; of equally old rows, the row whose id has the smallest hash.
     """
 
     word: ClassVar[str] = "eviction policy"
@@ -51,16 +62,16 @@ class EvictionPolicy(NamedDefinition):
     def score(self) -> Callable[..., float] | None:
         """Return the score function, or None to remove the rows with the oldest push first.
 
-        The function is defined at the top of its module and returns a number. It takes as many of these
-        arguments as it needs, by name, in float64:
+        The function is defined at the top level of its module and returns a number. It takes any of these
+        arguments, by name, in float64:
 
             age: Number of updates of the table since the row's last push.
             frequency: Number of updates that have named the row, decayed by `frequency_half_life`. A policy
-                that takes it adds 4 bytes to each row.
+            that takes it adds 4 bytes to each row.
             shows, clicks: Scores of the row, in a table with a ShowClickEntry.
             h: Tuple made by `scalars`.
 
-        Its source text goes into a kernel: it may use its arguments, numbers, `abs`, `max`, `min`,
+        Its source is compiled into a kernel, so it may use only its arguments, numbers, `abs`, `max`, `min`,
         `math.sqrt`, `math.pow` and `math.copysign`.
         """
         raise NotImplementedError
@@ -71,7 +82,7 @@ class EvictionPolicy(NamedDefinition):
 
     @property
     def frequency_half_life(self) -> float:
-        """Number of the table's updates in which a frequency falls to a half, or 0 if it never falls."""
+        """Number of the table's updates after which a frequency has halved, or 0 if it never falls."""
         return 0.0
 
     @property
@@ -82,10 +93,10 @@ class EvictionPolicy(NamedDefinition):
 
 
 def check_policy(policy: EvictionPolicy) -> None:
-    """Refuse a policy whose score function cannot be compiled into kernels as it stands.
+    """Refuse a policy whose score function cannot be compiled into kernels.
 
     Raises:
-        RuleError: The function uses a name or a form that kernels do not know, or an unknown argument.
+        RuleError: The function uses a name, statement or argument that kernels do not support.
     """
     function = policy.score()
     if function is None:
@@ -107,13 +118,13 @@ def _wrong_argument(policy: EvictionPolicy) -> str:
 
 
 def frequency(frequency: float) -> float:
-    """Return the frequency as score: the score function of LFU and DecayedFrequency."""
+    """Return the frequency as the score: the score function of LFU and DecayedFrequency."""
     return frequency
 
 
 @dataclass(frozen=True)
 class LRU(EvictionPolicy):
-    """Least recently used: the rows whose last push is the longest ago are removed first."""
+    """Least recently used: the rows with the oldest last push are removed first."""
 
     name = "lru"
 

@@ -1,13 +1,13 @@
-"""Looks up rules and eviction policies by name, and makes them from what messages and files contain.
+"""Looks up rules and eviction policies by name, and makes them from the contents of messages and files.
 
 Servers, workers and snapshots refer to a rule by a reference and its hyperparameters as numbers:
 
     "adam", {"beta1": 0.9, ...}                   a rule of psfleet
     "my_sgd@1f0c9a77be52", {"momentum": 0.9}      a user's rule: with a digest of its source, or its version
 
-`reference_of` makes the reference, and `make_rule` makes the rule from it. It refuses a rule whose source
-here has another digest (rule_digest.py), because processes with different arithmetic would silently train
-different models. A user's rules are known after `import_rules`.
+`reference_of` makes the reference, and `make_rule` makes the rule from it. It refuses a rule whose source in
+this process has another digest (rule_digest.py), because processes with different arithmetic would silently
+train different models. `import_rules` makes a user's rules known.
 """
 
 import importlib
@@ -57,7 +57,10 @@ def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
 
 
 def reference_of(rule: NamedDefinition) -> str:
-    """Return the reference to a rule in messages and files: its name, then @ and a user's digest."""
+    """Return the reference to a rule in messages and files.
+
+    It is the rule's name and, for a user's rule, @ and the rule's version or digest.
+    """
     definition = definition_of(type(rule))
     return f"{rule.name}@{definition}" if definition else rule.name
 
@@ -67,10 +70,11 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> Rule:
 
     Args:
         reference: Result of `reference_of`.
-        hyperparameters: Value of Rule.hyperparameters.
+        hyperparameters: Result of Rule.hyperparameters.
 
     Raises:
-        RuleError: No rule has this name, the rule is defined differently here, or a value is wrong.
+        RuleError: No rule has this name, or the rule is defined differently in this process.
+        ConfigError: A hyperparameter is unknown, or its value is out of range.
     """
     return make(RULES, "rule", reference, hyperparameters)
 
@@ -78,14 +82,14 @@ def make_rule(reference: str, hyperparameters: dict[str, float]) -> Rule:
 def make(
     definitions: dict[str, type[T]], word: str, reference: str, hyperparameters: dict[str, float]
 ) -> T:
-    """Make a definition of any kind as `make_rule` makes a rule.
+    """Make a rule or an eviction policy from its reference and hyperparameters.
 
     Args:
         definitions, word: As for `find`.
         reference, hyperparameters: As for `make_rule`.
 
     Raises:
-        RuleError: As for `make_rule`.
+        RuleError, ConfigError: As for `make_rule`.
     """
     name, _, definition = reference.partition("@")
     rule = find(definitions, word, name)

@@ -1,10 +1,10 @@
-"""Rules whose rate follows the norms of a whole parameter, for training with large batches: LARS and Lamb.
+"""Rules whose learning rate follows the norms of a whole parameter, for training with large batches.
 
-- LarsMomentum (LARS; You, Gitman and Ginsburg, 2017): momentum with a rate for each parameter.
+- LarsMomentum (LARS; You, Gitman and Ginsburg, 2017): momentum with a learning rate for each parameter.
 - Lamb (You et al., 2020): Adam's direction, scaled by the norms of weights and direction.
 
-Both need the norms before they can update the first weight, so they show how a rule uses `measure` and
-`combine`, and Lamb also `advance` and `direction` (`Rule` explains these).
+Both need the norms before they can update the first weight. So they are examples of `measure` and `combine`,
+and Lamb also of `advance` and `direction` (explained by `Rule`).
 """
 
 import math
@@ -16,7 +16,7 @@ from psfleet.core.engine.rules.rule import DecayRate, OptimizerSpec, Rule, Slot,
 
 
 # The functions of LARS. h: learning rate, momentum, lars_coeff, weight decay, epsilon, the largest squared
-# norm for which the plain rate is used (0, or infinity without weight decay); then the local rate.
+# norm for which the plain learning rate is used (0, or infinity without weight decay), then the local rate.
 def lars_measure(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return w * w, g * g
 
@@ -34,7 +34,7 @@ def lars(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into ker
 
 @dataclass(frozen=True)
 class LarsMomentum(Rule):
-    """Momentum with a local rate that is proportional to |w| / |g|, the ratio of the parameter's norms.
+    """Momentum with a local learning rate proportional to |w| / |g|, the ratio of the parameter's norms.
 
     v = mu * v + local * (g + wd * w); w -= v; local = lr * coeff * |w| / (|g| + wd * |w| + eps).
 
@@ -52,11 +52,11 @@ class LarsMomentum(Rule):
         arguments="momentum lars_coeff lars_weight_decay parameters weight_decay grad_clip name "
         "exclude_from_weight_decay epsilon rescale_grad",
         decay="lars_weight_decay",
-        doc="""Momentum with the rate learning_rate * lars_coeff * |w| / (|g| + wd * |w| + epsilon).
+        doc="""Momentum with the local rate learning_rate * lars_coeff * |w| / (|g| + wd * |w| + epsilon).
 
         Args:
             lars_weight_decay: Weight decay wd, which is also added to the gradient.
-            exclude_from_weight_decay: Texts. wd is 0 for parameters whose names contain one of these.
+            exclude_from_weight_decay: Texts. Parameters with one of these texts in their names have wd 0.
             rescale_grad: Factor on the gradients.
         """,
     )
@@ -76,7 +76,7 @@ class LarsMomentum(Rule):
         return lars_combine
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        # The plain rate is used for squared norms up to this: only for 0, or without weight decay for all.
+        # Largest squared norm for which the plain learning rate is used: 0, or infinity without weight decay.
         always = 0.0 if self.lars_weight_decay else math.inf
         return (
             learning_rate,
@@ -90,7 +90,7 @@ class LarsMomentum(Rule):
 
 # The functions of Lamb. h: learning rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon * s, s / (1 - beta1^t)
 # with s = sqrt(1 - beta2^t), weight decay, 1, the largest squared norm for which the trust ratio is 1 (0, or
-# infinity without weight decay); then the learning rate times the trust ratio, from `lamb_combine`.
+# infinity without weight decay), then the learning rate times the trust ratio, from `lamb_combine`.
 def lamb_advance(w, g, m, v, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     return h[1] * m + h[2] * g, h[3] * v + h[4] * (g * g)
 
@@ -138,7 +138,7 @@ class Lamb(Rule):
             weight_decay: Regularization that every optimizer has: added to the gradient, in addition to
                 lamb_weight_decay.
             exclude_from_weight_decay_fn: Function from a parameter to True if its weights must not decay. Its
-                direction is then not scaled either, as in the reference.
+                direction is then not scaled either, as in the reference (Paddle).
         """,
     )
     unit = "parameter"
@@ -164,7 +164,7 @@ class Lamb(Rule):
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         root = math.sqrt(1 - self.beta2**step)
-        # The ratio is 1 for squared norms up to this: only for 0, or without weight decay for all.
+        # Largest squared norm for which the trust ratio is 1: 0, or infinity without weight decay.
         always = 0.0 if self.weight_decay else math.inf
         return (
             learning_rate,

@@ -1,11 +1,11 @@
 """Stochastic gradient descent: plain, with momentum, averaged; and exact sums.
 
-The shortest rules are here, so this file is a good example of how to write one.
+The shortest rules are here, so read this file before you write a rule.
 
 - SGD: stochastic gradient descent.
 - Momentum: stochastic gradient descent with momentum, plain or Nesterov's.
 - DGCMomentum: the servers' part of deep gradient compression (Lin et al., 2018).
-- ASGD: the stochastic average gradient (Schmidt, Le Roux and Bach, 2013), under the reference's name.
+- ASGD: the stochastic average gradient (Schmidt, Le Roux and Bach, 2013), named as in the reference, Paddle.
 - ExactSum: sums in twice the precision of float32, for psfleet's own counts.
 """
 
@@ -53,8 +53,8 @@ class Momentum(Rule):
 
     v = mu * v + g; w -= lr * v. With Nesterov's momentum, w -= lr * (g + mu * v).
 
-    The learning rate is not a part of v, so a new rate takes effect at once. The optimizer's `rescale_grad`
-    has no effect, as in the reference's CPU operator.
+    The learning rate is not part of v, so a new learning rate takes full effect at once. The optimizer's
+    `rescale_grad` has no effect, as in the CPU operator of the reference (Paddle).
     """
 
     momentum: UnitInterval = 0.9
@@ -88,8 +88,8 @@ class Momentum(Rule):
 
 
 # h: learning rate, factor on the velocity, factor on g in the velocity, weight of the velocity in the update,
-# weight of g in the update. Once the ramp-up has begun these are (rate, 1, 0, 0, 1): the velocity stays as it
-# is, and the update is that of SGD.
+# weight of g in the update. After `rampup_begin_step` updates h is (learning rate, 1, 0, 0, 1): the velocity
+# does not change, and the update is that of SGD.
 def dgc_momentum(w, g, velocity, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     velocity = h[1] * velocity + h[2] * g
     return w - h[0] * (h[3] * velocity + h[4] * g), velocity
@@ -100,7 +100,7 @@ class DGCMomentum(Rule):
     """Momentum for the first `rampup_begin_step` updates, and then w -= lr * g.
 
     From then on workers send compressed gradients that already contain the momentum, so the velocity on the
-    servers stays as it is.
+    servers no longer changes.
     """
 
     momentum: UnitInterval = 0.9
@@ -122,7 +122,7 @@ class DGCMomentum(Rule):
         return (learning_rate, self.momentum, 1.0, *ahead)
 
 
-# h: learning rate / n. `previous` is the slot y_i whose turn it is; g takes its place in the sum.
+# h: learning rate / n. `previous` is the slot y_i whose turn it is; g replaces it in the sum.
 def asgd(w, g, total, previous, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     total = total - previous + g
     return w - h[0] * total, total, g
@@ -134,15 +134,14 @@ class ASGD(Rule):
 
     d += g - y_i; y_i = g; w -= lr / n * d, where i = (t - 1) % batch_num and n = min(t, batch_num).
 
-    Batches take turns, y_i is the last gradient of batch i, and d is the sum of all y. A row of a sparse
-    table that a batch does not name keeps its y_i and d. In the state the gradients are `name.y_0` and so
-    on.
+    Batches take turns: y_i is the last gradient of batch i, and d is the sum of all y. A row of a sparse
+    table that a batch does not name keeps its y_i and d. In the state the gradients are `name.y_0` and so on.
 
-    Weight decay follows the reference's code and not its printed formula. The code adds the decay to each
-    batch's gradient, g + weight_decay * w, before the gradient enters the sum d: what d keeps of a batch
-    holds the decay at the weights of that time, and d is divided by n with it. The printed formula leaves
-    the decay out of d and adds it to the quotient at the current weights: w -= learning_rate * (d / n +
-    weight_decay * w). For `batch_num` 1 the two are the same.
+    Weight decay follows the code of the reference (Paddle) and not its printed formula. The code adds the
+    decay to each batch's gradient, g + weight_decay * w, before the gradient is added to d. So the part of a
+    batch in d contains the decay of that batch's weights, and is divided by n. The printed formula instead
+    adds the decay of the current weights to the quotient: w -= learning_rate * (d / n + weight_decay * w).
+    For `batch_num` 1 both are the same.
     """
 
     batch_num: PositiveInt = 1
@@ -164,10 +163,10 @@ class ASGD(Rule):
         return (learning_rate / min(step, self.batch_num),)
 
 
-# Two-sum (Knuth): total is w + g rounded, and (w - (total - part)) + (g - part) is exactly what that rounding
-# lost. The lost part is added to `rest`, and a second, shorter two-sum moves back into w what of `rest` has
-# grown large enough. Kernels have no fastmath flags (decision 1), or the compiler would simplify all of this
-# to w + g.
+# Two-sum (Knuth): total is w + g rounded, and (w - (total - part)) + (g - part) is exactly the error of this
+# rounding. The error is added to `rest`. A second, shorter two-sum moves the part of `rest` that has grown
+# large enough back into w. Kernels have no fastmath flags (decision 1), or the compiler would simplify all of
+# this to w + g.
 def exact_sum(w, g, rest, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     total = w + g
     part = total - w
@@ -180,10 +179,10 @@ def exact_sum(w, g, rest, h):  # type: ignore[no-untyped-def]  # inlined into ke
 class ExactSum(Rule):
     """Sum in twice the precision of float32: w + rest += g.
 
-    w is the sum rounded to float32, and the slot `rest` is what this rounding leaves out. Computed by the
-    addition of a double word and a word (Joldes, Muller and Popescu, "Tight and rigorous error bounds
-    for basic building blocks of double-word arithmetic", ACM TOMS 44(2), 2017, algorithm 4): its relative
-    error is at most 2**-47, and sums of whole numbers are exact below 2**47. The learning rate is unused.
+    w is the sum rounded to float32, and the slot `rest` is the error of this rounding. This is the addition
+    of a double word and a word (Joldes, Muller and Popescu, "Tight and rigorous error bounds for basic
+    building blocks of double-word arithmetic", ACM TOMS 44(2), 2017, algorithm 4). Its relative error is at
+    most 2**-47, and sums of whole numbers are exact below 2**47. The learning rate is unused.
     """
 
     name = "exact_sum"

@@ -1,8 +1,8 @@
-"""NamedDefinition: the base class of update rules and eviction policies, which tables refer to by name.
+"""Base class of update rules and eviction policies, which tables refer to by name.
 
-Servers, workers and snapshots never send code: a table's rule travels as a name and numbers, and each process
-looks the name up in its own registry (finding_rules.py). A class that derives from `Rule` or `EvictionPolicy`
-and has a `name` is added to the registry of its kind when Python defines the class.
+Servers, workers and snapshots never send code: a table's rule is sent as a name and numbers, and each process
+looks the name up in its own registry (finding_rules.py). Python adds a class that derives from `Rule` or
+`EvictionPolicy` and has a `name` to the registry when it defines the class.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ _NAME = re.compile("[a-z][a-z0-9_]*")
 class NamedDefinition:
     """Base class of rules and eviction policies: a frozen dataclass whose fields are the hyperparameters.
 
-    Each field has a default and is a number or a bool, so that a definition travels as a name and a list
-    of numbers, never as code. Annotations state the range; the constructor checks it.
+    Each field has a default and is a number or a bool, so that a definition can be sent as a name and
+    numbers, never as code. Annotations state the range of a field; the constructor checks it.
 
     Attributes:
         word: Kind of definition in error messages: "rule" or "eviction policy".
         known: Registry of all definitions of the kind, by name.
         name: Name that tables use for the definition: lower-case letters, digits and `_`.
-        version: Text that the author changes whenever results change, so that definitions with equal versions
-            compute the same; or empty to compare a digest of the source text instead (rule_digest.py).
+        version: Text that the author changes whenever results change. Definitions with equal versions must
+            compute the same. If empty, processes compare a digest of the source instead (rule_digest.py).
     """
 
     word: ClassVar[str]
@@ -45,7 +45,7 @@ class NamedDefinition:
         check_fields(type(self).__name__, self)
 
     def hyperparameters(self) -> dict[str, float]:
-        """Return the fields as plain numbers, the form in which messages and files have them."""
+        """Return the fields as plain numbers, the form that messages and files contain."""
         return {f.name: float(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
@@ -66,8 +66,8 @@ class NamedDefinition:
                 f"it has {', '.join(fields) or 'none'}"
             )
         kinds: dict[str, Any] = {name: type(field.default) for name, field in fields.items()}
-        # int(nan) would fail without a helpful message, and bool(nan) would be True. The constructor checks
-        # the ranges of float fields, and its message says more.
+        # int(nan) would fail without a helpful message, and bool(nan) would be True. Float fields are left to
+        # the constructor, which checks their ranges and has better messages.
         for name, value in values.items():
             if kinds[name] is not float and not math.isfinite(value):
                 raise ConfigError(
@@ -82,7 +82,7 @@ def _register(rule: type[NamedDefinition]) -> None:
     A class that is defined again, as when a module is reloaded, replaces its first definition.
 
     Raises:
-        RuleError: The name is malformed, or a class of another module or name already has it.
+        RuleError: The name is malformed, or a class of another module or class name already uses it.
     """
     registered = rule.known.get(rule.name)
     if not _NAME.fullmatch(rule.name):

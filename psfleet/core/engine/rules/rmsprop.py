@@ -1,8 +1,9 @@
-"""RMSProp (Tieleman and Hinton, 2012), as the reference and as torch compute it, and Rprop.
+"""RMSProp (Tieleman and Hinton, 2012), as Paddle and as torch compute it, and Rprop.
 
-- RMSProp: plain, with momentum, or centered. Epsilon is inside the root, and the rate inside the momentum.
-- TorchRMSprop: the same as torch.optim.RMSprop computes it, with epsilon and the rate outside.
-- Rprop (Riedmiller and Braun, 1993): a rate for each weight that follows the sign of its gradient.
+- RMSProp: plain, with momentum, or centered. Epsilon is inside the root, and the learning rate inside the
+  momentum, as in the reference, Paddle.
+- TorchRMSprop: torch.optim.RMSprop, with epsilon outside the root and the learning rate outside the momentum.
+- Rprop (Riedmiller and Braun, 1993): a learning rate for each weight that follows the sign of its gradient.
 """
 
 import math
@@ -44,8 +45,8 @@ class RMSProp(Rule):
 
     s = rho * s + (1 - rho) * g^2; v = momentum * v + lr * g / sqrt(s + epsilon); w -= v.
 
-    Epsilon is inside the root and the rate inside v, as in the reference. If centered, the root is that of
-    the variance: s minus the square of the running mean of g.
+    Epsilon is inside the root and the learning rate inside v, as in the reference (Paddle). If centered, s in
+    the root is replaced by the variance, s minus the square of the running mean of g.
     """
 
     rho: DecayRate = 0.95
@@ -91,7 +92,7 @@ class TorchRMSprop(Rule):
 
     s = alpha * s + (1 - alpha) * g^2; b = momentum * b + g / (sqrt(s) + epsilon); w -= lr * b.
 
-    If centered, the root is that of the variance: s minus the square of the running mean of g.
+    If centered, s in the root is replaced by the variance, s minus the square of the running mean of g.
     """
 
     alpha: DecayRate = 0.99
@@ -119,7 +120,7 @@ class TorchRMSprop(Rule):
 
 
 # h: eta_minus, eta_plus, smallest rate, largest rate, 0. `before` is the gradient of the step before, or 0 if
-# that step turned: then the product is 0, and the rate stays for a step.
+# the sign turned in that step. The product is then 0, and the rate stays the same for a step.
 def rprop(w, g, before, rate, h):  # type: ignore[no-untyped-def]  # inlined into kernels as text
     product = g * before
     g = h[4] if product < h[4] else g
@@ -144,11 +145,11 @@ def _rprop_rules(
 
 @dataclass(frozen=True)
 class Rprop(Rule):
-    """Rprop: uses only the sign of the gradient, with a rate for each weight.
+    """Rprop: uses only the sign of the gradient, with a learning rate for each weight.
 
-    w -= sign(g) * rate. The rate is multiplied by `eta_plus` while the sign stays and by `eta_minus` when it
-    turns; a gradient of a new sign then counts as 0. Each weight's rate starts at `first_rate` (learning_rate
-    in the reference), and the rate of a push is not used.
+    w -= sign(g) * rate. The rate is multiplied by `eta_plus` while the sign stays the same and by `eta_minus`
+    when the sign turns; in a step where it turns, the gradient is replaced by 0. Each weight's rate starts at
+    `first_rate` (`learning_rate` in the reference, Paddle). The learning rate of a push is not used.
     """
 
     first_rate: Positive = 0.001
@@ -164,12 +165,12 @@ class Rprop(Rule):
             "etas": (tuple[float, float], (0.5, 1.2)),
         },
         rules=_rprop_rules,
-        doc="""Rprop: w -= sign(g) * rate. A rate grows while its sign stays, and shrinks when it turns.
+        doc="""Rprop: w -= sign(g) * rate. A rate grows while the sign of g stays, and shrinks when it turns.
 
         Args:
-            learning_rate: First rate of every weight.
+            learning_rate: Initial rate of every weight.
             learning_rate_range: Smallest and largest rate.
-            etas: Factor on the rate when the sign has turned, and factor while it stays.
+            etas: Factor on the rate when the sign of g has turned, and factor while it stays the same.
         """,
     )
 

@@ -1,14 +1,16 @@
 """Base class of update rules, the arithmetic of optimizers, and the declarations that go with a rule.
 
 Open this file to write an optimizer: subclass `Rule` and give it one scalar function, which updates one
-weight. Kernels for dense arrays, sparse rows and GPUs are generated from that function (docs/rules.md).
+weight. Kernels for dense arrays, sparse rows and GPUs are generated from this function (docs/rules.md).
 momentum.py has short examples.
 
 A rule also declares the constructor that scripts see (`OptimizerSpec`) and the optimizers of torch that
-compute the same (`TorchSpec`). `check_functions` refuses functions that cannot be compiled into kernels.
+compute the same (`TorchSpec`). `check_functions` refuses functions that cannot be compiled into kernels. "The
+reference" is Paddle, whose optimizers psfleet reproduces.
 
-An `epsilon` of 0 is accepted and the formula computed as it stands, as in the reference: a weight whose
-gradients were all 0 becomes 0 / 0, NaN. Keep epsilon above 0 if that can happen.
+An `epsilon` of 0 is accepted, and formulas are computed as written, as in the reference. The update of a
+weight whose gradients were all 0 is then 0 / 0, and the weight becomes NaN. Keep epsilon above 0 if that can
+happen.
 """
 
 import ast
@@ -24,18 +26,18 @@ from psfleet.core.base.validation.annotations import Range
 from psfleet.core.engine.rules.named_definition import NamedDefinition
 
 RULES: dict[str, type["Rule"]] = {}
-"""All rules that this process knows, by name. Defining a subclass of Rule that has a name adds it."""
+"""All rules that this process knows, by name. Defining a subclass of Rule with a name adds the rule."""
 DecayRate = Annotated[float, Range(0, 1, high_open=True)]
 """Decay rate of a running mean, from 0 to below 1."""
 SlotFormat = Literal["float32", "bfloat16", "int8"]
-"""Storage of a slot's values in a row."""
+"""Format in which a row stores the values of a slot."""
 UnitInterval = Annotated[float, Range(0, 1)]
-# Functions of `math` that rules may call. They have the same bits in compiled code, in NumPy and on a GPU,
-# where only the last bit of `pow` may differ.
+# Functions of `math` that rules may call. They are bit-identical in compiled code, in NumPy and on a GPU,
+# except that on a GPU the last bit of `pow` may differ.
 _MATH = ("copysign", "pow", "sqrt")
 _BUILT_IN = ("abs", "max", "min")
 # Names that the generated text around a rule's functions uses. The functions are defined in the same module,
-# so a function with one of these names would replace what the text calls.
+# so a function with one of these names would replace a function that the text calls.
 _KERNELS_OWN = re.compile(
     r"[a-z]\d*|add|apply|combined|end|fold(ed)?|gradient|helper|inlined|kernel|lanes|pull|push|rest|start|turn"
     r"|whole|(load|read|store|find|fill|prefetch|insert|first)(_\w+)?|(widen|narrow)_row|row_bits"
@@ -44,13 +46,13 @@ _KERNELS_OWN = re.compile(
 
 @dataclass(frozen=True)
 class OptimizerRules:
-    """Rules that one optimizer uses, and what it does with rows of sparse parameters that have no gradient.
+    """Rules that one optimizer uses, and its treatment of sparse rows that have no gradient in a step.
 
     Attributes:
-        rule: Rule of dense gradients, and of all gradients if `by_rows` is None.
-        by_rows: Rule of gradients by rows, or None to use `rule`.
+        rule: Rule for dense gradients, and for all gradients if `by_rows` is None.
+        by_rows: Rule for gradients by rows, or None to use `rule`.
         lazy: True if a step leaves rows without a gradient unchanged.
-        every_row: True to update all rows in each step, even of parameters with rows for any id.
+        every_row: True to update all rows in each step, even of parameters that accept any id.
     """
 
     rule: "Rule"
@@ -63,27 +65,26 @@ class OptimizerRules:
 class OptimizerSpec:
     """Constructor of a rule's optimizer, as scripts see it.
 
-    An argument named like a field of the rule has that field's type and default. The other arguments
-    are the same for every optimizer: `learning_rate`, which always comes first, `parameters`,
+    An argument with the name of a field of the rule has the type and default of the field. The other
+    arguments are the same for every optimizer: `learning_rate`, which always comes first, `parameters`,
     `weight_decay`, `grad_clip`, `name`, `lazy_mode`, and the arguments in
-    `psfleet.optimizer.factory.BY_PARAMETER`, which say what differs between parameters.
+    `psfleet.optimizer.factory.BY_PARAMETER`, which treat parameters differently.
 
     Attributes:
         learning_rate: Default of the argument `learning_rate`, or None if the script must give it.
         arguments: Names of the positional arguments after `learning_rate`, in order, separated by spaces. If
             empty, these are the rule's fields and then "parameters weight_decay grad_clip name".
-        older: Positional arguments from `parameters` on in older versions of the reference, separated by
-            spaces, so that scripts written for these still work.
-        ignored: Arguments that have no effect, for scripts written for the reference, and their
-            defaults.
+        older: Positional arguments from `parameters` on in older versions of the reference (Paddle),
+            separated by spaces. Scripts written for these versions still work.
+        ignored: Defaults of arguments that have no effect. They are accepted for scripts of the reference.
         lazy: True if rows of a sparse parameter are never updated in steps without a gradient for them.
-        fields: Field of the rule for each argument whose name is not that of its field.
+        fields: Field of the rule for each argument that is named differently from its field.
         required: Names of the arguments without a default, separated by spaces.
         decay: Name of the field that the optimizer sets to 0 for parameters whose weights must not decay, or
             empty if there is none.
         options: Annotation and default of each argument that is not a field.
         rules: Function that makes the optimizer's rules from the rule's class, its fields, the first learning
-            rate, `lazy_mode` and the options; or None for a single rule with these fields.
+            rate, `lazy_mode` and the options. With None, the optimizer has a single rule with these fields.
         doc: Docstring of the optimizer, or empty to use the docstring of the rule.
     """
 
@@ -107,11 +108,12 @@ class TorchSpec:
     Attributes:
         optimizer: Name of the class in torch.optim.
         options: torch's option for each field of the rule, in the order of the fields, separated by spaces;
-            `betas.0` is the first of the betas. A `weight_decay` that is not among them is an L2 decay.
-        state: torch's names of the rule's slots, in their order, separated by spaces.
+            `betas.0` is the first of the betas. Without `weight_decay` among these, torch's `weight_decay` is
+            an L2 decay.
+        state: torch's names of the rule's slots, in the order of the slots, separated by spaces.
         when: Options and values that choose this rule, if several rules belong to the optimizer.
-        required: Options and values without which torch computes something else.
-        hint: Advice for each required option, shown if the script gives it another value.
+        required: Options and values without which torch would compute something else.
+        hint: Advice for each required option, shown if the script gives the option another value.
         dense: True if the optimizer updates dense parameters.
         rows: True if the optimizer accepts sparse gradients.
         every_row: True if a sparse gradient also updates the rows that it does not name.
@@ -135,10 +137,10 @@ class Slot:
     Attributes:
         name: Name of the slot in state dicts.
         initial: Value of the slot before the first update.
-        per_unit: True for one value for the whole unit (see Rule.unit) instead of one for each weight.
-        smallest: Smallest format in which rows of a sparse table may store the slot, if the table asks for
-            a small one. Values are then rounded at random, so that they are right on average, and values near
-            0 may become 0, in int8 those below 1/127 of the row's largest value or so, in bfloat16 only those
+        per_unit: True for one value for the whole unit (Rule.unit) instead of one value for each weight.
+        smallest: Smallest format in which rows of a sparse table may store the slot, if the table asks for a
+            small format. Values are then rounded at random, so that they are right on average. Small values
+            may become 0, in int8 those below about 1/127 of the row's largest value, in bfloat16 only those
             below 2^-133. So a slot that the rule divides by must not be int8, and a count must be float32.
     """
 
@@ -174,38 +176,37 @@ class Rule(NamedDefinition):
             def scalars(self, learning_rate, step):
                 return (learning_rate,)
 
-    A subclass is a frozen dataclass whose fields are the hyperparameters, see NamedDefinition. The learning
-    rate is not a field: it comes with each push.
+    A subclass is a frozen dataclass whose fields are the hyperparameters (NamedDefinition). The learning rate
+    is not a field, because it comes with each push.
 
-    `scalar()` returns a module-level function `rule(w, g, *slots, h) -> (w, *slots)`. Its source text is
-    inlined into the generated kernels, so it may name only its arguments and `math`. `h` is the tuple made by
-    `scalars()`, all float32. Numbers that the function needs come from h, because a literal in the function
-    would widen the arithmetic to float64.
+    `scalar()` returns a module-level function `rule(w, g, *slots, h) -> (w, *slots)`. Its source is inlined
+    into the generated kernels, so it may name only its arguments and `math`. `h` is the tuple made by
+    `scalars()`, all float32. The function takes its numbers from h, because a literal would widen the
+    arithmetic to float64.
 
     A rule that needs sums over several weights, such as a norm, sets `unit` and adds two functions of the
     same kind:
 
         measure(w, g, *slots, h) -> (float, ...)    values of one weight that are summed over the unit
-        combine(*sums, count, h) -> (float, ...)    values that are appended to h before the scalar function
-                                                    runs, from the sums and the number of weights
+        combine(*sums, count, h) -> (float, ...)    values that are appended to h, from the sums and the
+                                                    number of weights, before the scalar function runs
 
-    `measure` sees the slots as they are before the update. If the sums are over the updated slots, as Lamb's
-    are, the rule also has
+    `measure` gets the slots as they are before the update. If the sums need the updated slots, as Lamb's do,
+    the rule also has
 
         advance(w, g, *slots, h) -> slots           the update of the slots, which runs first
-        direction(w, *slots, h) -> (u,)             u of the updated slots
+        direction(w, *slots, h) -> (u,)             the direction u of the update, from the updated slots
 
     u then replaces g, and the remaining functions have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
 
     Attributes:
-        unit: Weights that are updated together, which share sums and `per_unit` slots: "element", each weight
-            by itself; "row", a row of a sparse table, or a slice of a dense array along its first axis;
-            "parameter", the whole dense array. A sparse table's rows are on many servers, so there
-            "parameter" means a row, too.
+        unit: Weights that are updated together and share sums and `per_unit` slots. "element": each weight by
+            itself. "row": a row of a sparse table, or a slice of a dense array along its first axis.
+            "parameter": the whole dense array, but a row of a sparse table, whose rows are on many servers.
         optimizer: Constructor of the rule's optimizer, or None if scripts cannot construct it.
         torch: Optimizers of torch that compute the same.
-        counts: True if pushes are counts, of which each must be applied in full. Servers neither average the
-            pushes of a round nor correct, round or shrink anything, and geo mode applies the rule too.
+        counts: True if pushes are counts, each of which must be applied in full. Servers then neither average
+            the pushes of a round nor correct, round or shrink them, and geo mode applies the rule too.
     """
 
     word: ClassVar[str] = "rule"
@@ -222,9 +223,9 @@ class Rule(NamedDefinition):
 
     @property
     def turns(self) -> int:
-        """Number of slots at the end of `slots` that take turns, or 0 if the function always sees all slots.
+        """Number of slots at the end of `slots` that take turns, or 0 if the function always gets all slots.
 
-        In each step the scalar function gets only slot (step - 1) % turns of these.
+        In each step the scalar function gets only one of these slots, number (step - 1) % turns.
         """
         return 0
 
@@ -241,38 +242,38 @@ class Rule(NamedDefinition):
         return None
 
     def direction(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that computes u, which replaces the gradient, or None without `advance`."""
+        """Return the function that computes the direction u from the slots, or None without `advance`."""
         return None
 
     def combine(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function from the sums to the values appended to h, or None without `measure`."""
+        """Return the function that turns the sums into values appended to h, or None without `measure`."""
         return None
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
         """Compute h, the numbers that are the same for a whole batch, in double precision.
 
         Args:
-            learning_rate: Rate of this push, already scaled for the parameter.
-            step: Number of updates that the table has had, this one included; the first is 1.
+            learning_rate: Learning rate of this push, already scaled for the parameter.
+            step: Number of updates that the table has had, including this one; the first update is 1.
         """
         raise NotImplementedError
 
     def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        """Return the `scalars` of rows that a step does not name, in a table that updates every row."""
+        """Return h for the rows that a step does not name, in a table that updates every row."""
         return self.scalars(learning_rate, step)
 
 
 def functions_of(rule: "Rule") -> Iterator[Callable[..., tuple[float, ...]]]:
-    """Yield the functions that the rule has and that go into its kernels."""
+    """Yield the functions of a rule that go into its kernels."""
     functions = (rule.scalar(), rule.advance(), rule.direction(), rule.measure(), rule.combine())
     yield from (function for function in functions if function is not None)
 
 
 def check_functions(rule: "Rule") -> None:
-    """Refuse functions that cannot be compiled into kernels as they stand.
+    """Refuse a rule with functions that cannot be compiled into kernels.
 
     Raises:
-        RuleError: A function uses a name, a number or a form that kernels do not know.
+        RuleError: A function uses a name, a number or a statement that kernels do not support.
     """
     for function in functions_of(rule):
         why = fault_of(function)
@@ -282,11 +283,12 @@ def check_functions(rule: "Rule") -> None:
 
 @cache
 def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
-    """Return why a function cannot go into kernels, or an empty string if it can.
+    """Return the reason why a function cannot go into kernels, or an empty string if it can.
 
     Args:
         function: Function of a rule or a policy.
-        numbers: True to accept numbers in the function. Policies compute in float64, where they do no harm.
+        numbers: True to accept numbers in the function. Policies compute in float64, so numbers do no harm
+            there.
     """
     name = function.__name__
     if not inspect.isfunction(function) or function.__qualname__ != name or name == "<lambda>":
@@ -318,7 +320,7 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
 
 
 def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of the function's body, without the indices of subscripts such as h[0]."""
+    """Yield the syntax nodes of the function's body, except the indices of subscripts such as h[0]."""
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop(0)

@@ -1,9 +1,9 @@
-"""Digest of a rule's source text, to notice that a process has another version of a user's rule.
+"""Digest of a rule's source, to notice that processes have different versions of a user's rule.
 
-A table's rule travels as a name, and each process has the source itself. If a rule is edited between a
-snapshot and the job that restores it, or if a worker has an older file than a server, the digests differ
-and the table is refused (finding_rules.py). A digest covers the rule's functions and everything that they
-name, but not comments, docstrings and layout.
+A table's rule is sent as a name, and each process has the source itself. If a rule is edited between a
+snapshot and the job that restores it, or if a worker has an older file than a server, the digests differ and
+the table is refused (finding_rules.py). A digest covers the rule's functions and everything that they name,
+but not comments, docstrings and layout.
 """
 
 import ast
@@ -21,16 +21,16 @@ from psfleet.core.engine.rules.named_definition import NamedDefinition
 
 
 def is_own(rule: type[NamedDefinition]) -> bool:
-    """Return whether a rule comes with psfleet, not from a user's module."""
+    """Return whether a rule comes with psfleet rather than from a user's module."""
     return rule.__module__.startswith("psfleet.core.engine.rules.")
 
 
 def definition_of(rule: type[NamedDefinition]) -> str:
-    """Return the rule's `version`, or a digest of its source; empty for psfleet's own rules.
+    """Return the rule's `version`, or else a digest of its source. Empty for psfleet's own rules.
 
     The digest covers the class, and the functions, classes and plain constants of its package that the class
-    names, directly or through each other. Comments, docstrings and layout do not count. psfleet's own rules
-    need no digest: tests compare them with recorded trajectories, so they compute the same in every version.
+    names, directly or indirectly. It does not cover comments, docstrings and layout. psfleet's own rules need
+    no digest: tests compare them with recorded trajectories, so they compute the same in every version.
 
     Raises:
         RuleError: The source cannot be read.

@@ -1,1 +1,1 @@
-"""Definitions of tables, equal wherever a part of a table lives. Read table.py first."""
+"""Definitions of tables, the same on every server and worker. Read table.py first."""

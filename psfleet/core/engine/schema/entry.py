@@ -1,10 +1,10 @@
-"""Admission and eviction of a sparse table's rows: the `entry` of a table, see docs/tables.md.
+"""Admission and eviction of a sparse table's rows: the `entry` of a table (docs/tables.md).
 
-    CountFilterEntry(3)                                    a row from the third push on
-    TTLEntry(steps=10_000) & CapacityEntry(rows=1_000_000) forgotten rows go, and the table stays small
+    CountFilterEntry(3)                                       a row from the third push on
+    TTLEntry(steps=10_000) & CapacityEntry(rows=1_000_000)    remove old rows, and limit the number of rows
 
-Everything here is a definition. psfleet.core.engine.tables.sparse does what it says, as a function of the
-pushes alone.
+The classes here only define entries. psfleet.core.engine.tables.sparse carries them out, depending on nothing
+but the pushes.
 """
 
 import functools
@@ -63,13 +63,20 @@ E = TypeVar("E", bound="Entry")
 class Entry:
     """Rule for the admission or eviction of a sparse table's rows, or several rules joined by `&`.
 
-    To add a rule, write a class below under `stored_as`; psfleet.core.engine.tables implements what it does.
+    Example::
+
+        layers.embedding(ids, [None, 16], is_distributed=True,
+                         entry=CountFilterEntry(3) & TTLEntry(steps=100_000))
+
+    To add a rule, write a class below under `stored_as`, and implement the rule in
+    psfleet.core.engine.tables.
 
     Attributes:
         admits: True if the rule decides which unknown ids get a row (psfleet.core.engine.tables.admission).
             An entry has at most one such rule.
-        candidate: Values that tables and snapshots remember of an id without a row, besides the step of its
-            last push: names with `int` (0 to 2**32 - 1) or `float` (float32). None if no id is remembered.
+        candidate: Name and type of each value that tables and snapshots store for a candidate (an id without
+            a row yet), besides the step of its last push: `int` (0 to 2**32 - 1) or `float` (float32). None
+            if the rule has no candidates.
     """
 
     __slots__ = ()
@@ -79,11 +86,11 @@ class Entry:
 
     @property
     def parts(self) -> tuple["Entry", ...]:
-        """Rules that the entry consists of."""
+        """Single rules that the entry consists of."""
         return (self,)
 
     def __and__(self, other: "Entry") -> "Entries":
-        """Join two entries to one that applies the rules of both."""
+        """Join two entries into one that applies the rules of both."""
         return Entries((*self.parts, *other.parts))
 
     @property
@@ -92,7 +99,7 @@ class Entry:
         return self.stored.name
 
     def values(self) -> dict[str, float]:
-        """Return the numbers that `make_entry` needs besides the kind, by their names in the stored form."""
+        """Return the numbers of the entry, by their names in the stored form. `make_entry` takes them."""
         fields: Any = astuple(self)  # type: ignore[call-overload]  # every part is a dataclass
         numbers = [float(value) for value in fields if not isinstance(value, str)]
         return dict(zip(self.stored.numbers, numbers, strict=True))
@@ -104,7 +111,7 @@ class Entry:
         Args:
             words: Words after the kind.
             numbers: Numbers of the stored form, in its order.
-            rest: Values that no part of the entry has used yet. A class that needs some of them removes them.
+            rest: Stored numbers that no entry has used yet. A class that uses some of them removes them.
         """
         return cls(*words, *numbers.values())
 
@@ -113,12 +120,14 @@ class Entry:
 class StoredForm:
     """Form in which an entry is stored and sent: "kind:word:word" and named numbers.
 
+    For example, `CapacityEntry(rows=5, policy="lfu")` is "capacity:evict:lfu" with {"rows": 5, "bytes": 0}.
+
     Attributes:
         entry: Class of the entry.
         name: Name of the kind.
-        numbers: Type of each number by its name in files, in the order of the class's fields. Fields that
-            are not texts are the numbers.
-        words: Possible numbers of words.
+        numbers: Type of each number by its name in files, in the order of the class's fields. The fields that
+            are not texts are numbers.
+        words: Allowed numbers of words behind the kind.
     """
 
     entry: type[Entry]
@@ -128,13 +137,13 @@ class StoredForm:
 
 
 FORMS: dict[str, StoredForm] = {}
-"""Every entry that this process knows, by the name of its kind."""
+"""Stored forms of all entries that this process knows, by the name of the kind."""
 
 
 def stored_as(
     name: str, *, words: tuple[int, ...] = (0,), **numbers: type
 ) -> Callable[[type[E]], type[E]]:
-    """Make an entry class known with its StoredForm: a class decorator, above `@dataclass`."""
+    """Register an entry class with its StoredForm: a class decorator, above `@dataclass`."""
 
     def make_known(entry: type[E]) -> type[E]:
         entry.stored = FORMS[name] = StoredForm(entry, name, numbers, words)
@@ -146,10 +155,11 @@ def stored_as(
 @stored_as("probability", probability=float)
 @dataclass(frozen=True, slots=True)
 class ProbabilityEntry(Entry):
-    """Each push that names an id without a row gives it one with this probability.
+    """An id without a row gets a row with this probability, each time that a push names the id.
 
-    The draw is a hash of id, table, seed and the table's step. It is the same on any number of servers, and
-    the same again after a restart.
+    The draw is a hash of id, table, seed and the table's step. So it does not depend on the number of
+    servers, and a restarted server draws the same. `ProbabilityEntry(0.1)` gives an id a row after 10 pushes
+    on average.
 
     Attributes:
         probability: Probability in (0, 1].
@@ -162,15 +172,16 @@ class ProbabilityEntry(Entry):
 @stored_as("count_filter", count_filter=int, candidates=int)
 @dataclass(frozen=True, slots=True)
 class CountFilterEntry(Entry):
-    """An id gets its row with its `count_filter`-th push, which is the first to update it.
+    """An id gets its row with its `count_filter`-th push, which is the first push to update the row.
 
-    Earlier pushes are counted and otherwise dropped; a pull gives the id's first values. In sync mode
-    a round counts once. A candidate (an id without a row) takes about 40 bytes.
+    Earlier pushes are counted and otherwise dropped; a pull returns the id's initial values. In sync mode a
+    round counts as one push. With `CountFilterEntry(3)`, ids that occur once or twice need no row.
 
     Attributes:
-        count_filter: Number of pushes, at least 1; 1 gives every id a row.
-        candidates: Largest number of candidates of the whole table, in equal parts on its servers. Above
-            that, candidates that were pushed the longest time ago are dropped.
+        count_filter: Number of pushes, at least 1. With 1 every id gets a row.
+        candidates: Largest number of candidates (ids without a row) of the whole table, in equal parts on its
+            servers. A candidate takes about 40 bytes. Above this number, the candidates with the oldest last
+            push are dropped.
     """
 
     count_filter: Annotated[int, Must(_counts, "a number of pushes; 1 gives every id its row")]
@@ -190,20 +201,25 @@ class CountFilterEntry(Entry):
 )
 @dataclass(frozen=True, slots=True)
 class ShowClickEntry(Entry):
-    """Rows count how often they were shown and clicked, and `shrink` removes rows that are worth little.
+    """Rows count how often they were shown and clicked, and `shrink` removes rows with a low score.
 
-    A row's score is nonclk_coeff * (shows - clicks) + click_coeff * clicks. Each `shrink` multiplies
-    shows and clicks by decay_rate and removes rows whose score is then below delete_threshold, and those
-    that no push has named since the delete_after_unseen-th `shrink` before it.
+        score = nonclk_coeff * (shows - clicks) + click_coeff * clicks
+
+    Each `shrink` multiplies shows and clicks by decay_rate. It then removes the rows whose score is below
+    delete_threshold, and the rows that no push has named since the delete_after_unseen-th `shrink` before it.
+
+    Example::
+
+        rows = layers.embedding(ids, [None, 16], is_distributed=True, entry=ShowClickEntry("show", "click"))
 
     Attributes:
-        show_name: Input of the program that says for each sample how often it was shown. Pushes of a
-            table bring the sums for each id as two more columns beside the gradient.
-        click_name: Input that says how often it was clicked.
-        nonclk_coeff: Worth of a show without a click.
-        click_coeff: Worth of a click.
-        decay_rate: Factor for shows and clicks at each `shrink`, in (0, 1].
-        delete_threshold: Lowest score of a row that stays.
+        show_name: Input of the program with the number of shows of each sample. A push to the table has the
+            sums for each id as two more columns behind the gradient.
+        click_name: Input with the number of clicks of each sample.
+        nonclk_coeff: Score of a show without a click.
+        click_coeff: Score of a click.
+        decay_rate: Factor on shows and clicks at each `shrink`, in (0, 1].
+        delete_threshold: Lowest score that a row needs in order to stay.
         delete_after_unseen: Number of shrinks after which a row without a push is removed, at least 1.
     """
 
@@ -231,13 +247,15 @@ class ShowClickEntry(Entry):
 @stored_as("ttl", steps=int, seconds=float)
 @dataclass(frozen=True, slots=True)
 class TTLEntry(Entry):
-    """Rows that no push has named for some time are removed, and so are candidates.
+    """Rows and candidates (ids without a row) that no push has named for some time are removed.
+
+    `TTLEntry(steps=100_000)` counts updates of the table, `TTLEntry(seconds=7 * 86400)` time.
 
     Attributes:
-        steps: Updates of the table, at most 2**30, or 0 for no limit. A row is removed between `steps` and
-            9/8 of `steps` after its last push, at a step that its id decides: the same on any number of
-            servers.
-        seconds: Seconds in which the servers run, or 0 for no limit. Checked every `seconds` / 16.
+        steps: Number of updates of the table, at most 2**30, or 0 for no limit. A row is removed between
+            `steps` and 9/8 of `steps` after its last push. The step depends on the row's id, and not on the
+            number of servers.
+        seconds: Seconds during which the servers run, or 0 for no limit. Checked every `seconds` / 16.
     """
 
     steps: Annotated[int, Range(0, 2**30)] = 0
@@ -251,19 +269,24 @@ class TTLEntry(Entry):
 @stored_as("capacity", words=(1, 2), rows=int, bytes=int)
 @dataclass(frozen=True, slots=True)
 class CapacityEntry(Entry):
-    """The table has a largest number of rows, or of bytes.
+    """Limit on the rows or bytes of a table, and the handling of pushes that exceed it.
+
+    Example::
+
+        CapacityEntry(rows=1_000_000, policy="lfu")     # evict the rows with the fewest updates
+        CapacityEntry(bytes=64 << 30, full="refuse")    # refuse pushes that need more memory
 
     Attributes:
         rows: Largest number of rows of the whole table, or 0 for no limit. Each server gets an equal part,
             rounded up.
-        bytes: Largest memory of the whole table, optimizer state and index included, or 0 for no limit. Each
+        bytes: Largest memory of the whole table, including optimizer state and index, or 0 for no limit. Each
             server gets an equal part, rounded up.
-        full: Handling of a push for which there is no room. With "evict", rows are evicted in the order of
-            `policy`, at least 1/16 of the capacity at a time. With "refuse", the whole push is refused. With
-            "evict" and neither rows nor bytes, rows are evicted when the server's memory is used up.
-        policy: Policy of eviction of psfleet.core.engine.schema.entry or of a module of yours, or its name.
-            The default, LRU, evicts rows that were pushed the longest time ago; among equally old rows, those
-            whose ids have the smallest hash.
+        full: Handling of a push that does not fit. With "evict", rows are evicted in the order of `policy`,
+            at least 1/16 of the capacity at a time. With "refuse", the whole push is refused. With "evict"
+            and neither rows nor bytes, rows are evicted when the server's memory is used up.
+        policy: Eviction policy, or its name: "lru", "lfu", "decayed", or one from a module of yours. The
+            default, "lru", evicts the rows with the oldest last push; of equally old rows, the rows whose ids
+            have the smallest hash.
     """
 
     rows: NonNegativeInt = 0
@@ -275,6 +298,7 @@ class CapacityEntry(Entry):
         if self.full == "refuse" and not self.rows and not self.bytes:
             raise ConfigError("a CapacityEntry that refuses needs rows or bytes; both are 0")
         if isinstance(self.policy, str):
+            # A frozen dataclass can only be changed by object.__setattr__.
             policy = find(POLICIES, EvictionPolicy.word, self.policy)()
             object.__setattr__(self, "policy", policy)
         self._check_policy()
@@ -321,7 +345,7 @@ class CapacityEntry(Entry):
 @stored_as("eviction_stream", evicted_ids=int)
 @dataclass(frozen=True, slots=True)
 class EvictionStreamEntry(Entry):
-    """Servers remember the ids that expiry, capacity and `shrink` removed last, for `fleet.evictions`.
+    """Servers remember the last ids that expiry, capacity and `shrink` have removed, for `fleet.evictions`.
 
     Attributes:
         keep: Number of ids that the whole table remembers, in equal parts on its servers, rounded up. An id
@@ -353,7 +377,7 @@ class Entries(Entry):
 
     @property
     def parts(self) -> tuple[Entry, ...]:
-        """Rules that the entry consists of."""
+        """Single rules that the entry consists of."""
         return self.several
 
     @property
@@ -362,12 +386,12 @@ class Entries(Entry):
         return "+".join(part.kind for part in self.several)
 
     def values(self) -> dict[str, float]:
-        """Return the numbers that `make_entry` needs besides the kind."""
+        """Return the numbers of all parts, by their names in the stored form."""
         return {name: value for part in self.several for name, value in part.values().items()}
 
 
 def part_of(entry: Entry | None, kind: type[T]) -> T | None:
-    """Return the part of this class, or None if the entry has none."""
+    """Return the part of the entry that has this class, or None if there is no such part."""
     parts = () if entry is None else entry.parts
     return next((part for part in parts if isinstance(part, kind)), None)
 
@@ -375,13 +399,17 @@ def part_of(entry: Entry | None, kind: type[T]) -> T | None:
 def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
     """Make an entry from its kind and its numbers, or return None for the kind "".
 
+    Args:
+        kind: Result of Entry.kind, such as "count_filter" or "ttl+capacity:evict".
+        values: Result of Entry.values.
+
     Raises:
         ConfigError: The kind is unknown, or it has other numbers.
     """
     if not kind:
         return None
     remaining = dict(values)
-    # Each part removes its numbers from `remaining`, so that a number that belongs to no part is noticed.
+    # Each part removes its numbers from `remaining`, so that numbers of no part are noticed.
     parts = [_make_part(part, remaining) for part in kind.split("+")]
     if remaining:
         raise ConfigError(f"entry {kind!r} has no {sorted(remaining)}")

@@ -1,12 +1,12 @@
 """TableSpec: the definition of a table, equal on every server and worker that knows the table.
 
-A definition is stored in snapshots, logs and messages. An attribute that was added after version 1 of
-snapshots is declared with the field that stores it:
+A definition is stored in snapshots, logs and messages. So an attribute that was added after version 1 of
+snapshots is declared together with the field that stores it:
 
     precision: RowPrecision = later("float32", "precision", str, since=2)
 
-The code that writes snapshots and messages follows this declaration, and leaves the field out while the
-attribute has its default. So a table that does not use the attribute is stored as before, and older versions
+The code that writes snapshots and messages follows this declaration. It leaves the field out while the
+attribute has its default, so a table that does not use the attribute is stored as before, and older versions
 of psfleet can read it.
 """
 
@@ -32,8 +32,10 @@ from psfleet.core.engine.schema.entry import (
 
 _Kind = Literal["dense", "sparse"]
 RowPrecision = Literal["float32", "bfloat16", "bfloat16/bfloat16", "bfloat16/int8"]
-"""Storage of rows: the weights, then the state if it is not float32. See
-psfleet.core.engine.rules.rule.Slot."""
+"""Format of the weights of stored rows and, behind "/", of their state unless that is float32.
+
+A slot may be stored in a larger format than this (psfleet.core.engine.rules.rule.Slot).
+"""
 ServerCount = Annotated[int, Range(1, 1024)]
 """Number of servers that hold a table."""
 MAX_DIM = 1024  # largest width of a sparse row
@@ -46,14 +48,14 @@ BLOCK = 4096  # dense values are dealt to servers in blocks of this many float32
 
 @dataclass(frozen=True)
 class LaterField:
-    """Attribute that was added to a stored definition later.
+    """Field that stores an attribute which was added to a definition after version 1 of snapshots.
 
     Attributes:
         name: Name of the field in snapshots and messages. The attribute may be renamed; the field may not.
         kind: Type of the field.
         since: First version of snapshots that may have the field, or None if only messages have it.
-        inside: Object of a snapshot's document that contains the field, or empty if it is at the top. The
-            object has all of its fields or is left out.
+        inside: Key of the object in a snapshot's JSON that contains the field, or empty for the top level. An
+            object is stored with all of its fields or not at all.
     """
 
     name: str
@@ -63,7 +65,7 @@ class LaterField:
 
     @property
     def key(self) -> str:
-        """Key in a snapshot's document that has the field."""
+        """Key at the top level of a snapshot's JSON under which the field is stored."""
         return self.inside or self.name
 
 
@@ -78,7 +80,13 @@ def later(
 ) -> Any:
     """Declare an attribute with a default, and the LaterField that stores it.
 
-    In the protobuf message the field must be `optional` if 0, False or "" is a value that is not the default.
+    In the protobuf message the field must be `optional` if 0, False or "" is a possible value and not the
+    default.
+
+    Args:
+        default: Default of the attribute. An attribute that has it is not stored.
+        name, kind, since, inside: As for LaterField.
+        compare: False if definitions that differ only in this attribute are equal.
     """
     field = LaterField(name, kind, since, inside)
     return dataclasses.field(default=default, compare=compare, metadata={"later": field})
@@ -90,14 +98,18 @@ def later_fields(definition: Any) -> list[LaterField]:
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
-    """Return the fields to store: fields that differ from their defaults, and others of the same object."""
+    """Return the value of each later field that must be stored.
+
+    These are the fields that differ from their defaults, and the other fields of the same object
+    (LaterField.inside).
+    """
     values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
     keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}
     return {field: value for field, value in values.items() if field.key in keys}
 
 
 def arguments(definition: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constructor's arguments for stored values by name, ignoring values of other fields."""
+    """Return the constructor's arguments from stored values, by name. Unknown fields are ignored."""
     return {
         of.name: values[field.name] for field, of in _attributes(definition) if field.name in values
     }
@@ -128,21 +140,23 @@ __all__ = [
 
 @lru_cache(maxsize=4096)
 def key_of(name: str) -> int:
-    """Return the 64-bit number that stands for a table's name on the wire and in row initialisation.
+    """Return the 64-bit number that identifies a table on the wire and seeds its initial rows.
 
-    It is a hash of the name, so every process can compute it.
+    The number is a hash of the table's name, so every process can compute it.
     """
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
 class InitializerSpec:
-    """Initial values: a pure function of (seed, table, id, position), the same on every server.
+    """Distribution of a table's initial values.
+
+    A value is a function of seed, table, id and position alone, so every server gives a row the same values.
 
     Attributes:
         kind: Distribution of the values. `uniform` draws from [low, high). `normal` has mean `low` and
-            standard deviation `high`. `truncated` is `normal` within two deviations of the mean. `constant`
-            is `low`.
+            standard deviation `high`. `truncated` is `normal` within two standard deviations of the mean.
+            `constant` is always `low`.
         low, high: Numbers of the distribution.
     """
 
@@ -187,26 +201,28 @@ class TableSpec:
 
     Attributes:
         name: Name of the table, unique in the fleet.
-        kind: `dense` (one array, cut into blocks over the servers) or `sparse` (rows by id).
+        kind: `dense` (one array, divided into blocks over the servers) or `sparse` (rows by id).
         shape: Shape of a dense table's array, or (dim,) for a sparse table.
         rule: Update rule.
         decay: Regularization, applied on the server after the worker's clipping.
-        initializer: Initial values of a sparse table's rows. A dense table's values come with its creation.
-        seed: Seed of the row initialisation.
-        every_row: False updates only the pushed rows ("lazy"). True also updates every other row with a zero
-            gradient, as a dense table would. Sparse tables only.
-        entry: Rules for which unknown ids of a push get a row, and which rows are removed. None gives every
-            id a row and removes none. Sparse tables only.
-        device: Memory of the servers that holds the table, or None to follow each server's setting.
+        initializer: Initial values of a sparse table's rows. A dense table's values are sent when it is
+            created.
+        seed: Seed of the initial rows.
+        every_row: False to update only the pushed rows ("lazy"). True to update every other row too, with a
+            zero gradient, as in a dense table. Sparse tables only.
+        entry: Rules that decide which unknown ids of a push get a row, and which rows are removed. With None
+            every id gets a row and no row is removed. Sparse tables only.
+        device: Memory of the servers in which the table is stored, or None for each server's own setting.
         servers: Largest number of servers that hold the table, or None for all
             (psfleet.core.engine.shard.table_placement).
         first: First of these servers.
-        precision: Storage of rows; all arithmetic is float32. Sparse tables only.
+        precision: Format in which rows are stored; all arithmetic is float32. Sparse tables only.
 
-    Definitions that differ only in `device`, `servers` or `first` are equal: a table stays where it was made.
+    Definitions that differ only in `device`, `servers` or `first` are equal: a table stays where it was
+    created.
 
-    A new attribute is a `later` one with the next version of snapshots, and a field of TableSpec in
-    protos/psfleet/v1/shard.proto; nothing else has to know of it to store it or to send it.
+    To add an attribute, declare it with `later` and the next version of snapshots, and add a field to
+    TableSpec in protos/psfleet/v1/shard.proto. Code that stores or sends definitions needs no change.
     """
 
     name: str
@@ -245,6 +261,8 @@ class TableSpec:
                 f"table {self.name!r}: device is {self.device!r}; it must be "
                 f"{' or '.join(get_args(Device))}"
             )
+        # `check` converts the number, so store the result; a frozen dataclass needs object.__setattr__ for
+        # that.
         servers = check(f"table {self.name!r}", "servers", self.servers, ServerCount | None)
         object.__setattr__(self, "servers", servers)
         if not 0 <= self.first < 2**31:
@@ -266,7 +284,7 @@ class TableSpec:
             raise ConfigError(f"table {self.name!r} is dense; it has no rows for {self.entry}")
         check_functions(self.rule)
         self._check_precision()
-        # A policy can rank rows only by what the table counts.
+        # A policy can rank rows only by numbers that the table counts.
         scores = {"shows", "clicks"}.intersection(self.policy.arguments)
         if scores and not self.pushed_scores:
             raise ConfigError(
@@ -277,7 +295,7 @@ class TableSpec:
             raise ConfigError(f"table {self.name!r}: seed is {self.seed}, it must be in [0, 2**63)")
 
     def _check_precision(self) -> None:
-        """Refuse a precision that no row can have, or that would change nothing."""
+        """Refuse a precision that the table's rows cannot have, or that would change nothing."""
         if self.precision not in get_args(RowPrecision):
             raise ConfigError(
                 f"table {self.name!r}: precision is {self.precision!r}; it must be one of "
@@ -304,7 +322,7 @@ class TableSpec:
 
     @cached_property
     def key(self) -> int:
-        """Number that stands for the table on the wire."""
+        """Number that identifies the table on the wire."""
         return key_of(self.name)
 
     @cached_property
@@ -322,7 +340,7 @@ class TableSpec:
 
     @property
     def slot_names(self) -> list[str]:
-        """Names of the values that are kept for each weight: "value", then the rule's state slots."""
+        """Names of the values that are stored for each weight: "value", then the rule's state slots."""
         return ["value", *(slot.name for slot in self.rule.slots)]
 
     @cached_property
@@ -335,27 +353,27 @@ class TableSpec:
 
     @cached_property
     def pushed_scores(self) -> int:
-        """Number of values after each gradient of a push: shows and clicks with a ShowClickEntry, or none."""
+        """Number of values behind each gradient of a push: shows and clicks with a ShowClickEntry, else 0."""
         return 0 if part_of(self.entry, ShowClickEntry) is None else 2
 
     @cached_property
     def counts_frequency(self) -> bool:
-        """True if the last score of a row is its frequency, which the eviction policy asks for."""
+        """True if the eviction policy needs the frequency of rows, which is then a row's last score."""
         return "frequency" in self.policy.arguments
 
     @cached_property
     def scores(self) -> int:
-        """Number of values after a sparse row's state: shows and clicks, then the frequency, if counted."""
+        """Number of values behind a row's state: shows and clicks, then the frequency, each if counted."""
         return self.pushed_scores + self.counts_frequency
 
     @cached_property
     def label(self) -> str:
-        """Words for the table in messages, cached because making them takes longer than most checks."""
+        """Name of the table in messages. It is cached because formatting it takes longer than most checks."""
         return f"table {self.name!r}"
 
     @property
     def candidate(self) -> Mapping[str, type] | None:
-        """Values that servers remember of ids without a row, or None for nothing (Entry.candidate)."""
+        """Values that servers remember of an id without a row, or None (Entry.candidate)."""
         parts = () if self.entry is None else self.entry.parts
         return next((part.candidate for part in parts if part.candidate is not None), None)
 

@@ -8,7 +8,6 @@
     cuda_arithmetic.py    products and rounding with the bits of the CPU
 
 numba.cuda compiles the kernels. With NUMBA_ENABLE_CUDASIM=1 they run in numba's simulator, without a device.
-Results have the same bits as on the CPU, except those of rules that call math.pow (decision 6). The text of
-the last three modules is part of the key of compiled kernels in the cache: editing them compiles CUDA kernels
-again.
+Results are bit-identical to those of the CPU, except for rules that call math.pow (decision 6). An edit of
+code in the last three modules changes the cache's key, so that CUDA kernels are compiled again.
 """

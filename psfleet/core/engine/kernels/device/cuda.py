@@ -1,18 +1,18 @@
 """Applies a rule to weights on a CUDA device, or in numba's simulator (NUMBA_ENABLE_CUDASIM=1).
 
-`CudaUpdate` is what the tables of a device call for each push. An update is up to four kernels, because a
-rule with sums over a unit (Lamb, say) needs all terms of a sum before it can update the first weight:
+Tables on a device call `CudaUpdate` for each push. A unit is the weights that share sums and state values
+(`Rule.unit`); sums are computed by chunks and lanes, as rule_source.py draws them. A rule with sums (Lamb,
+say) needs all terms of a sum before it can update the first weight, so an update is up to four kernels:
 
-    lanes      sums of each lane of each chunk, float32       only for rules with sums fold       lanes of
-    each chunk folded to one total        only for rules with sums combine    totals of each unit -> what is
-    appended to h   rules with sums, or with slots that a unit shares update     the rule itself, a thread
-    for each weight
+    lanes      the sum of each lane of each chunk            only for rules with sums
+    fold       the total of the lanes of each chunk          only for rules with sums
+    combine    the values that `Rule.combine` appends to h   for rules with sums or `per_unit` slots
+    update     the rule itself, a thread for each weight
 
-The kernels are added to a `DeviceQueue` and the call returns before they have run. cuda_text.py generates
-them; they are compiled once and cached on disk, as the kernels of the CPU are.
+The kernels are added to a `DeviceQueue`, and the call returns before they have run. cuda_text.py generates
+the kernels. They are compiled once and cached on disk, as the kernels of the CPU are.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -35,7 +35,7 @@ from psfleet.core.engine.schema.table import DecaySpec
 Floats = NDArray[np.float32]
 
 _HERE = Path(__file__).parent
-# Kernels contain functions of these modules, so their text is part of the cache's key.
+# Kernels contain functions of these modules, so the code of the modules is part of the cache's key.
 _HELPERS = (
     "cuda_arithmetic.py",
     "cuda_index.py",
@@ -53,11 +53,11 @@ def cuda_kernels(
 
     Args:
         rule: Rule to compile.
-        l1, l2: True if these regularizations are added to the gradient.
+        l1, l2: True if this regularization is added to the gradient.
         dim, push_scores, row_scores: As for CudaUpdate.
 
     Returns:
-        The generator of the text, and the module with the kernels.
+        The generator of the kernels' text, and the module with the kernels.
     """
     text = CudaSource(rule, l1, l2, dim, push_scores, row_scores)
     return text, load_kernels(f"cuda_{rule.name}_{dim}", text.module())
@@ -79,13 +79,11 @@ def load_kernels(stem: str, text: str) -> ModuleType:
         text: Python source of the module.
     """
     helpers = "".join((_HERE / name).read_text() for name in _HELPERS)
-    digest = hashlib.blake2b(helpers.encode(), digest_size=10).hexdigest()
-    cached_text = text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n")
-    return load_text(stem, f"{cached_text}\n# Compiled with helpers {digest}.\n")
+    return load_text(stem, text.replace("@cuda.jit\n", "@cuda.jit(cache=True)\n"), helpers)
 
 
 class CudaUpdate:
-    """Update of one table's weights and state by a rule, with its working memory on the device.
+    """Update of one table's weights and state by a rule, with scratch memory on the device.
 
     Not thread-safe. Updates take effect in the order of the calls, and no call waits for the device.
 
@@ -94,8 +92,8 @@ class CudaUpdate:
         decay: Regularization of the table.
         queue: Queue that the kernels are added to.
         dim: Number of weights of a row of the sparse table, or 0 for dense arrays.
-        push_scores: Number of score values behind each gradient of a push.
-        row_scores: Number of score values behind the state of each row.
+        push_scores: Number of scores (such as shows and clicks) behind each gradient of a push.
+        row_scores: Number of scores behind the state of each row.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class CudaUpdate:
             gradient: Gradient, float32 [n], an array of the device.
             width: Number of weights of a unit.
             scalars: Numbers of the batch, from `rule_source.scalars_of`.
-            step: Number of updates that the table has had, this one included.
+            step: Number of updates that the table has had, including this one.
         """
         turns, turn = self._rule.turns, self._turn(step)
         arrays = [*values[: len(values) - turns], values[turn - turns]] if turns else values
@@ -146,7 +144,7 @@ class CudaUpdate:
         self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)
 
     def _turn(self, step: int) -> int:
-        """Return the number of the slot whose turn it is, see `Rule.turns`."""
+        """Return the number of the slot whose turn it is (`Rule.turns`)."""
         return (step - 1) % self._rule.turns if self._rule.turns else 0
 
     def _run(
@@ -154,7 +152,7 @@ class CudaUpdate:
     ) -> None:
         if not units * n:
             return
-        # No wait between the kernels: each starts when the one before it in the stream has ended.
+        # No waits between the kernels: each starts when the kernel before it in the stream has ended.
         text, kernels, h = self._text, self._kernels, tuple(scalars)
         launch = self._queue.launch
         extra = self._buffers.get("extra", (units, max(text.extra_width, 1)), np.float32)
@@ -185,7 +183,7 @@ def compile_ptx(rule: Rule, dim: int) -> dict[str, str]:
 
 
 def ptx_of(kernel: Any, signature: Any) -> str:
-    """Return the PTX (assembly of NVIDIA's devices) of a kernel for arguments of these types."""
+    """Return the PTX (NVIDIA's assembly language) of a kernel for arguments of these types."""
     from numba import cuda
 
     text, _ = cuda.compile(  # type: ignore[attr-defined]

@@ -1,14 +1,19 @@
-"""Arithmetic of rules that gives the same bits on a device as on the CPU.
+"""Arithmetic of rules on a CUDA device, bit-identical to that of the CPU.
 
-NVIDIA's compiler joins a product and a sum into one operation with one rounding wherever it may, and numba
-has no switch against that. The compiler leaves a product alone that names its rounding (mul.rn of the PTX
-ISA), as `rounded_product` does. Numba's sums, divisions and square roots on a device round to nearest and
-keep subnormal numbers, as on the CPU. `math.pow` is another function there; its last bit may differ.
+NVIDIA's compiler fuses a product and a sum into one operation with one rounding wherever it may:
 
-Values of a packed row in 16 bits are rounded by the text of psfleet.core.engine.kernels.row_rounding.
+    CPU       round(round(a * b) + c)
+    device    round(a * b + c)             unless the product names its own rounding
 
-The simulator runs kernels as Python, whose `math` answers in float64. There the rules get the one of the
-reference in NumPy.
+numba has no switch against that. `rounded_product` is a product that names its rounding (mul.rn of the PTX
+ISA), which the compiler does not fuse. Numba's sums, divisions and square roots on a device round to the
+nearest and keep subnormal numbers, as on the CPU. `math.pow` is a different function on a device, whose last
+bit may differ.
+
+Values of a packed row in 16 bits are rounded by the functions of psfleet.core.engine.kernels.row_rounding.
+
+The simulator runs kernels as Python, whose `math` computes in float64. There rules use the functions of the
+NumPy reference.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
 
@@ -36,19 +41,19 @@ float_of: Any
 
 
 def device_function(function: Any) -> Any:
-    """A function that kernels call; its text takes the place of the call."""
+    """Compile a function that kernels call; its code replaces each call."""
     return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
 
 
 @device_function
 def first_max(a, b):
-    """Python's max: the first one, unless the second is greater."""
+    """Return what Python's max returns: a, unless b is greater."""
     return b if b > a else a
 
 
 @device_function
 def first_min(a, b):
-    """Python's min: the first one, unless the second is less."""
+    """Return what Python's min returns: a, unless b is less."""
     return b if b < a else a
 
 
@@ -63,15 +68,15 @@ if SIMULATED:
     float_of = row_rounding.float_of.py_func
 
     def mix(x):
-        """The hash of a uint64. Sums and products of NumPy's numbers would warn of their overflow."""
+        """Return the hash of a uint64, by arrays: NumPy warns of overflow for single numbers."""
         return hashing.hash_ids(np.array([x], np.uint64).view(np.int64))[0]
 
     def unmix(x):
-        """The uint64 whose hash is x."""
+        """Return the uint64 whose hash is x."""
         return hashing.ids_of(np.array([x], np.uint64)).view(np.uint64)[0]
 
     def random_bits(hash_, stream, k):
-        """Return random bits, as the function below."""
+        """Return the upper 24 bits of number k of the generator that hash and stream seed."""
         number = int(mix(hash_ ^ stream)) + (int(k) + 1) * hashing.GOLDEN
         return int(mix(number % 2**64)) >> 40
 
@@ -85,40 +90,40 @@ else:
 
     @device_function
     def random_bits(hash_, stream, k):
-        """The upper 24 bits of number k of the generator that hash and stream seed."""
+        """Return the upper 24 bits of number k of the generator that hash and stream seed."""
         seed = mix(hash_ ^ stream)
         return int64(mix(seed + uint64(k + 1) * uint64(hashing.GOLDEN)) >> uint64(40))
 
     @device_function
     def rounded_product(a, b):
-        """a * b in float32, rounded before anything is added to it."""
+        """Return a * b in float32, rounded before anything is added to it."""
         return libdevice.fmul_rn(a, b)
 
     @device_function
     def rounded_double_product(a, b):
-        """The same in float64."""
+        """Return a * b in float64, rounded before anything is added to it."""
         return libdevice.dmul_rn(a, b)
 
     @device_function
     def bits_of(value):
-        """The bits of a float32."""
+        """Return the bits of a float32."""
         return uint32(libdevice.float_as_int(float32(value)))
 
     @device_function
     def float_of(bits):
-        """The float32 of these bits."""
+        """Return the float32 with these bits."""
         return libdevice.int_as_float(int32(bits))
 
 
 def _of_device(function: Any) -> Any:
-    """A function of `row_rounding` that calls the hash of a device."""
+    """Return a function of `row_rounding`, compiled for the device or the simulator."""
     plain = function.py_func
     copy = FunctionType(plain.__code__, {**plain.__globals__, "mix": mix}, plain.__name__)
     return device_function(_unwarned(copy) if SIMULATED else copy)
 
 
 def _unwarned(function: Any) -> Any:
-    """The function without NumPy's warnings of sums and products of whole numbers that wrap around."""
+    """Return the function without NumPy's warnings about whole numbers that overflow."""
 
     def quiet(*arguments):
         with np.errstate(over="ignore"):

@@ -1,16 +1,22 @@
-"""The index of a sparse table on a CUDA device: kernels that find, add and forget ids.
+"""Index of a sparse table on a CUDA device: kernels that find, add and remove ids.
 
-The index is an open-addressing table in three arrays. Entry p has
+The index is a hash table with linear probing in three arrays. Entry p has
 
     keys[p]      uint64   hash of an id, or 0 if the entry is free
-    slots[p]     uint32   number of the id's row, or 0 if it has none yet, or DEAD if it was removed
-    stamps[p]    uint32   low half of the step of its last push
+    slots[p]     uint32   slot, the number of the id's row; 0 if it has none yet, or DEAD if it was removed
+    stamps[p]    uint32   stamp, the lower 32 bits of the step of the row's last push
 
-An entry stays with its hash until the index is rebuilt. Entry 0 is that of the id whose hash is 0.
+A hash keeps its entry until the index is rebuilt. Entry 0 is reserved for the id whose hash is 0.
 
-A segment, chosen by the top bits of the hash, is a power of two of entries: bases[s] (int64) is the first,
-masks[s] (uint64) their number less one. A thread adds an id by claiming the first free entry of its chain
-with compare-and-swap. No batch names an id twice, so two threads never claim an entry for the same id.
+The entries are divided into segments by the top byte of the hash. The number of entries of a segment is a
+power of two: bases[s] (int64) is the first entry of segment s, masks[s] (uint64) the number of entries less
+one:
+
+    keys   [ entry 0 | segment 0 . . . . | segment 1 . . | segment 2 . . . . | ... ]
+                       ^ bases[0]          ^ bases[1]
+
+A thread adds an id by claiming the first free entry where its search ends, with an atomic compare-and-swap.
+No batch names an id twice, so two threads never claim an entry for the same id.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
 
@@ -26,12 +32,12 @@ from psfleet.core.engine.kernels.device.cuda_arithmetic import (
 DEAD = 0xFFFFFFFF
 OLDEST = 1 << 31  # largest age in steps; older rows count as this old
 NONE = uint64(0)
-SEGMENT = uint64(56)  # bits below those that choose the segment
+SEGMENT = uint64(56)  # number of bits below the bits that choose the segment
 
 
 @device_function
 def entry_of(keys, bases, masks, hash_):
-    """Return the entry of a hash, or the free entry that ends its chain."""
+    """Return the entry of a hash, or the free entry where the search for an unknown hash ends."""
     entry = int64(0)
     if hash_ != NONE:
         segment = int64(hash_ >> SEGMENT)
@@ -44,7 +50,7 @@ def entry_of(keys, bases, masks, hash_):
 
 @device_function
 def claimed(keys, bases, masks, hash_):
-    """Return the entry of a hash, and claim a free one for it if it has none."""
+    """Return the entry of a hash; if it has none, write it to a free entry first."""
     entry = int64(0)
     if hash_ != NONE:
         segment = int64(hash_ >> SEGMENT)
@@ -59,7 +65,7 @@ def claimed(keys, bases, masks, hash_):
 
 @device_function
 def age_of(step, stamp):
-    """Return the age of a stamp, as psfleet.core.engine.kernels.hash_index.age_of does."""
+    """Return the number of steps since a stamp, as psfleet.core.engine.kernels.hash_index.age_of does."""
     age = (int64(step) - int64(stamp)) & 0xFFFFFFFF
     return int64(0) if age >= 3 << 30 else age
 
@@ -82,10 +88,11 @@ def find(
     last_steps,
     new,
 ):
-    """Write each id's slot and the step of its last push, or 0 and 0 for an unknown id.
+    """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id.
 
-    now: the table's step. touches: whether the rows are stamped as pushed, all at `step`, or row i at
-    steps[i] if `many`. new: int64 [segments], to which the number of unknown ids of each segment is added.
+    ids: int64 [n]. row_slots, last_steps: int64 [n], written. now: the table's step. touches: True if the
+    rows are stamped as pushed: all at `step`, or row i at steps[i] if `many`. new: int64 [segments], whose
+    entries grow by the number of unknown ids of each segment.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         hash_ = mix(ids[i])
@@ -121,10 +128,13 @@ def add(
     fresh,
     counter,
 ):
-    """Give a slot to each id that `find` has not found: first free slots, the last one first, then unused
-    slots.
+    """Add the ids that `find` has not found, giving each a slot: first free slots, then unused ones.
 
-    fresh: uint8 [n], written: 1 for these ids. counter: int64 [1], 0 at first, written: their number.
+        number k of the new ids    k < free_count:  free[free_count - 1 - k]
+                                   otherwise:       unused + k - free_count
+
+    row_slots: as `find` wrote them; the new slots are added. fresh: uint8 [n], written: 1 for the added ids.
+    counter: int64 [1], 0 at first, written: the number of added ids.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         fresh[i] = 0
@@ -142,11 +152,11 @@ def add(
 
 @cuda.jit
 def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter):
-    """Remove ids, which may repeat; append their slots to `free`, which has `free_count` of them.
+    """Remove ids, which may be repeated, and append their slots to `free`, which has `free_count` slots.
 
     counter: int64 [1], 0 at first, written: the number of removed rows.
     """
-    # The exchange gives the slot to one thread alone, so that a repeated id frees its row once.
+    # The atomic exchange returns the slot to one thread only, so a repeated id frees its row once.
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         hash_ = mix(ids[i])
         entry = entry_of(keys, bases, masks, hash_)
@@ -158,7 +168,10 @@ def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter)
 
 @cuda.jit
 def rebuild(keys, slots, stamps, bases, masks, entries, new_keys, new_slots, new_stamps):
-    """Insert all rows into a new, empty index, whose segments bases and masks describe."""
+    """Insert all rows into a new, empty index, whose segments `bases` and `masks` describe.
+
+    entries: number of entries of the old index, in keys, slots and stamps.
+    """
     for old in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[old] != 0 and slots[old] != DEAD:
             entry = claimed(new_keys, bases, masks, keys[old])
@@ -176,10 +189,10 @@ def count_entries(keys, slots, entries, live):
 
 @cuda.jit
 def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slots, ages, count):
-    """Write hash, slot and age of the rows in entries `first` to `last` - 1 that are `least` to `most` steps
-    old.
+    """Write hash, slot and age of rows in entries `first` to `last` - 1.
 
-    count: int64 [1], 0 at first, written: the number of these rows. Their order is undefined.
+    Only rows with an age of `least` to `most` steps are written, in undefined order. count: int64 [1], 0 at
+    first, written: the number of these rows.
     """
     for entry in range(first + cuda.grid(1), last, cuda.gridsize(1)):
         slot = int64(slots[entry])
@@ -194,7 +207,7 @@ def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slo
 
 @cuda.jit
 def histogram(slots, stamps, entries, step, shift, bins, counts):
-    """Count rows by age: counts[age >> shift]; the last bin takes all older rows too."""
+    """Count rows by age: counts[age >> shift]. The last bin also counts all older rows."""
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[entry] != 0 and slots[entry] != DEAD:
             cuda.atomic.add(counts, min(age_of(step, stamps[entry]) >> shift, bins - 1), 1)
@@ -202,7 +215,10 @@ def histogram(slots, stamps, entries, step, shift, bins, counts):
 
 @cuda.jit
 def restamp(stamps, entries, old, new):
-    """Rewrite all stamps when the step goes from `old` to `new`; each row keeps the step of its last push."""
+    """Rewrite all stamps when the table's step changes from `old` to `new`.
+
+    Each row keeps the step of its last push, as `restamp` of sources/index.py does.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         push_step = old - age_of(old, stamps[entry])
         stamp = new - min(max(new - push_step, 0), OLDEST)
@@ -213,7 +229,11 @@ def restamp(stamps, entries, old, new):
 def decay(
     keys, slots, entries, rows, stride, place, factor, worth, click_worth, least, hashes, count
 ):
-    """Decay scores as in sources/index_removal.py; list the hashes of rows worth less than `least`."""
+    """Decay the scores of all rows; write the hashes of rows whose worth is then below `least`.
+
+    The formula is that of `decay` in sources/index_removal.py. place: position of the scores in a row. count:
+    int64 [1], 0 at first, written: the number of hashes.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD:
@@ -230,7 +250,10 @@ def decay(
 
 @cuda.jit
 def unmarked(keys, slots, entries, marks, out, ids, count):
-    """Write slot and id of each row without a mark. count: int64 [1], 0 at first, written: their number."""
+    """Write slot and id of each row whose mark is 0.
+
+    marks: uint8 for each slot. count: int64 [1], 0 at first, written: the number of rows.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         slot = int64(slots[entry])
         if slot != 0 and slot != DEAD and marks[slot] == 0:

@@ -1,18 +1,18 @@
 """Ordered work on a CUDA device: streams, events, and pinned memory for copies between host and device.
 
-Each table has a `DeviceQueue`. Its calls look as if each was finished before the next one starts, but most
-of them only add work to a stream and return. There are two streams, so that the gradients of the next push
+Each table has a `DeviceQueue`. Its calls take effect as if each was finished before the next call starts, but
+most calls only add work to a stream and return. There are two streams, so that the gradients of the next push
 arrive while the kernels of this push run:
 
     arrivals    [ copy batch 2 ]                    [ copy batch 3 ]
                         | arrived                   ^ done: kernels no longer use the target of the copy
     work                +-> [ kernels of batch 2 ] -+-> ...
 
-Copies go through `Staging`, pinned buffers that all tables of the process share. `DeviceBuffers` is working
+Copies go through `Staging`, pinned buffers that all tables of the process share. `DeviceBuffers` is scratch
 memory on the device, by name. Tests replace `DeviceOperations` to run the same code in other orders.
 
 numba's streams also wait for the device's default stream, and the default stream waits for them. So an
-operation that names no stream is in order too, but nothing overlaps with it.
+operation that names no stream is ordered too, but nothing overlaps with it.
 """
 # mypy: disable-error-code="no-untyped-call,attr-defined,call-arg"
 
@@ -33,11 +33,11 @@ from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.core.engine.kernels.initial_values import copy_over
 
 _THREADS = 128  # threads of a block
-# The simulator's threads are threads of Python. Two can get in each other's way; more made its tests slower.
+# The simulator's threads are Python threads. Two are enough to find races; more made its tests slower.
 _SIMULATED_THREADS = 2
 _HALF = 1 << 22  # bytes of half a staging buffer
 _STAGING = 4  # number of staging buffers of a process
-# numba warns of small grids. A push of few ids is one, and a user can do nothing about it.
+# numba warns about small grids. A push of few ids is a small grid, and a user can do nothing about it.
 warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
 _launching = threading.Lock()  # the simulator runs one kernel at a time
 
@@ -53,7 +53,7 @@ if SIMULATED:
 
 
 class DeviceOperations:
-    """Operations of a device. All but `finish` only add work to a stream and return. Any thread may call.
+    """Operations of a device. All but `finish` only add work to a stream and return. Thread-safe.
 
     Operations on streams and events first make the device's context current in the calling thread.
     """
@@ -63,11 +63,11 @@ class DeviceOperations:
         return cuda.stream()
 
     def event(self) -> Any:
-        """Return a new event. It counts as over until `record` is called."""
+        """Return a new event. It is over until `record` is called."""
         return cuda.event() if SIMULATED else cuda.event(timing=False)
 
     def pinned(self, size: int) -> NDArray[np.uint8]:
-        """Allocate `size` bytes of page-locked host memory, which the device reads and writes by itself."""
+        """Allocate `size` bytes of page-locked host memory, which the device can read and write directly."""
         memory: NDArray[np.uint8] = cuda.pinned_array(size, np.uint8)
         return memory
 
@@ -106,16 +106,16 @@ class DeviceOperations:
         cuda_driver.device_memset(target, 0, target.nbytes, stream)
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        """Add a kernel to the stream. The first launch compiles it, or loads it from the cache.
+        """Add a kernel to the stream. The first launch compiles the kernel, or loads it from the cache.
 
-        If its compiled code on disk is damaged, that is removed and the kernel compiled again.
+        If the compiled code on disk is damaged, the code is removed and the kernel compiled again.
         """
         with _launching:
             start = kernel[blocks, threads, stream]
             try:
                 start(*arguments)
             except Exception:
-                # A kernel with overloads has been loaded, so the cache is not at fault.
+                # A kernel with overloads was compiled or loaded already, so the cache is not at fault.
                 if SIMULATED or kernel.overloads or not forget_compiled(kernel.py_func.__module__):
                     raise
                 start(*arguments)
@@ -136,7 +136,7 @@ class _Half:
 class Staging:
     """Pool of pinned buffers for copies between host and device. Any thread may call.
 
-    A copy takes a buffer, or waits until one is idle. A buffer has two halves, so that the host fills or
+    A copy takes a buffer, or waits until a buffer is idle. A buffer has two halves, so that the host fills or
     reads a half while the device copies from or to the other half:
 
         send       host      [ fill A ][ fill B ][ wait for A, fill A ] ...
@@ -163,8 +163,8 @@ class Staging:
     def send(self, target: Any, values: NDArray[Any], stream: Any) -> None:
         """Copy host memory to a flat array of the device, as a part of the stream's work.
 
-        `values` may change when this returns, although the device may still be copying the last two halves:
-        the next copy that gets this buffer waits for them.
+        `values` may change once this returns. The device may still be copying the last two halves then; the
+        next copy that takes this buffer waits for them.
         """
         count = self._size // values.itemsize
         halves = self._idle.get()
@@ -190,7 +190,8 @@ class Staging:
         try:
             for half in halves:
                 self.operations.finish(half.done)
-            # Each turn starts the device's copy of a part, and takes the part before out of the other half.
+            # Each pass starts the device's copy of one slice, and then takes the slice before it out of the
+            # other half.
             for start in range(0, len(out) + count, count):
                 if start < len(out):
                     length = min(count, len(out) - start)
@@ -214,13 +215,13 @@ def shared_staging() -> Staging:
 
 
 class DeviceQueue:
-    """Queue of a device's work for one table. Calls take effect in order, even if they overlap on it.
+    """Queue of a device's work for one table. Calls take effect in order, even where their work overlaps.
 
     Not thread-safe: the table's lock guards it. Arrays that are copied to or from the host are flat.
 
-    `_work` is the stream of kernels and of copies to the host, and `_arrivals` that of copies from the host.
-    Two waits keep them in order: a copy from the host waits until kernels no longer use its target, and
-    later kernels wait until the copy has arrived.
+    `_work` is the stream of kernels and of copies to the host, and `_arrivals` the stream of copies from the
+    host. Two waits keep the streams in order: a copy from the host waits until kernels no longer use its
+    target, and later kernels wait until the copy has arrived.
     """
 
     def __init__(self) -> None:
@@ -251,7 +252,7 @@ class DeviceQueue:
     def write(self, target: Any, values: NDArray[Any]) -> None:
         """Copy host memory over an array of the device, after all earlier work.
 
-        `values` may change when this returns.
+        `values` may change once this returns.
         """
         self.mark(self._done)
         self.send(target, values, self._done)
@@ -261,9 +262,9 @@ class DeviceQueue:
 
         Args:
             target: Array of the device.
-            values: Array of the host with the same size and dtype. It may change when this returns.
+            values: Array of the host with the same size and dtype. It may change once this returns.
             unused: Event that the caller has marked behind the last work that reads or writes `target`. The
-                copy waits for it alone.
+                copy waits for this event only.
         """
         if values.size:
             flat = np.ascontiguousarray(values).reshape(-1)
@@ -288,7 +289,7 @@ class DeviceQueue:
         return self._operations.event()
 
     def mark(self, event: Any) -> None:
-        """Record the event behind all work so far: it is over when that work is done."""
+        """Record the event behind all work added so far: the event is over when this work is done."""
         self._operations.record(event, self._work)
 
     def finish(self) -> None:
@@ -298,9 +299,9 @@ class DeviceQueue:
 
 
 class DeviceBuffers:
-    """Working memory on the device, by name.
+    """Scratch memory on the device, by name.
 
-    Memory is reused, and replaced only if more is needed: that has to wait until the device has finished.
+    Memory is reused. It is replaced only if more is needed, which has to wait until the device has finished.
 
     Args:
         queue: Queue of the caller.
@@ -320,7 +321,7 @@ class DeviceBuffers:
     def get(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return uninitialised memory of this name in this shape, valid until a call for a larger shape.
 
-        A name always has the same dtype. Memory of equal names is the same memory.
+        A name always has the same dtype. Two calls with the same name return the same memory.
         """
         last_shape, view = self._given.get(name, (None, None))
         if last_shape == shape:
@@ -348,12 +349,12 @@ class DeviceBuffers:
 
     def fill(self, name: str, values: NDArray[Any]) -> Any:
         """Copy values to the device and return the copy, valid until the next `fill` of this name."""
-        # With two buffers A and B, in the order in which work is queued:
+        # With two buffers A and B, work is queued in this order:
         #
         #   fill A, mark | kernels use A | fill B, mark | kernels use B | fill A: waits for the mark before it
         #
-        # All kernels that use A were queued before the last mark, so the copy waits for that mark alone, and
-        # overlaps with the kernels that use B. One buffer is in use up to now, so the mark has to be new.
+        # All kernels that use A were queued before the last mark, so the copy waits for that mark only, and
+        # overlaps with the kernels that use B. A single buffer may still be in use, so the mark is renewed.
         batch = self._batches.get(name, 0)
         buffer = self.get(self._place(name, batch), values.shape, values.dtype)
         if not batch:

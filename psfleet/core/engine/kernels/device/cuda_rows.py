@@ -1,10 +1,14 @@
 """Kernels on the rows of a sparse table on a CUDA device: read, write and initialise rows, also in 16 bits.
 
-A row is `stride` float32: weights, then state, then scores. `rows` is the flat array of all rows; for packed
-rows `halves` (uint16) is a view of the same memory, with columns as in
-psfleet.core.engine.kernels.row_format. `wide` has rows in float32 while a rule is at work. In most kernels a
-thread takes values and not rows, so that neighbouring threads read neighbouring addresses; there `n` is the
-number of all values.
+A row is `stride` float32, and `rows` is the flat array of all rows. A slot is the number of a row:
+
+    rows     [ row 0 | row 1 | row 2 | ... ]        row slots[i] begins at rows[slots[i] * stride]
+    row      [ weights | state | scores ]
+
+For packed rows `halves` (uint16) is a view of the same memory, with columns as in
+psfleet.core.engine.kernels.row_format; `wide` has rows in float32 for the rule. In most kernels a thread
+handles single values and not rows, so that neighbouring threads access neighbouring addresses. In these
+kernels `n` is the number of all values.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,attr-defined,misc"
 
@@ -38,7 +42,10 @@ def first_value(hash_, k, low, span, stream):
 
 @cuda.jit
 def gather(rows, stride, slots, n, out):
-    """Copy rows: out[i] = row slots[i]. n: number of values."""
+    """Copy rows: out[i] = row slots[i].
+
+    slots: int64 [rows]. out: float32 [rows, stride]. n: number of all values.
+    """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // stride
         out[place] = rows[slots[i] * stride + place - i * stride]
@@ -46,7 +53,10 @@ def gather(rows, stride, slots, n, out):
 
 @cuda.jit
 def scatter(rows, stride, slots, n, width, values):
-    """Overwrite the first `width` values of row slots[i] with values[i]. n: number of values."""
+    """Overwrite the first `width` values of row slots[i] with values[i].
+
+    slots: int64 [rows]. values: float32 [rows, width]. n: number of all values.
+    """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
         rows[slots[i] * stride + place - i * width] = values[place]
@@ -54,7 +64,11 @@ def scatter(rows, stride, slots, n, width, values):
 
 @cuda.jit
 def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
-    """Write out[i] = the weights of ids[i], or its first values if slots[i] is 0. n: number of values."""
+    """Write out[i] = the weights of ids[i], or the initial weights if slots[i] is 0.
+
+    ids, slots: int64 [rows]. low, span, stream: the initializer. out: float32 [rows, dim]. n: number of all
+    values.
+    """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // dim
         k = place - i * dim
@@ -66,9 +80,10 @@ def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
 
 @cuda.jit
 def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
-    """Write the first values of each fresh row. n: number of ids.
+    """Write the initial values of each new row, for which fresh[i] is 1. n: number of ids.
 
-    state: float32 [stride], the first values of a row, of which those behind the weights are used.
+    low, span, stream: the initializer of the weights. state: float32 [stride], the initial values of a row;
+    those behind the weights are used.
     """
     for place in range(cuda.grid(1), n * stride, cuda.gridsize(1)):
         i = place // stride
@@ -82,7 +97,11 @@ def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
 
 @cuda.jit
 def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
-    """Add the scores behind each gradient to those of its row, which begin at `place`. n: number of rows."""
+    """Add the scores behind each gradient to the scores of its row. n: number of rows.
+
+    row slots[i]    [ ...        | scores ]     scores begin at `place`
+    gradient i      [ dim values | scores ]     `scores` is their number
+    """
     for one in range(cuda.grid(1), n * scores, cuda.gridsize(1)):
         i = one // scores
         k = one - i * scores
@@ -91,10 +110,10 @@ def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
 
 @cuda.jit
 def merge(codes, n, width, gradients, sums):
-    """Add gradient i to row codes[i] of `sums`. n: number of values.
+    """Add gradient i to row codes[i] of `sums`. n: number of all values.
 
-    A launch has no code twice, as two threads would add to one sum. So each push has a launch of its own, in
-    order, which also fixes the order of additions.
+    No code may be repeated in a launch, as two threads would add to one sum. So each push has a launch of its
+    own; this also fixes the order of additions.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
@@ -103,7 +122,7 @@ def merge(codes, n, width, gradients, sums):
 
 @cuda.jit
 def scale(values, n, width, dim, factor):
-    """Multiply the first `dim` values of each row of `width` by `factor`. n: number of values."""
+    """Multiply the first `dim` values of each row of `width` by `factor`. n: number of all values."""
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         if place % width < dim:
             values[place] = rounded_product(values[place], factor)
@@ -111,17 +130,17 @@ def scale(values, n, width, dim, factor):
 
 @cuda.jit
 def mark(slots, n, marks, value):
-    """Set marks[slots[i]] to value for each i below n."""
+    """Set marks[slots[i]] to `value` for each i below n."""
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         marks[slots[i]] = value
 
 
 @cuda.jit
 def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, place):
-    """Copy a column of row slots[i], which begins at word `word` of it, to wide[i] from `place` on, in
-    float32.
+    """Copy a column of each row to `wide`, as float32. n: number of all values.
 
-    n: number of values.
+    row slots[i]    `count` values from word `word` on: float32, or bfloat16 if is_half
+    wide[i]         `count` values from value `place` on; a row of `wide` has `width` values
     """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
@@ -138,7 +157,10 @@ def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, pla
 def narrow(
     rows, halves, stride, slots, ids, n, is_half, word, count, wide, width, place, stream, step
 ):
-    """Copy a column from `wide` back to the rows, rounded as row_rounding.py says. Undoes `widen`."""
+    """Copy a column from `wide` back to the rows, rounded as row_rounding.py does.
+
+    The reverse of `widen`, with the same arguments. ids: int64 [rows]. stream, step: seed of the rounding.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // count
         k = one - i * count
@@ -153,7 +175,10 @@ def narrow(
 
 @cuda.jit
 def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
-    """Write the first weights of each fresh row in bfloat16. n: number of values."""
+    """Write the initial weights of each new row in bfloat16. n: number of all values.
+
+    Arguments as for `begin`, with `halves` instead of `rows`.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim
@@ -164,7 +189,10 @@ def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
 
 @cuda.jit
 def packed_weights(halves, stride, ids, slots, n, dim, low, span, stream, out):
-    """Write out[i] = the weights of ids[i], or its first values if slots[i] is 0. n: number of values."""
+    """Write out[i] = the weights of ids[i], stored in bfloat16, or the initial weights if slots[i] is 0.
+
+    Arguments as for `weights`, with `halves` instead of `rows`.
+    """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim
         k = one - i * dim

@@ -1,4 +1,4 @@
-"""Code generator for a rule's CUDA kernels, in which each thread updates one weight.
+"""Generator of a rule's CUDA kernels, in which each thread updates one weight.
 
 rule_source.py generates the same rule for the CPU. For SGD on rows of 4 weights with l2, the kernel is::
 
@@ -15,15 +15,15 @@ rule_source.py generates the same rule for the CPU. For SGD on rows of 4 weights
             t[rows[unit] * 4 + 0 + i] = w
 
 Every product becomes `rounded_product`, also in the rule's own functions. Otherwise NVIDIA's compiler would
-fuse `a * b + c` into one operation with one rounding, with other bits than the CPU (decision 6).
+fuse `a * b + c` into one operation with one rounding, which gives other bits than the CPU (decision 6).
 
-A rule with sums over a unit needs the sum before the first weight can change, and the threads of a kernel do
-not wait for each other. So its sums are kernels of their own: `lanes`, `fold` and `combine`, in the order of
-additions of the CPU (CHUNK and LANES of rule_source.py).
+A rule with sums over a unit needs the sums before the first weight can change, and the threads of a kernel do
+not wait for each other. So the sums are computed by kernels of their own, `lanes`, `fold` and `combine`, in
+the order of additions of the CPU (CHUNK and LANES of rule_source.py).
 
 Dense kernels take an array for the weights and an array for each slot. Sparse kernels take the table's rows
-as one flat array and the numbers of the rows that the gradients belong to. `push_scores` values follow each
-gradient and `row_scores` values each row; these kernels skip them (cuda_rows.py adds them).
+as one flat array and the numbers of the rows that the gradients belong to. `push_scores` scores follow each
+gradient and `row_scores` scores each row; these kernels skip the scores, which cuda_rows.py adds.
 """
 
 import ast
@@ -49,20 +49,19 @@ ZERO = np.float32(0)
 class CudaSource:
     """Generator of the CUDA kernels of one rule, for dense arrays (`dim` 0) or for rows of `dim` weights.
 
-    The kernels, in the order in which they are launched, with `values` for the arrays named in `arguments`::
+    The kernels, in the order in which they are launched; `values` are the arrays named in `arguments`::
 
         lanes(units, n, turn, gradient, *values, sums, h)             for each lane of each chunk
         fold(count, sums, totals)                                     for each sum of each chunk
         combine(units, n, turn, *values, totals, extra, h)            for each unit
         update(units, n, turn, gradient, *values, extra, h)           for each weight
 
-    A rule without sums has no `lanes` and `fold`, and no `combine` either unless a slot is shared by its
-    unit. Kernels loop with the number of launched threads as their stride, so any number of threads will
-    do.
+    A rule without sums has no `lanes` and no `fold`. It has no `combine` either unless a unit shares a slot.
+    Kernels loop with the number of launched threads as their stride, so any number of threads will do.
 
-    `extra`, float32 [units, extra_width], has what `combine` appends to h for each unit, and the values of
-    the unit's shared slots before the update: thread 0 of a unit may store a new value while other threads
-    of the unit have still to read the old one.
+    `extra`, float32 [units, extra_width], has the values that `combine` appends to h for each unit, and the
+    values of the unit's shared slots before the update. The shared slots must be saved there, because thread
+    0 of a unit may store a new value while other threads of the unit have still to read the old value.
 
     Attributes:
         sums: Number of sums over a unit.
@@ -112,7 +111,7 @@ class CudaSource:
         return self._dim + state + self._row_scores
 
     def _place(self, slot: int, unit: str, i: str) -> str:
-        """Return an expression for an element of the arrays: a weight, or a slot's value for it.
+        """Return an expression for an element of the arrays: a weight, or a slot's value for the weight.
 
         Args:
             slot: Number of the slot, or -1 for the weight itself.
@@ -144,10 +143,10 @@ class CudaSource:
             pull = f"h[{self._numbers + self._l2}]"
             lines.append(f"g = g + ({pull} if w > ZERO else (-{pull} if w < ZERO else ZERO))")
         for slot in range(len(self._slots)):
-            place = self._place(slot, "unit", "i")
+            element = self._place(slot, "unit", "i")
             if saved and slot in self._single:
-                place = f"extra[unit, {self.extras + self._single.index(slot)}]"
-            lines.append(f"t{slot} = {place}")
+                element = f"extra[unit, {self.extras + self._single.index(slot)}]"
+            lines.append(f"t{slot} = {element}")
         return "\n".join(lines)
 
     def _store_slots(self) -> list[str]:
@@ -171,8 +170,8 @@ class CudaSource:
         statement = f"numbers = h[:{self._numbers}]"
         if self.extras:
             statement += " + (" + "".join(f"extra[unit, {k}], " for k in range(self.extras)) + ")"
-        # Shared slots come from `extra`: the thread of weight 0 overwrites them while other threads still
-        # need them.
+        # Read shared slots from `extra`, because the thread of weight 0 overwrites them while other threads
+        # still need the old values.
         load, names = self._load(saved=True), self._slot_names()
         stores = [f"{self._place(-1, 'unit', 'i')} = w", *self._store_slots()]
         if self._advances:  # `lanes` has already stored the updated slots
@@ -193,11 +192,11 @@ def update(units, n, turn, gradient, {", ".join(self.arguments)}, extra, h):
     def _lanes(self) -> str:
         measure, advance = self._rule.measure(), self._rule.advance()
         assert measure is not None
-        # A thread sums up a lane of a chunk: values lane, lane + LANES, ... of the chunk, in this order.
+        # A thread sums up one lane of a chunk: values lane, lane + LANES, ... of the chunk, in this order.
         slots, load = self._slot_names(), self._load(saved=False)
         if advance is not None:
-            # Each weight belongs to one lane, so its slots are updated exactly once. `update` finds them
-            # updated.
+            # Each weight belongs to one lane, so its slots are updated exactly once. `update` then reads the
+            # updated slots.
             load += f"\n{slots}= {advance.__name__}(w, g, {slots}h)\n"
             load += "\n".join([*self._store_slots(), self._directed()])
             slots = ""
@@ -223,8 +222,8 @@ def lanes(units, n, turn, gradient, {", ".join(self.arguments)}, sums, h):
 """
 
     def _fold(self) -> str:
-        # Folding in halves, as the CPU: lane j += lane j + half. One thread folds all lanes of a chunk, and
-        # only then widens to float64, in which `combine` adds up the chunks.
+        # In halves, as on the CPU: lane j += lane j + half. One thread folds all lanes of a chunk and then
+        # widens the sum to float64, in which `combine` adds up the chunks.
         return f"""
 @cuda.jit
 def fold(count, sums, totals):
@@ -276,12 +275,12 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
 
 
 class Rounded(ast.NodeTransformer):
-    """Replaces operations whose bits on a device differ from the CPU's by calls of cuda_arithmetic.py.
+    """Replaces operations that give other bits on a device than on the CPU by calls of cuda_arithmetic.py.
 
     A product, a * b or a *= b, becomes `rounded_product(a, b)`, which is not fused with a sum. max and min
-    become `first_max` and `first_min`, which return what Python does: the first argument unless the second
-    one is greater (or less). Those of a device return the number if the other argument is NaN, and tell 0
-    from -0.
+    become `first_max` and `first_min`, which return what Python's do: the first argument unless the second is
+    greater (or less). max and min of a device differ for NaN, where they return the other argument, and for 0
+    and -0.
 
     >>> ast.unparse(Rounded().visit(ast.parse("y = max(a * b, c)")))
     'y = first_max(rounded_product(a, b), c)'

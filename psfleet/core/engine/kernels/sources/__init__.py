@@ -1,7 +1,7 @@
-"""Texts of kernels. `psfleet.core.engine.kernels.generate` reads and fills them; nothing imports them.
+"""Sources of kernels. `psfleet.core.engine.kernels.generate` reads and compiles them; no module imports them.
 
-A .py file is compiled as it stands, or with its DIM replaced; a .txt file is a `string.Template`, into which
-the text of a rule or policy goes. Read index.py, then push.txt first.
+A .py file is compiled as it is, or with the value of its constant DIM replaced. A .txt file is a
+`string.Template`, into which the code of a rule or policy is inserted. Read index.py, then push.txt first.
 
     index.py, index_removal.py      index of a sparse table: find, add, list; count, remove, decay
     rows_head.txt + push.txt        update the rows of a batch by a rule
@@ -11,8 +11,8 @@ the text of a rule or policy goes. Read index.py, then push.txt first.
     eviction.txt                    rank rows by a policy's score, count their uses
     dedup.py                        distinct ids of a batch
     row_sums.py, bag_rows.py        rows and gradients between distinct ids, batch and bags
-    chosen_bags.py                  select bags of a dataset's values
-    row_weights.py                  first weights, rounding of weights
+    chosen_bags.py                  copy selected bags of a dataset
+    row_weights.py                  initial values, rounding of weights
     halves.py, int8.py              16 and 8 bits
     freezing.py, disk_rows.py       snapshots while training goes on; rows in a file
     plain_call.py                   fast path of a server for small calls
@@ -20,7 +20,7 @@ the text of a rule or policy goes. Read index.py, then push.txt first.
     text_numbers.py                 hashes of texts
     arrays.py                       copy past the caches, sum of squares
 
-Conventions of all texts:
+Conventions of all sources:
 
 - Arguments are addresses as int64 unless a docstring says otherwise. Nothing is checked: the caller passes
   arrays that are long enough, and keeps them alive.
@@ -28,6 +28,8 @@ Conventions of all texts:
   `load_*` for memory that the kernel may also write.
 - No fastmath: each float32 operation is rounded in the order in which it is written (decision 1).
 - Kernels release the GIL, except those of plain_call.py, and take no lock: a table has one caller at a time.
-- A loop over ids in random order prefetches the memory of the id that is AHEAD further on, so that cache
-  misses overlap instead of following each other.
+- A loop over ids in random order prefetches the memory of the id that is AHEAD places further on, so that
+  cache misses overlap.
+- `hash_` is the hash of an id (`mix`), and `d` the address of the descriptor of a table's index
+  (hash_index.py).
 """

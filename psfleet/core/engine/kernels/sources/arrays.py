@@ -30,10 +30,10 @@ def stream_line(context, out, source):
 
 @intrinsic
 def finish_stores(context):
-    """Make all streamed lines visible to other threads before any later store (sfence of x86).
+    """Make all lines that `stream_line` wrote visible to other threads before any later store (x86: sfence).
 
-    Non-temporal stores are not ordered with ordinary ones: without it another thread could see a flag that
-    says "copied" before the copy.
+    Non-temporal stores are not ordered with ordinary stores. Without the fence another thread could see a
+    flag that says "copied" before the copy.
     """
 
     def generate(context, builder, signature, arguments):
@@ -48,7 +48,7 @@ def finish_stores(context):
 
 @kernel(void(int64, int64, int64))
 def copy_lines(out, source, lines):
-    """Copy `lines` lines of 64 bytes past the caches; `out` is a multiple of 64."""
+    """Copy `lines` lines of 64 bytes past the caches; the address `out` is a multiple of 64."""
     for i in range(lines):
         stream_line(out + LINE * i, source + LINE * i)
     finish_stores()
@@ -56,7 +56,8 @@ def copy_lines(out, source, lines):
 
 @kernel(float64(int64, int64))
 def summed(values, count):
-    """Return the sum of the squares of float32 [count], in float64, which finite values cannot overflow."""
+    """Return the sum of the squares of float32 [count]. It is a float64, which finite values cannot overflow.
+    """
     total = float64(0)
     for i in range(count):
         value = float64(read_f32(values, i))

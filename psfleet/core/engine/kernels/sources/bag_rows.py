@@ -1,8 +1,11 @@
-"""Kernels that pool the rows of a batch's ids and sum the gradients of bags, without an array between.
+"""Kernels that pool the rows of a batch's ids, and that sum the gradients of bags by id, in one pass each.
 
-`pool` is `expand` and `pool` of row_sums.py in one pass, and `merge` is `spread` and `merge`. A batch has
-many more ids than bags, and here none of them needs a row of its own that is written and read again. The bits
-are those of the two steps. Codes are those of sources/dedup.py: group << shift | position.
+    distinct rows  -- pool -->    one row for each bag       (expand, then pool, of row_sums.py)
+    sums           <-- merge --   gradients of the bags      (spread, then merge)
+
+The two steps of row_sums.py write and read an array with a row for each id of the batch, and a batch has many
+more ids than bags. One pass needs no such array, and its results are bit-identical. Codes are those of
+sources/dedup.py: group << shift | position, where a group is the ids of one server.
 """
 from llvmlite import ir
 from numba import float32, int64, types, uint32, void
@@ -20,15 +23,16 @@ IN_REGISTERS = DIM % 8 == 0 and DIM <= 128  # whether a sum fits vector register
 
 
 def adding(factor, ahead):
-    """Return a kernel add(codes, start, end, n, shift, bases, factors, to, goes_on).
+    """Return the kernel add(codes, start, end, n, shift, bases, factors, to, goes_on), which sums rows.
 
-    It writes to address `to` the sum of the rows that codes[start:end] name, added in this order. There are n
-    codes. bases: int64 [groups], the address of each group's rows. goes_on: 1 adds to the row that is at
-    `to`, 0 begins a new sum.
+        float32 [DIM] at `to` = (the same if goes_on else 0) + sum of factor * row(code) over codes[start:end]
 
-    factor: Index by which a row's factor is found in `factors`: "place" for the position of its code, "code"
-    for the code itself, or "" if rows have no factor.
-    ahead: Number of rows by which prefetches run ahead, or 0 for rows that are in the caches.
+    The rows are added in this order. n is the number of all codes, and bases, int64 [groups], the address of
+    each group's rows.
+
+    factor: Index into `factors` for a row's factor: "place" for the position of its code, "code" for the code
+    itself, or "" if rows have no factor.
+    ahead: Distance of the prefetched row in codes, or 0 for rows that are in the caches already.
     """
     if IN_REGISTERS:
         return adding_in_registers(factor, ahead)
@@ -59,12 +63,12 @@ def adding(factor, ahead):
 
 
 def adding_in_registers(factor, ahead):
-    """Return the kernel of `adding` with the sum in registers, written as one vector of DIM values.
+    """Return the kernel of `adding` that keeps the sum in registers, as one vector of DIM values.
 
-    The compiler would store the sum of a plain loop after each row and load it for the next one.
+    The compiler would store the sum of a plain loop after each row and load it again for the next row.
     """
     # LLVM splits the vector over the registers of the machine. Each lane still adds its rows in order, so the
-    # bits are those of the plain loop.
+    # result is bit-identical to that of the plain loop.
     word, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
     vector = ir.VectorType(ir.FloatType(), DIM)
 
@@ -125,9 +129,10 @@ add_bags, add_scaled = adding("", 0), adding("code", 0)
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
-    """Compute `expand` and then `pool` of row_sums.py in one pass, with the same bits.
+    """Compute `expand` and then `pool` of row_sums.py in one pass, with bit-identical results.
 
-    Arguments as there; `rows` has the groups' addresses, and `out` need not be zeroed.
+    The arguments are those of the two kernels. `rows` has the addresses of the groups, and `out` need not be
+    zeroed.
     """
     at = int64(0)
     for b in range(bags):
@@ -146,7 +151,10 @@ def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
-    """Compute `spread` and then `merge` of row_sums.py in one pass, with the same bits and arguments."""
+    """Compute `spread` and then `merge` of row_sums.py in one pass, with bit-identical sums.
+
+    The arguments are those of the two kernels.
+    """
     low = (int64(1) << shift) - 1
     at = int64(0)
     for b in range(bags):
@@ -175,26 +183,28 @@ def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
 
 @kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups, offsets, work):
-    """Compute `merge` without weights row by row, with the same bits: each row adds its bags in order.
+    """Compute `merge` without weights row by row, with bit-identical sums: each row adds its bags in order.
 
-    `merge` visits the rows at random and once for each occurrence. Here each sum is written once, while the
-    gradients of the bags, a smaller array, are read again and again. It pays off if ids repeat often enough
-    (see _REPEATS of psfleet/core/engine/kernels/dedup.py).
+    `merge` visits the sums at random, once for each occurrence of an id. Here each sum is written once, while
+    the gradients of the bags, a smaller array, are read again and again. This is faster if ids repeat often
+    enough (_REPEATS of psfleet/core/engine/kernels/dedup.py).
 
     offsets: int64 [groups + 2]: the number of each group's first row, the number of all rows, and a scratch
     word. work: scratch of uint32 [rows + 2 + n].
     """
     # A counting sort of the batch by row, which turns "row of each occurrence" into "bags of each row":
     #
-    #   work    [ start of each row's bags, rows + 2 words | order: n words, bags sorted by row ]
+    #     work    [ start of each row's bags, rows + 2 words | order: n words, bags sorted by row ]
     #
-    # 1. Count the occurrences of row r in work[r + 2]. 2. Sum up: work[r + 1] is where the bags of row r
-    # begin. 3. Place each occurrence at work[r + 1], which moves on; in the end work[r + 1] is the end of row
-    # r and work[r] its start. The sort is stable, so a row's bags keep the order of the batch, and the sums
-    # their bits.
+    # 1. Count the occurrences of row r in work[r + 2].
+    # 2. Sum up: now work[r + 1] is the position in `order` where the bags of row r start.
+    # 3. Write the bag of each occurrence to order[work[r + 1]] and add 1 to work[r + 1]. In the end work[r]
+    #    is the start of the bags of row r, and work[r + 1] their end.
     #
-    # `order` then serves `add_bags` as codes: with a shift of 32 each bag is in group 0, whose rows are the
-    # gradients. `base` is the array of one address that it takes.
+    # The sort is stable, so a row's bags keep the order of the batch, and sums stay bit-identical.
+    #
+    # `order` then serves as the codes of `add_bags`: with a shift of 32 each bag is in group 0, whose rows
+    # are the gradients. `base` is the array of addresses that `add_bags` takes, with this one group.
     low, count = (int64(1) << shift) - 1, load_i64(offsets, groups)
     order, base = work + 4 * (count + 2), offsets + 8 * (groups + 1)
     store_i64(base, 0, gradients)

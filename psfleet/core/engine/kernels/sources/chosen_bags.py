@@ -1,4 +1,10 @@
-"""Kernels that copy selected bags of values, and convert int64 to int32 and back."""
+"""Kernels that copy selected bags out of a dataset's values, and convert int64 to int32 and back.
+
+A *bag* is the values of one feature in one sample; bags lie one behind the other:
+
+    values    a a a b c c         offsets   0 3 4 6
+    chosen bags 2, 0       -->    out       c c a a a
+"""
 from numba import int64, void
 
 import numpy as np
@@ -11,10 +17,10 @@ AHEAD = 8
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def copy(values, starts, lengths, bags, words, out):
-    """Copy bags one after the other: out = the values of bag 0, then those of bag 1, ...
+    """Copy bags one behind the other: out = the values of bag 0, then those of bag 1, ...
 
-    values: address of values of `words` words of 32 bits each. starts, lengths: int64 [bags], the number of
-    each bag's first value and of its values.
+    values: address of the values, each of `words` words of 32 bits. starts, lengths: int64 [bags], the
+    position of each bag's first value, and its number of values.
     """
     to = out
     for b in range(bags):
@@ -29,7 +35,7 @@ def copy(values, starts, lengths, bags, words, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def widen(values, starts, lengths, bags, out):
-    """Copy bags as `copy` does, from int32 to int64."""
+    """Copy bags as `copy` does, converting int32 to int64. values: int32. out: int64."""
     to = out
     for b in range(bags):
         if b + AHEAD < bags:
@@ -43,8 +49,8 @@ def widen(values, starts, lengths, bags, out):
 
 @kernel(int64(int64, int64, int64))
 def narrow(values, count, out):
-    """Copy int64 [count] to int32 [count]; return 0, or another number if a value does not fit."""
-    # value ^ int32(value) is 0 only for a value that survives; collecting these bits needs no branch.
+    """Convert int64 [count] to int32 [count]; return 0, or another number if a value does not fit."""
+    # value ^ int32(value) is 0 only for a value that fits. Collecting these bits needs no branch.
     overflow = np.int64(0)
     for k in range(count):
         value = read_i64(values, k)
@@ -55,9 +61,10 @@ def narrow(values, count, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def choose(offsets, rows, count, starts, lengths):
-    """Write the starts and lengths of the bags with the numbers `rows`, given the offsets of all bags.
+    """Write the start and length of each bag whose number is in `rows`.
 
-    All arrays are int64; offsets has one entry more than there are bags.
+    offsets: the position of the first value of each bag, and the end of the last bag. rows, starts, lengths:
+    `count` numbers. All arrays are int64.
     """
     for k in range(count):
         row = read_i64(rows, k)

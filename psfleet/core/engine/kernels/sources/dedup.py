@@ -1,8 +1,10 @@
 """Kernels that number the distinct ids of a batch, find a repeated id, and sort ids by server.
 
-Each walks the batch in blocks of BLOCK ids with two or three short loops: hash, prefetch, work. The index of
-a large batch does not fit into the caches; with the prefetches the misses of a block overlap, where a plain
-loop would wait at each id. psfleet/core/engine/kernels/dedup.py calls them and owns the scratch memory.
+psfleet/core/engine/kernels/dedup.py calls them and owns the scratch memory. A *group* is one server's ids.
+
+Each kernel processes the batch in blocks of BLOCK ids with short loops: hash, prefetch, work. The lookup
+table of a large batch does not fit into the caches. With the prefetches the cache misses of a block overlap;
+a plain loop would wait at each id.
 """
 from numba import int64, uint32, uint64, void
 
@@ -16,21 +18,23 @@ BLOCK = 256
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
-    """Number the distinct ids and write each id's code: group << shift | position in its group's unique ids.
+    """Number the distinct ids of a batch, and write a code for each id. Returns the number of distinct ids.
 
-    Returns the number of distinct ids. All arguments but n and mask are addresses.
+    A code says which server has the id, and the id's position among the distinct ids of that server:
 
-    ids: int64 [n]. index: uint32 [mask + 1], an open-addressing table of number + 1; it is cleared here.
-    hashes: scratch of BLOCK uint64. unique, codes: int64 and uint32, written for each distinct id in
-    first-seen order.
+        code = group << shift | position
+
+    ids: int64 [n]. index: uint32 [mask + 1], cleared here: a hash table with the number + 1 of each distinct
+    id. hashes: scratch of BLOCK uint64.
     routes: uint32 [2 * VIRTUAL_SHARDS], the group of each virtual shard, then group << shift.
+    unique, codes: int64 and uint32, written for each distinct id, in the order of first occurrence.
     counts: int64 [groups], zeros at first, written: the number of distinct ids of each group.
     inverse: uint32 [n], written: the code of each id of the batch.
     """
-    #   ids        7  3  7  9         (say 3 goes to group 1, and the others to group 0)
-    #   unique     7  3  9
-    #   codes      0.0  1.0  0.1      (group.position)
-    #   inverse    0.0  1.0  0.0  0.1
+    #     ids        7    3    7    9         (say 3 goes to group 1, and 7 and 9 to group 0)
+    #     unique     7    3    9
+    #     codes      0.0  1.0  0.1            (group.position)
+    #     inverse    0.0  1.0  0.0  0.1
     for i in range((mask + 1) // 2):
         store_i64(index, i, 0)
     count = 0
@@ -69,17 +73,24 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64))
 def repeated(ids, n, hashes, bits, low, places, index, mask):
-    """Return the position of the first id that occurs earlier in the batch, or -1.
+    """Return the position of the first id that occurs earlier in the batch, or -1 if no id is repeated.
 
     ids: int64 [n]. hashes, index, mask: as for `dedup`. bits: scratch of low + 1 bits, a power of two of at
-    least 64. places: scratch of n uint32, which holds positions of ids in the batch.
+    least 64. places: scratch of n uint32, which gets positions of ids in the batch.
     """
-    # Most batches repeat no id, so the answer -1 must be cheap. A filter of one bit for each hash is much
-    # smaller than the index and stays in the nearest cache; only the few ids that it cannot tell apart go
-    # through the index, which costs a miss for each.
+    # Three passes, of which most batches need only the first:
     #
-    # Pass 1: an id whose bit is already set is a suspect. It repeats an id, or its hash collides in `low`.
-    # `places[suspects]` is written for each id and kept only if the count advances: no branch to mispredict.
+    #     1   all ids    --> suspects      their bit of a filter was already set; none: return -1
+    #     2   all ids    --> candidates    their bit is among the bits of suspects
+    #     3   candidates --> repeated id   exact, by a hash table
+    #
+    # Most batches repeat no id, so finding that out must be cheap. A filter of one bit for each hash is much
+    # smaller than a hash table and stays in the nearest cache. Only the few ids that the filter cannot tell
+    # apart go through the hash table, which costs a cache miss for each.
+    #
+    # Pass 1: an id whose bit is already set is a suspect: it repeats an id, or its hash agrees with another
+    # in the bits of `low`. `places[suspects]` is written for each id and kept only if the count advances, so
+    # there is no branch to mispredict.
     for i in range((low + 1) // 64):
         store_i64(bits, i, 0)
     suspects = 0
@@ -96,9 +107,9 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
             store_u64(bits, at >> 6, word | uint64(1) << uint64(at & 63))
     if suspects == 0:
         return -1
-    # Pass 2: the first occurrence of a repeated id found its bit clear and is no suspect. So mark all
-    # suspects in a second filter, by other bits of the hash, and collect every id that hits a mark: now all
-    # occurrences of a repeated id are candidates, in the order of the batch.
+    # Pass 2: the first occurrence of a repeated id found its bit clear, so it is no suspect. So mark all
+    # suspects in a second filter, by other bits of the hash, and collect every id whose bit is marked. Now
+    # all occurrences of a repeated id are candidates, in the order of the batch.
     for i in range((low + 1) // 64):
         store_i64(bits, i, 0)
     for j in range(suspects):
@@ -114,7 +125,7 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
             at = int64(load_u64(hashes, j)) & low
             store_u32(places, count, uint32(start + j))
             count += int64(load_u64(bits, at >> 6) >> uint64(at & 63)) & 1
-    # Pass 3: look the candidates up one by one, in a part of the index that is quick to clear.
+    # Pass 3: look the candidates up one by one, in a part of the hash table that is quick to clear.
     while mask > 4 * count:
         mask >>= 1
     for i in range((mask + 1) // 2):
@@ -135,9 +146,12 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def split(unique, codes, count, shift, offsets, out):
-    """Sort the distinct ids by group, in first-seen order within each: out[offsets[group] + position] = id.
+    """Sort the distinct ids by group, and within a group by first occurrence.
 
-    unique, codes, count, shift: as `dedup` wrote them. offsets: int64 [groups], the first position of each.
+        out[offsets[group] + position] = id
+
+    unique, codes, count, shift: as `dedup` wrote them. offsets: int64 [groups], the first position of each
+    group.
     """
     low = (int64(1) << shift) - 1
     for i in range(count):

@@ -1,15 +1,18 @@
 """Kernels that move rows between memory and a file, for tables with device="disk".
 
 `DiskRowMemory` of psfleet/core/engine/tables/disk_rows.py calls them (docs/decisions/0030-rows-on-disk.md).
-One range of addresses holds all rows, and a slot says where a row is:
+One range of addresses has all rows, and a row's slot, the number of its place there, tells where the row is:
 
     slot    1 ... NEXT_SLOT ...   | far ...
     row     in memory             | in the file, mapped behind the memory
 
-The index (descriptor `d`) has every row, so to move a row is to copy it and to store its new slot in the
-index. Arrays: `uses` (uint8) of each slot in memory; `owners` (int64, the row's id) of each slot; `there`
-(uint8) of each slot of the file, 1 if it has a row; `live` (int64) of each block of the file, its number of
-rows.
+The index (descriptor `d`) has the slots of all rows. So to move a row is to copy the row and to store its new
+slot in the index. Arrays of the table:
+
+    uses     uint8 for each slot in memory: its recent uses, or FREE
+    owners   int64 for each slot: the id of its row
+    there    uint8 for each slot of the file: 1 if it has a row
+    live     int64 for each block of the file: its number of rows
 """
 import platform
 
@@ -42,10 +45,11 @@ write_at = types.ExternalFunction("pwrite", int64(int32, int64, int64, int64))
 
 @kernel(int64(int64, int64, int64, int64, BYTES, NUMBERS, NUMBERS))
 def look(d, ids, n, far, uses, cold, counts):
-    """Count a use of the rows in memory of these ids; list the ids whose rows are in the file.
+    """Count a use of the rows of these ids that are in memory; list the ids whose rows are in the file.
 
-    ids: address of int64 [n]. cold: written: the ids of rows in slots from `far` on. Returns their number.
-    counts: FOUND grows by the number of rows in memory, and UNKNOWN becomes that of ids without a row.
+    ids: address of int64 [n]. far: first slot of the file. uses: recent uses of each slot in memory. cold:
+    written: the ids of rows in the file. Returns the number of these ids. counts: FOUND grows by the number
+    of rows in memory, and UNKNOWN becomes the number of ids without a row.
     """
     away, there, unknown = 0, 0, 0
     for i in range(n):
@@ -70,14 +74,17 @@ def look(d, ids, n, far, uses, cold, counts):
 
 @kernel(int64(int64, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 def fetch(d, ids, far, uses, there, live, owners, slots, places):
-    """Give rows that are in the file slots in memory, and say what the caller must read; return their number.
+    """Give rows that are in the file slots in memory, and list the reads that the caller must do.
 
-    ids: ids of rows in the file; a repeated id counts once. slots, places: written: the slot of each row,
-    counted from `far`, and the address in memory where the caller must read it to.
+        file slot  --read by the caller-->  memory slot        slots[i] + far  -->  address places[i]
+
+    ids: ids of rows in the file; a repeated id counts once. uses, there, live, owners: arrays of the table,
+    kept up to date. slots, places: written: the old slot of each row, counted from `far`, and the address
+    that the caller must read the row to. Returns the number of reads.
     """
-    # The index refers to the new slot before the row is read. That is safe, as the caller has the table to
-    # itself until `transfer` is done, and ends the process if that fails. The caller has made sure that slots
-    # in memory are left, so NEXT_SLOT does not reach `far`.
+    # The index refers to the new slot before the row is read. That is safe, because the caller has the table
+    # to itself until `transfer` is done, and ends the process if the transfer fails. The caller has made sure
+    # that slots in memory are left, so NEXT_SLOT stays below `far`.
     rows, stride, n = load_i64(d, ROWS), load_i64(d, STRIDE), 0
     rows_of_block = len(there) // len(live)
     for i in range(len(ids)):
@@ -105,9 +112,10 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
 
 @kernel(void(int64, NUMBERS, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS))
 def settle(d, ids, slots, far, uses, there, live, owners):
-    """Give the rows of these ids the slots `slots`, from `far` on, after they have been written to the file.
+    """Record that the rows of these ids have been written to the file, to the slots `slots`.
 
-    Their old slots become free: in memory, or in the file if a row has moved to another block.
+    The old slots of these rows become free. They are in memory, or in the file if a row was moved to another
+    block. ids, slots: of the same length; the slots are those from `far` on.
     """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     rows_of_block = len(there) // len(live)
@@ -131,12 +139,17 @@ def settle(d, ids, slots, far, uses, there, live, owners):
 
 @kernel(int64(int64, BYTES, int64, NUMBERS, NUMBERS))
 def sweep(d, uses, most, slots, counts):
-    """Choose up to `most` slots in memory whose rows are to go to the file; return their number.
+    """Choose up to `most` slots in memory whose rows are to move to the file; return the number of slots.
 
-    slots: written. counts[HAND]: the slot where the last sweep ended; this one goes on behind it.
+        slots   1  2  3  4  5  6 ... NEXT_SLOT - 1
+        uses    3  1  1  0  2  1        a hand goes round: a row with IDLE (1) is chosen, others lose a use
+                      ^ hand
+
+    slots: written: the chosen slots. counts[HAND]: the slot where the last sweep ended, after which this
+    sweep starts.
     """
-    # CLOCK: a hand goes round the slots and takes one use off each row that it passes. A row that has none
-    # left is chosen. So after MOST + 1 rounds every row has been chosen.
+    # This is the CLOCK algorithm, an approximation of "least recently used". `uses` is at most MOST, so after
+    # MOST + 1 rounds every row has been chosen.
     end, hand, n, steps = load_i64(d, NEXT_SLOT), counts[HAND], 0, 0
     while n < most and steps < (MOST + 1) * end:
         hand = hand + 1 if hand + 1 < end else 1
@@ -153,9 +166,9 @@ def sweep(d, uses, most, slots, counts):
 
 @kernel(void(int64, NUMBERS, int64))
 def chain(d, free, end):
-    """Shrink the range of slots in memory to those before `end`, and rebuild the list of free slots.
+    """Shrink the slots in memory to those before `end`, and rebuild the linked list of free slots.
 
-    free: all free slots in memory; those from `end` on are forgotten. No row may be in a slot from `end` on.
+    free: all free slots in memory; slots from `end` on are dropped. No row may be in a slot from `end` on.
     """
     store_i64(d, FREE_ROW, 0)
     store_i64(d, NEXT_SLOT, end)
@@ -169,7 +182,7 @@ def chain(d, free, end):
 
 @helper
 def ask(context, request, file, operation, number, address, size, offset):
-    """Prepare a request of io_submit, or transfer at once if there is no context; return 0 if that failed.
+    """Prepare a request for io_submit, or, without a context, transfer at once. Return 0 if that failed.
 
     request: address of the iocb. number: comes back in the event. address, size, offset: memory, bytes, and
     position in the file.
@@ -178,8 +191,12 @@ def ask(context, request, file, operation, number, address, size, offset):
         if operation == READ:
             return int64(read_at(file, address, size, offset) == size)
         return int64(write_at(file, address, size, offset) == size)
-    # struct iocb in words of 64 bits: data; key and flags; opcode (0 is pread, 1 is pwrite), priority and
-    # file; buffer; bytes; offset; two more that are not used.
+    # struct iocb in words of 64 bits:
+    #
+    #     0  data, comes back in the event     3  buffer
+    #     1  key and flags                     4  bytes
+    #     2  opcode (0 pread, 1 pwrite),       5  offset in the file
+    #        priority and file                 6, 7  unused
     store_i64(request, 0, number)
     store_i64(request, 1, 0)
     store_i64(request, 2, int64(operation) | int64(file) << 32)
@@ -195,18 +212,19 @@ def ask(context, request, file, operation, number, address, size, offset):
 def transfer(context, file, operation, offsets, sizes, places, work, pages):
     """Read or write ranges of a file, up to AT_ONCE at a time; return the number of completed ranges.
 
-    It is smaller than the number of ranges if an operation failed.
+    The result is smaller than the number of ranges if an operation failed.
 
-    context: result of io_setup, or 0 to transfer the ranges one by one. offsets, sizes: int64, in bytes.
-    places: address of each range in memory. work: scratch of AT_ONCE * (REQUEST + EVENT + 16) bytes.
-    pages: address of page buffers, one for each of AT_ONCE requests, or 0. The file is open for direct
-    transfers, which move whole pages: a range that does not consist of pages is read into a buffer and
-    copied from there. With 0 all ranges are whole pages, and are read and written in place.
+    context: result of io_setup, or 0 to transfer the ranges one by one. offsets, sizes: position and length
+    of each range, in bytes. places: address of each range in memory. work: scratch of AT_ONCE * (REQUEST +
+    EVENT + 16) bytes.
+    pages: address of page buffers, one for each of AT_ONCE requests, for a file that is open for direct
+    transfers, which move whole pages. A range that does not consist of whole pages is then read into a buffer
+    and copied from there. 0 if all ranges are whole pages; these are read and written in place.
     """
-    #   work   [ AT_ONCE iocbs | addresses of a batch of iocbs | events | stack of idle iocbs ]
+    #     work   [ AT_ONCE iocbs | addresses of a batch of iocbs | events | stack of idle iocbs ]
     #
-    # The loop keeps the disk busy: fill all idle iocbs, submit them, wait for up to half of AT_ONCE events,
-    # and fill again. An event's number is range * AT_ONCE + iocb, so that it says both.
+    # The loop keeps the disk busy: fill all idle iocbs, submit them, wait for up to AT_ONCE / 2 events, and
+    # fill again. An event's number is range * AT_ONCE + iocb, which tells both.
     n, longest = len(offsets), 0
     for i in range(n):
         longest = max(longest, sizes[i])
@@ -229,7 +247,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = next_range * AT_ONCE + k
             if ask(context, request, file, operation, number, place, last - first, first) == 0:
                 return complete
-            # Without a context the range is done: write its event here, as the kernel would.
+            # Without a context the range is done already. Write its event here, as Linux would.
             store_i64(request_addresses, batch, request)
             store_i64(events, 4 * batch, number)
             store_i64(events, 4 * batch + 2, last - first)
@@ -253,7 +271,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = load_i64(events, 4 * e)
             i, k = number // AT_ONCE, number % AT_ONCE
             start = offsets[i] & (PAGE - 1) if pages != 0 else 0
-            # A read of the last page may come back short; all that counts is that the range is in it.
+            # A read of the file's last page may return fewer bytes. That is no error as long as the range is
+            # complete.
             if load_i64(events, 4 * e + 2) < start + sizes[i]:
                 return complete
             if pages != 0:

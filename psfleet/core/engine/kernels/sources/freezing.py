@@ -1,8 +1,13 @@
-"""Kernels of a frozen view of a table, which a snapshot reads while training goes on
-(tables/row_snapshot.py).
+"""Kernels of a frozen view of a table: rows as they were at one step, read while training goes on.
 
-A view has one bit for each slot (`bits`), set while the row has still to be read. Before a row changes it is
-claimed and copied, so that the view keeps the values of its beginning.
+Snapshots read such a view (tables/row_snapshot.py). The view has one bit for each slot, the number of a row's
+place in the table. The bit is 1 until the view has the row's values:
+
+    slot    0  1  2  3  4  5
+    bits    0  1  1  0  1  0        rows 1, 2 and 4 have still to be read or copied
+
+Before a push changes a row whose bit is 1, it *claims* the row, clearing the bit, and copies the old values.
+So the view has the values of the step at which it began.
 """
 from numba import int64, uint64, void
 
@@ -15,7 +20,10 @@ AHEAD = 24
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def recall(d, ids, n, step, slots, last_steps):
-    """Write each id's slot and the step of its last push, or 0 and 0 for an unknown id."""
+    """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id.
+
+    step: the table's step. ids, slots, last_steps: int64 [n].
+    """
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
@@ -29,7 +37,10 @@ def recall(d, ids, n, step, slots, last_steps):
 
 @kernel(int64(int64, int64, int64))
 def choose(bits, n, slots):
-    """Set the bits of these slots; return the number of bits that were clear. Slot 0 (no row) is skipped."""
+    """Set the bits of these slots; return the number of bits that were 0. Slot 0 (no row) is skipped.
+
+    bits: uint64 words with a bit for each slot. slots: int64 [n].
+    """
     count = 0
     for i in range(n):
         slot = read_i64(slots, i)
@@ -42,13 +53,14 @@ def choose(bits, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
-    """Claim rows: clear their bits, and write id, slot and step of each row whose bit was set.
+    """Claim rows: clear their bits, and write id, slot and last step of each row whose bit was 1.
 
     Returns the number of these rows. Slots from `size` on had no row when the view began, and have no bit.
-    All arguments but size and n are addresses.
+    ids, slots, last_steps: int64 [n], as `recall` writes them. to_ids, to_slots, to_steps: int64, written for
+    the claimed rows.
     """
-    # To clear the bit is to claim the row: a row that changes and is copied first, and the reader that passes
-    # over all rows, each come here, and only the first of both gets the row.
+    # Two callers claim rows: a push that is about to change them, and the reader that goes over all rows.
+    # Only the first of the two finds the bit set, so each row is copied once.
     count = 0
     for i in range(n):
         slot = read_i64(slots, i)

@@ -10,9 +10,10 @@ F32, U16, U32 = (types.Array(kind, 1, "C", readonly=True) for kind in (float32, 
 @kernel(void(U32, uint16[::1]))
 def encode_bfloat16(bits, out):
     """Convert float32 to bfloat16, its upper 16 bits, rounded to the nearest, ties to even."""
-    # To add 0x7FFF, or 0x8000 if the last bit kept is 1, carries into the upper half exactly if it must be
-    # rounded up. A NaN could become an infinity by this, so it keeps its upper half
-    # and gets the quiet bit.
+    #     x = [ upper 16 bits, kept | lower 16 bits ]       half = (x + 0x7FFF + lowest kept bit) >> 16
+    #
+    # The sum carries into the upper half exactly if the value must be rounded up. The carry could turn a NaN
+    # into an infinity, so a NaN keeps its upper half and gets the quiet bit.
     for i in range(len(bits)):
         x = bits[i]
         even = (x >> uint32(16)) & uint32(1)
@@ -25,12 +26,14 @@ def encode_bfloat16(bits, out):
 def encode_float16(values, bits, out):
     """Convert float32 to float16 (IEEE binary16), rounded to the nearest, ties to even.
 
-    bits: the same float32 as uint32.
+    bits: the same numbers as uint32.
     """
-    # All cases are computed and selected, so that the loop has no branch and is vectorised:
-    #   normal   the exponent moved from bias 127 to 15 (112 << 23) and 13 bits rounded off as in bfloat16
-    #   small    below the smallest normal number, 2**-14: a multiple of 2**-24
-    #   0x7C00   infinity, from 2**16 on (rounding takes 65,520 and more there too); 0x7E00 is NaN
+    # All cases are computed and one is selected, so that the loop has no branch and is vectorised:
+    #
+    #     normal   the exponent moved from bias 127 to 15 (112 << 23), and 13 bits rounded off as in bfloat16
+    #     small    below the smallest normal number, 2**-14: a multiple of 2**-24
+    #     0x7C00   infinity, from 2**16 on (`normal` already gives it from 65,520 on)
+    #     0x7E00   NaN
     for i in range(len(values)):
         x = bits[i] & uint32(0x7FFFFFFF)
         odd = (x >> uint32(13)) & uint32(1)
@@ -51,6 +54,6 @@ def decode(halves, table, factor, out):
 
 @kernel(void(U16, uint32[::1]))
 def decode_bfloat16(halves, bits):
-    """Convert bfloat16 to float32, given and written as bits."""
+    """Convert bfloat16 to float32; both are given as their bits."""
     for i in range(len(halves)):
         bits[i] = uint32(halves[i]) << uint32(16)

@@ -1,9 +1,12 @@
 """Kernels on the index of a sparse table: look ids up, add them, list rows by age, copy rows.
 
-`d` is the address of the index's descriptor; psfleet/core/engine/kernels/hash_index.py explains the structure
-and has the functions that these kernels are made of. Loops over ids prefetch the line of the id that is AHEAD
-further on. index_removal.py has the kernels that only tables that remove rows need, as they take a while to
-compile.
+`d` is the address of the index's descriptor. psfleet/core/engine/kernels/hash_index.py draws the index and
+has the functions that these kernels call. A *slot* is the number of a row's place in the table's memory, or 0
+for no row:
+
+    id -- mix --> hash -- index --> slot        row = ROWS + slot * STRIDE
+
+index_removal.py has the kernels that only tables that remove rows need, because compiling them takes seconds.
 """
 from numba import float64, int64, uint32, uint64, void
 
@@ -23,16 +26,16 @@ LOW_BITS = uint64((1 << 56) - 1)
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line with entry `number` of these lines, and its position there, 0 to 3."""
+    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3."""
     return lines + (number >> 2) * 64, number & 3
 
 
 @entry(int64(int64, uint64, int64))
 def add(d, hash_, step):
-    """Return the slot of a hash that is pushed at this step; minus the slot if its row is new.
+    """Return the slot of a hash that is pushed at this step, or minus the slot if this call added the row.
 
-    Kernels look into the first one or two lines themselves and call this, by its address, if the hash is in
-    neither. So the code that splits chunks is compiled once and not into each kernel.
+    A kernel first looks into one or two lines by itself. If the hash is not there, the kernel calls this
+    function by its address, so that the code that splits chunks is compiled once and not into each kernel.
     """
     slot = touch_slow(d, hash_, step)
     return -insert(d, hash_, step) if slot == 0 else slot
@@ -40,19 +43,22 @@ def add(d, hash_, step):
 
 @entry(void(int64, uint64, int64, int64, float64, float64, uint64))
 def fill(out, hash_, dim, kind, low, span, stream):
-    """Write the first values of a row, as `fill_row` does. Compiled once; kernels call its address."""
+    """Write the initial values of a row, as `fill_row` does. Kernels call it by its address, as `add`."""
     fill_row(out, hash_, dim, kind, low, span, stream)
 
 
 @kernel(void(int64))
 def make(d):
-    """Set up an empty index in memory that is all zero."""
+    """Set up an empty index, given a descriptor whose memory is all zero."""
     begin(d)
 
 
 @kernel(int64(int64, int64, int64, int64))
 def locate(d, ids, n, slots):
-    """Write each id's slot, 0 for an unknown id; return the number of unknown ids."""
+    """Write the slot of each id, 0 for an unknown id; return the number of unknown ids.
+
+    ids, slots: addresses of int64 [n].
+    """
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -69,7 +75,10 @@ def locate(d, ids, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64))
 def touch(d, ids, n, step, slots):
-    """Locate ids as `locate` does, and stamp the rows that exist as pushed at this step."""
+    """Write the slot of each id as `locate` does, and stamp the rows as pushed at this step.
+
+    ids, slots: addresses of int64 [n]. Returns the number of unknown ids.
+    """
     unknown = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -86,7 +95,10 @@ def touch(d, ids, n, step, slots):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def place(d, ids, n, steps, slots):
-    """Write each id's slot, a new slot for an unknown id; stamp its row as pushed at steps[i]."""
+    """Write the slot of each id, adding rows for unknown ids, and stamp each row as pushed at steps[i].
+
+    ids, steps, slots: addresses of int64 [n]. The caller writes the values of new rows.
+    """
     for i in range(n):
         if i + AHEAD < n:
             prefetch_line(d, read_i64(ids, i + AHEAD))
@@ -99,11 +111,16 @@ def place(d, ids, n, steps, slots):
 def collect(d, first, last, step, least, most, ids, slots, ages):
     """Write id, slot and age of the rows in segments `first` to `last` - 1; return the number of rows.
 
-    Only rows with an age of `least` to `most` steps count. The order is that of the index, not that of ids.
+    A segment is all hashes with one top byte. Only rows with an age of `least` to `most` steps are written,
+    in the order of the index. ids, slots, ages: addresses of int64, one for each row.
     """
-    # Positions in the directory rise with the segment, so the rows of these segments are in neighbouring
-    # chunks. The first and the last chunk may have rows of other segments, which `low` and `high` keep out. A
-    # chunk takes a whole run of the directory, so it is enough to compare it with the one before.
+    #     hashes of the segments     low ............................ high
+    #     parts of the directory     | chunk 7 | chunk 7 | chunk 2 | ...
+    #
+    # Positions in the directory rise with the segment, so these segments occupy a range of the directory. A
+    # chunk occupies consecutive parts, so comparing each part with the one before is enough to visit each
+    # chunk once. The first and the last chunk may also have rows of other segments, which `low` and `high`
+    # exclude.
     count, before = 0, int64(-1)
     if first == last:
         return count
@@ -133,8 +150,9 @@ def collect(d, first, last, step, least, most, ids, slots, ages):
 
 @kernel(void(int64, int64))
 def freed(d, slots):
-    """Write the slots of removed rows that no new row has taken yet."""
-    # They form a list: FREE_ROW is the first, and the first word of each free row is the next slot.
+    """Write the free slots, whose rows were removed and which no new row has taken yet, to int64 at `slots`.
+    """
+    #     FREE_ROW --> slot 9 --> slot 4 --> 0        each arrow is the first word of a free row
     count, slot = 0, load_i64(d, FREE_ROW)
     while slot != 0:
         store_i64(slots, count, slot)
@@ -144,10 +162,11 @@ def freed(d, slots):
 
 @kernel(void(int64, int64, int64))
 def restamp(d, old, new):
-    """Rewrite all stamps when the step goes from `old` to `new`; each row keeps the step of its last push.
+    """Rewrite all stamps when the table's step changes from `old` to `new`.
 
-    A stamp has 32 bits: this must be called, with old == new if need be, before the step has gone on by
-    2**30, and a row that has not been pushed for 2**31 steps counts as one pushed 2**31 steps ago.
+    Each row keeps the step of its last push. A stamp has 32 bits, so this must be called before the step has
+    grown by 2**30, if need be with old == new. A row that has not been pushed for more than 2**31 steps is
+    stamped as pushed 2**31 steps ago.
     """
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
         line, entry = entry_at(load_i64(d, LINES), number)
@@ -157,7 +176,10 @@ def restamp(d, old, new):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def gather(d, slots, n, width, out):
-    """Copy from rows: out[i] = the first `width` float32 of row slots[i]."""
+    """Copy from rows: out[i] = the first `width` float32 of row slots[i].
+
+    slots: int64 [n]. out: float32 [n, width].
+    """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for i in range(n):
         if i + AHEAD < n:
@@ -169,7 +191,10 @@ def gather(d, slots, n, width, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def scatter(d, slots, n, width, values):
-    """Copy to rows: the first `width` float32 of row slots[i] = values[i]."""
+    """Copy to rows: the first `width` float32 of row slots[i] = values[i].
+
+    slots: int64 [n]. values: float32 [n, width].
+    """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     for i in range(n):
         if i + AHEAD < n:

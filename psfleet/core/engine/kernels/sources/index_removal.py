@@ -1,7 +1,7 @@
-"""Kernels for tables whose rows come and go: count pushes before admission, remove, decay scores, count ages.
+"""Kernels for tables that remove rows: count pushes before admission, remove, decay scores, count ages.
 
-They work on the index of psfleet/core/engine/kernels/hash_index.py, whose descriptor is at address `d`.
-Sweeps go over all lines of all chunks in memory order; unused entries have slot 0.
+They work on the index of psfleet/core/engine/kernels/hash_index.py, whose descriptor is at address `d`. A
+sweep visits all lines of all chunks in memory order; free entries have slot 0.
 """
 from numba import float32, float64, int64, uint32, uint64, void
 
@@ -16,16 +16,18 @@ AHEAD = 24
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line with entry `number` of these lines, and its position there, 0 to 3."""
+    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3."""
     return lines + (number >> 2) * 64, number & 3
 
 
 @kernel(int64(int64, int64, int64, int64, int64, int64))
 def count(d, ids, n, step, threshold, outcomes):
-    """Count a push of each id, for an entry that admits ids after `threshold` pushes.
+    """Count a push of each id in an index of candidates, ids that get a row after `threshold` pushes.
 
-    outcomes: int64 [n], written: 1 if the id has reached the threshold and is forgotten here, else 0. A row
-    of this index is one uint32, the count. Returns the number of ids that have reached it.
+    A row of this index is one uint32, the number of pushes so far. An id that reaches the threshold is
+    removed from the index. Returns the number of these ids.
+
+    outcomes: int64 [n], written: 1 if the id has reached the threshold, else 0.
     """
     total = 0
     for i in range(n):
@@ -50,7 +52,7 @@ def count(d, ids, n, step, threshold, outcomes):
 
 @kernel(int64(int64, int64, int64))
 def forget(d, ids, n):
-    """Remove ids and return how many of them the index had. Their rows become free."""
+    """Remove ids, int64 [n]; return the number of ids that the index had. Their slots become free."""
     count = 0
     for i in range(n):
         if i + AHEAD < n:
@@ -61,10 +63,12 @@ def forget(d, ids, n):
 
 @kernel(int64(int64, int64, float64, float64, float64, float64, int64))
 def decay(d, place, factor, worth, click_worth, least, ids):
-    """Multiply values `place` (shows) and `place` + 1 (clicks) of every row by `factor`.
+    """Multiply the scores of every row by `factor`, and list the rows whose worth falls below `least`.
 
-    Writes the ids of the rows whose worth, worth * (shows - clicks) + click_worth * clicks, is now below
-    `least`, and returns their number. Removes nothing.
+        row      [ weights, state | shows, clicks, ... ]        shows is float32 number `place` of the row
+        worth    worth * (shows - clicks) + click_worth * clicks
+
+    Writes the ids of the listed rows and returns their number. Removes nothing.
     """
     count = 0
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
@@ -87,7 +91,10 @@ def decay(d, place, factor, worth, click_worth, least, ids):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def histogram(d, step, shift, bins, counts):
-    """Count rows by age: counts[age >> shift], int64 [bins]; the last bin takes all older rows too."""
+    """Count rows by age: counts[age >> shift], int64 [bins]. The last bin also counts all older rows.
+
+    step: the table's step. Ages are in steps.
+    """
     for number in range(load_i64(d, CHUNKS) * CHUNK_LINES * 4):
         line, entry = entry_at(load_i64(d, LINES), number)
         if load_u32(line, 8 + entry) != uint32(0):

@@ -28,7 +28,8 @@ def float_of(bits):
 @inlined
 def largest(bits, at, size):
     """Return the bits of the largest magnitude of a block."""
-    # Without the sign, bits of float32 are in the order of the numbers; integers are compared many at once.
+    # Without the sign, the bits of float32 are ordered as the numbers are, and the maximum of integers is
+    # vectorised.
     most = uint32(0)
     for k in range(size):
         most = max(most, uint32(bits[at + k] & uint32(0x7FFFFFFF)))
@@ -39,7 +40,7 @@ def largest(bits, at, size):
 def scale_of(most):
     """Return the scale (one step) of a block whose largest magnitude has the bits `most`.
 
-    It is 0 for a block that becomes zeros, and NaN for one with an infinity or NaN.
+    The scale is 0 for a block that becomes zeros, and NaN for a block with an infinity or NaN.
     """
     step = float_of(most) / np.float32(127) if most >= SMALLEST else np.float32(0)
     return step if most < INFINITE else np.float32(np.nan)
@@ -47,23 +48,30 @@ def scale_of(most):
 
 @inlined
 def inverse_of(most):
-    """Return the factor that turns the values of such a block into steps, or 0 if none are to be counted."""
+    """Return 1 / scale of a block whose largest magnitude has the bits `most`.
+
+    The result is 0 if the scale is 0 or NaN.
+    """
     counts = most >= SMALLEST and most < INFINITE
     return np.float32(127) / float_of(most) if counts else np.float32(0)
 
 
 @inlined
 def steps_of(value, inverse):
-    """Return a value in steps, -127 to 127; the product may be rounded beyond these."""
+    """Return a value as a number of steps, limited to -127 to 127.
+
+    Without the limit, the product could be rounded beyond 127.
+    """
     return min(max(value * inverse, np.float32(-127)), np.float32(127))
 
 
 @kernel(void(F32, U32, float32[::1], int8[::1]))
 def encode(values, bits, scales, codes):
-    """Write each value as the nearest whole number of its block's steps, ties to even.
+    """Convert float32 to int8: each value becomes the nearest whole number of its block's steps.
 
-    bits: the values as uint32. scales: float32 [blocks], written. codes: int8, written, one for each value. A
-    block with an infinity or NaN gets the scale NaN and comes back as NaN, so that the fault is not hidden.
+    Ties go to the even number. bits: the values as uint32. scales: float32 [blocks], written. codes: int8,
+    written, one for each value. A block with an infinity or NaN gets the scale NaN and is decoded as NaN, so
+    that the fault is not hidden.
     """
     for block in range(len(scales)):
         at = block * DIM
@@ -78,9 +86,12 @@ def encode(values, bits, scales, codes):
 
 @kernel(void(F32, float32[::1], U32, float32[::1], int8[::1]))
 def encode_fed(values, rests, bits, scales, codes):
-    """Encode rests + values as `encode` does; what rounding has left out becomes `rests` for the next call.
+    """Encode rests + values as `encode` does, and leave the rounding errors in `rests` for the next call.
 
-    bits: a view of `rests` as uint32, which so has the bits of the sums.
+        sum = rests + values        rests = sum - code * scale
+
+    Over many calls no part of a value is lost (error feedback). bits: a view of `rests` as uint32, so it has
+    the bits of the sums.
     """
     for block in range(len(scales)):
         at = block * DIM
@@ -98,13 +109,13 @@ def encode_fed(values, rests, bits, scales, codes):
 
 @kernel(int64(F32, U32, I64, uint64, float32[::1], int8[::1]))
 def encode_drawn(values, bits, ids, salt, scales, codes):
-    """Encode rows, each a block, and round values up or down at random so that they are right on average.
+    """Encode rows, each a block, rounding values up or down at random so that they are right on average.
 
-    The random number is a hash of salt, id and position in the row, so a repeated call draws the same.
-    Returns the number of the first row with an infinity or NaN, where it stops, or -1.
+    The random number is a hash of salt, id and position in the row, so a repeated call gives the same codes.
+    Returns -1, or the number of the first row with an infinity or NaN, where it stops.
     """
-    # A value of s steps becomes floor(s + u) with u in [0, 1): it is rounded up with the probability of its
-    # fraction. u has 24 random bits of lowbias32 (as `noise` of row_rounding.py).
+    # code = floor(value / scale + u) with u in [0, 1), so the probability of rounding up is the fraction of
+    # value / scale. u has 24 random bits of lowbias32 (as `noise` of row_rounding.py).
     for row in range(len(ids)):
         at = row * DIM
         most = largest(bits, at, DIM)
@@ -125,7 +136,7 @@ def encode_drawn(values, bits, ids, salt, scales, codes):
 
 @kernel(void(I8, F32, float32[::1]))
 def decode(codes, scales, values):
-    """Write the values of all blocks: codes times the scale of their block."""
+    """Write the value of each code: code * scale of its block."""
     for block in range(len(scales)):
         at = block * DIM
         scale = scales[block]

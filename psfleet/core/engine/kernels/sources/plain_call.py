@@ -1,12 +1,12 @@
 """Fast path of a server for small calls: parse a header of the usual fields, look ids up, push and pull.
 
 `PlainCalls` of psfleet_server/services/shard_service.py uses it (docs/decisions/0033-plain-calls.md). A
-message that is out of the ordinary is no error here: a kernel reports it, and the call takes the ordinary
-way, which also words the errors. So the parser refuses whatever it does not know, and changes nothing but
-`fields`.
+message with anything unusual is no error here: a kernel reports it, and the call takes the ordinary path,
+which also reports errors to the caller. So the parser rejects every field that it does not know, and writes
+only `fields`.
 
-Each function runs for about a microsecond and keeps the GIL: to release it would take longer than the
-function (a call of 4 connections took 37 us in place of 33).
+Each function runs for about a microsecond and keeps the GIL. Releasing the GIL would take longer than the
+function (a call of 4 connections took 37 us instead of 33).
 """
 
 from llvmlite import ir
@@ -20,19 +20,20 @@ from psfleet.core.engine.kernels.intrinsics import (OPTIONS, helper, load_i64, l
                                         store_i64)
 
 # fmt: off
-# Positions in `fields` of what `read` finds: the range of the layout in the message, fields of
-# psfleet.v1.Header, and the offset of the payload. 0 stands for a field that the message does not have.
+# Positions in `fields`, which `read` writes: the range of the layout in the message, fields of
+# psfleet.v1.Header, and the offset of the payload. A field that the message does not have is 0.
 (LAYOUT, LAYOUT_END, WORKER, INCARNATION, SEQUENCE, SAMPLES, HAS_LOSS, LOSS, CLOCK, LEASES, LEASE_SAMPLES,
  SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD, CUT, CUT_AFTER) = range(20)
 FIELDS = 20
 DAMAGED = -1  # in place of an offset or position: the message ends too soon or has an unknown field
-# Positions in the block of a table, int64: the addresses of its kernels `push` and `pull`, then of its
-# index's descriptor, and the last arguments of both kernels. Floats stand there as their bits.
+# Positions in a table's block, an array of int64 with all that calls need: the addresses of the table's
+# kernels `push` and `pull` and of its index's descriptor, then the last arguments of both kernels. Floats are
+# stored as their bits.
 PUSH, PULL, INDEX, KIND, LOW, SPAN, STREAM, RING, LANES = range(9)
 
 
 def quick(signature):
-    """Decorate a function that Python calls as `kernel` does, but keep the GIL while it runs."""
+    """Return a decorator for a function that Python calls, as `kernel` does, but keeping the GIL."""
     return njit(signature, cache=True, no_cfunc_wrapper=True, **{**OPTIONS, "nogil": False})
 
 
@@ -45,7 +46,9 @@ def byte_at(message, at):
 @helper
 def number_at(message, at, end):
     """Return the value of a protobuf varint of up to 63 bits and the offset behind it, or (0, DAMAGED)."""
-    # A varint has 7 bits a byte, the lowest first; the top bit of a byte says that another byte follows.
+    #     300 = 0b10_0101100    -->    1 0101100   0 0000010
+    #
+    # A byte has 7 bits of the number, the lowest first. Its top bit is 1 if another byte follows.
     value = uint64(0)
     for shift in range(0, 63, 7):
         if at >= end:
@@ -60,7 +63,7 @@ def number_at(message, at, end):
 
 @helper
 def bytes_at(message, at, end):
-    """Return the start and end of a field of bytes whose length stands at `at`, or (DAMAGED, DAMAGED)."""
+    """Return start and end of a field of bytes whose length is stored at `at`, or (DAMAGED, DAMAGED)."""
     size, at = number_at(message, at, end)
     if at == DAMAGED or size > end - at:
         return int64(DAMAGED), int64(DAMAGED)
@@ -69,8 +72,11 @@ def bytes_at(message, at, end):
 
 @helper
 def place_of(key):
-    """Return the position in `fields` of a header field with the key field << 3 (a varint), or DAMAGED."""
-    # A key of protobuf is field << 3 | kind, where kind is 0 for a varint, 1 for 8 bytes and 2 for bytes.
+    """Return the position in `fields` of the header field with this protobuf key, or DAMAGED if unknown.
+
+    The key is field << 3, that of a varint.
+    """
+    # A protobuf key is field << 3 | kind, where kind is 0 for a varint, 1 for 8 bytes and 2 for bytes.
     if key <= 24:
         return WORKER + (key >> 3) - 1  # worker, incarnation, sequence
     if key == 6 << 3:
@@ -88,7 +94,7 @@ def place_of(key):
 
 @helper
 def read_header(message, at, end, fields):
-    """Write the fields of the header at `at` to `end`; return False if it is damaged or has another field."""
+    """Write the header's fields, from `at` to `end`; return False if it is damaged or has unknown fields."""
     while at < end:
         key, at = number_at(message, at, end)
         if at == DAMAGED:
@@ -121,7 +127,7 @@ def read_header(message, at, end, fields):
         else:
             place = place_of(key) if key & 7 == 0 and key > 0 else DAMAGED
             value, at = number_at(message, at, end)
-            # The worker is a uint32 in the header. A damaged varint leaves `at` at DAMAGED for the check
+            # The worker is a uint32 in the header. After a damaged varint `at` is DAMAGED, which is checked
             # below.
             if place == DAMAGED or (place == WORKER and value >= 1 << 32):
                 return False
@@ -133,14 +139,15 @@ def read_header(message, at, end, fields):
 
 @quick(int64(int64, int64, int64))
 def read(message, size, fields):
-    """Parse a message; return 1 if it consists of the expected parts, else 0.
+    """Parse a message; return 1 if it has only the expected parts, in their order, else 0.
 
-    message, size: address and bytes. fields: address of int64 [FIELDS], written as the constants above say.
+    message, size: address and bytes. fields: address of int64 [FIELDS], written at the positions defined
+    above.
     """
-    #   key 10   layout    bytes of the header that are equal in all calls of this shape
-    #   key 10   header    the fields that differ: a second part of the same protobuf field, which merges both
-    #   key 26   filling   optional
-    #   key 18   payload   optional, ends the message
+    #     key 10   layout    bytes of the header that are equal in all calls of this shape
+    #     key 10   header    fields that differ: a second part of the same protobuf field, which merges both
+    #     key 26   filling   optional
+    #     key 18   payload   optional, ends the message
     for place in range(FIELDS):
         store_i64(fields, place, 0)
     if size < 4 or byte_at(message, 0) != 10:
@@ -166,11 +173,11 @@ def read(message, size, fields):
 
 @quick(int64(int64, int64, int64))
 def unknown(block, ids, count):
-    """Return the number of ids without a row, or -1 if an id occurs twice.
+    """Return the number of ids without a row, or -1 if an id is repeated.
 
     block: address of the table's block. ids: address of int64 [count].
     """
-    # All pairs are compared, which is quicker than a hash table for the few ids of a small call.
+    # All pairs are compared, which is faster than a hash table for the few ids of a small call.
     d, missing = load_i64(block, INDEX), 0
     for i in range(count):
         id_ = read_i64(ids, i)
@@ -186,11 +193,12 @@ def unknown(block, ids, count):
 def _kernel_call(count, floats):
     """Return call(address, ...), which calls the machine code of a kernel with `count` arguments of 64 bits.
 
-    floats: Positions of the arguments that the kernel takes as float64. The caller passes the bits as int64.
+    floats: Positions of the arguments that the kernel takes as float64. The caller passes their bits as
+    int64.
     """
 
-    # numba's calling convention of a compiled function is int32 status(result *, error **, arguments...).
-    # Kernels raise nothing, so the status is not looked at.
+    # numba compiles a function to int32 status(result *, error **, arguments...). Kernels raise no errors, so
+    # the status is ignored.
     @intrinsic
     def call(context, address, *arguments):
         def generate(context, builder, signature, values):
@@ -218,13 +226,20 @@ _push, _pull = _kernel_call(13, (8, 9)), _kernel_call(9, (5, 6))
 
 @quick(void(int64, int64, int64, int64, int64, int64, int64))
 def push(b, ids, count, gradients, scalars, turn, step):
-    """Call `push` of sources/push.txt for the table with the block at address `b`."""
+    """Call the kernel `push` of sources/push.txt for the table whose block is at address `b`.
+
+    ids: address of int64 [count], without repeats. gradients, scalars, turn, step: as for that kernel.
+    """
     _push(load_i64(b, PUSH), load_i64(b, INDEX), ids, count, gradients, scalars, turn, step, load_i64(b, KIND),
           load_i64(b, LOW), load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING), load_i64(b, LANES))
 
 
 @quick(int64(int64, int64, int64, int64))
 def pull(b, ids, count, out):
-    """Call `pull` of sources/pull.txt for the table with block `b`; return the number of unknown ids."""
+    """Call the kernel `pull` of sources/pull.txt for the table with block `b`; return the unknown ids.
+
+    ids: address of int64 [count]. out: address of float32 [count, dim]. The result is the number of ids
+    without a row.
+    """
     return _pull(load_i64(b, PULL), load_i64(b, INDEX), ids, count, out, load_i64(b, KIND), load_i64(b, LOW),
                  load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING))

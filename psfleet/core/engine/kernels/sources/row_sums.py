@@ -3,10 +3,13 @@
     distinct rows  -- expand -->  rows of the batch       -- pool -->    one row for each bag
     sums           <-- merge --   gradients of the batch  <-- spread --  gradients of the bags
 
-Sums are added in the order of the batch in float32, so their bits depend on no thread and no group. Rows and
-gradients may lie at any address. The row of the id that is AHEAD further on is prefetched, as rows are read
-in random order. bag_rows.py has `expand` with `pool`, and `spread` with `merge`, without the array between
-them.
+A *bag* is the ids of one feature in one sample. A *group* is the ids of one server; codes are those of
+`dedup` in sources/dedup.py: group << shift | position.
+
+Sums are added in the order of the batch in float32, so their bits depend neither on threads nor on the number
+of servers. Rows and gradients may lie at any address. Rows are read in random order, so the row of the id
+that is AHEAD places further on is prefetched. bag_rows.py does `expand` with `pool`, and `spread` with
+`merge`, in one pass each.
 """
 from numba import float32, int64, void
 
@@ -20,10 +23,10 @@ LINES = min((DIM * 4 + 63) // 64, 8)
 
 @kernel(void(int64, int64, int64, int64, int64))
 def expand(inverse, n, shift, rows, out):
-    """Copy rows from distinct ids to the batch: out[i] = the row that code i names.
+    """Copy rows from distinct ids to the batch: out[i] = the row of code i.
 
-    inverse, shift: codes of the batch, see sources/dedup.py. rows: int64 [groups], the address of each
-    group's rows, float32 [distinct ids of the group, DIM]. out: float32 [n, DIM].
+    inverse, shift: codes of the batch. rows: int64 [groups], the address of each group's rows, float32
+    [distinct ids of the group, DIM]. out: float32 [n, DIM].
     """
     low = (int64(1) << shift) - 1
     for i in range(n):
@@ -41,13 +44,15 @@ def expand(inverse, n, shift, rows, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def merge(inverse, n, shift, gradients, sums):
-    """Sum gradients by distinct id: add gradient i to the row that code i names, in the order of the batch.
+    """Sum gradients by distinct id: sum of code i += gradients[i], in the order of the batch.
 
-    gradients: float32 [n, DIM]. sums: int64 [groups, 2]: for each group the address of its sums, float32
-    [distinct ids, DIM], and the number of sums that have been begun. The sums behind these are uninitialised.
+    inverse, shift: codes of the batch. gradients: float32 [n, DIM]. sums: int64 [groups, 2]: for each group
+    the address of its sums, float32 [distinct ids, DIM], and the number of sums that have a value already.
+    These come first; the memory behind them is uninitialised.
     """
-    # Codes number the ids of a group in first-seen order, so a row that occurs for the first time is always
-    # number `begun`. It is written instead of added to, so the caller need not clear the sums.
+    # Positions in a group count up in the order of first occurrence. So an id that occurs for the first time
+    # always has the position behind the last sum that has a value. Its gradient is written instead of added,
+    # so the caller need not clear the sums.
     low = (int64(1) << shift) - 1
     for i in range(n):
         if i + AHEAD < n:
@@ -70,10 +75,10 @@ def merge(inverse, n, shift, gradients, sums):
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def pool(rows, ends, bags, weights, scales, out):
-    """Pool rows: out[b] = scales[b] * (weights[i] * rows[i], summed in order over the rows i of bag b).
+    """Pool rows: out[b] = scales[b] * sum of weights[i] * rows[i] over the rows i of bag b, in order.
 
-    rows: float32 [n, DIM]. ends: int64 [bags], the end of each bag; it begins where the bag before it ends.
-    weights: float32 [n]. scales: float32 [bags]. An address 0 of these two stands for factors of 1. out:
+    rows: float32 [n, DIM]. ends: int64 [bags], the end of each bag, which is the start of the next bag.
+    weights: float32 [n]. scales: float32 [bags]. Address 0 for weights or scales means factors of 1. out:
     float32 [bags, DIM], which the caller has zeroed.
     """
     at = int64(0)

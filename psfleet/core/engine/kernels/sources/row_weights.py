@@ -1,4 +1,5 @@
-"""Kernels on the weights of rows outside a table: first values of new rows, and rounding as a push rounds."""
+"""Kernels on the weights of rows outside a table: initial values of new rows, and rounding as a push rounds.
+"""
 
 from numba import float64, int64, uint32, uint64, void
 
@@ -9,7 +10,10 @@ from psfleet.core.engine.kernels.row_rounding import drawn, noise, random_base
 
 @kernel(void(int64, int64, int64, int64, float64, float64, uint64, int64))
 def fill(ids, n, dim, kind, low, span, stream, out):
-    """Write the first values of the rows of ids, int64 [n], to `out`, float32 [n, dim]. See `fill_row`."""
+    """Write the initial values of the rows of ids, int64 [n], to `out`, float32 [n, dim].
+
+    kind, low, span, stream: the initializer, as for `fill_row` of hashing.py.
+    """
     for i in range(n):
         fill_row(out + i * dim * 4, mix(uint64(read_i64(ids, i))), dim, kind, low, span, stream)
 

@@ -1,11 +1,11 @@
 """Kernels of the hash index of a served table: find, put and remove ids whose rows are numbered from 0.
 
-`ServedTable` of psfleet/serving uses them. `keys` has the id of each row; `slots` is an open-addressing table
-of uint32 with linear probing, where 0 is empty and any other value is a row number plus 1:
+`ServedTable` of psfleet/serving uses them. `keys` has the id of each row. `slots` is a hash table of uint32
+with linear probing, where 0 is empty and any other value is a row number plus 1:
 
     slots   [ 0 | 3 | 1 | 0 | 2 ]        keys   [ 70, 9, 41 ]        rows   [ row 0 | row 1 | row 2 ]
 
-With `direct` no hash is used: all ids are smaller than the number of slots, and id k stands in slot k.
+With `direct` no hash is used: all ids are smaller than the number of slots, and id k uses slot k.
 """
 import numpy as np
 from numba import boolean, int64, types, uint32, uint64, void
@@ -20,12 +20,14 @@ I64 = types.Array(int64, 1, "C", readonly=True)
 
 @helper
 def home_of(key, slots, direct):
-    """Return the slot at which the search for a key begins.
+    """Return the home slot of a key, where the search for the key begins.
 
-    direct: True if each key is the number of its own slot; a key beyond the slots begins at slot 0.
+    direct: True if each key is the number of its own slot; a key that is too large begins at slot 0.
     """
-    # The low half of the hash, as a fraction of 2**32, times the number of slots. Not the high half: servers
-    # and snapshots send rows ordered by it, so that one page of rows would fill a run of neighbouring slots.
+    #     home = (lower 32 bits of the hash) / 2**32 * number of slots
+    #
+    # Not the upper bits: servers and snapshots send rows ordered by them, so one page of rows would fill a
+    # run of neighbouring slots.
     if direct:
         return int64(key) if uint64(key) < uint64(len(slots)) else int64(0)
     return int64((mix(uint64(key)) & uint64(0xFFFFFFFF)) * uint64(len(slots)) >> uint64(32))
@@ -33,13 +35,13 @@ def home_of(key, slots, direct):
 
 @helper
 def behind(slot, slots):
-    """Return the next slot; slot 0 follows the last one."""
+    """Return the next slot; slot 0 follows the last slot."""
     return slot + 1 if slot + 1 < len(slots) else int64(0)
 
 
 @helper
 def search(key, keys, slots, direct):
-    """Return the slot that refers to a key, or the empty slot that ends its chain."""
+    """Return the slot that refers to a key, or the empty slot where the search for an unknown key ends."""
     slot = home_of(key, slots, direct)
     while slots[slot] != uint32(0) and keys[int64(slots[slot]) - 1] != key:
         slot = behind(slot, slots)
@@ -48,7 +50,7 @@ def search(key, keys, slots, direct):
 
 @helper
 def place_of(key, keys, slots, direct):
-    """Return the row number of a key, or -1 if the table does not have it."""
+    """Return the row number of a key, or -1 if the table does not have the key."""
     if direct:  # each key is alone in its slot
         exists = uint64(key) < uint64(len(slots))
         return int64(slots[int64(key)]) - 1 if exists else int64(-1)
@@ -57,14 +59,20 @@ def place_of(key, keys, slots, direct):
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64[::1], int64, int64, int64, int64))
 def find(ids, keys, slots, direct, places, rows, width, out, words):
-    """Write each id's row number to `places`, or -1 for an unknown id; return the number of unknown ids.
+    """Write the row number of each id to `places`, or -1 for an unknown id; return the unknown ids' number.
 
-    rows, width: address of the rows, and bytes of one; they are prefetched.
-    out, words: address that gets a copy of each row of `words` words of 4 bytes. 0 words copy nothing.
+    ids, keys, slots, direct: ids to look up, and the index as drawn above. rows, width: address of the rows,
+    and the bytes of one row; rows are prefetched.
+    out, words: address that gets a copy of each row of `words` words of 4 bytes. With words 0 nothing is
+    copied.
     """
-    # A look-up waits for three addresses in turn: slot, key, row. The pipeline prefetches the slot AHEAD ids
-    # before its use, and half as many before it the key and the row that the slot names. The first slot of
-    # the chain may name another key; then the prefetch was in vain, but no harm is done.
+    # A look-up reads three addresses, each of which depends on the one before: slot, key, row.
+    #
+    #     i + AHEAD         prefetch the home slot
+    #     i + AHEAD // 2    read the home slot; prefetch the key and the row that it refers to
+    #     i                 look the id up
+    #
+    # The home slot may refer to another key. Then the prefetch was useless, which does no harm.
     at, into, missing, count = keys.ctypes.data, slots.ctypes.data, 0, len(ids)
     if direct:
         for i in range(count):
@@ -94,7 +102,7 @@ def find(ids, keys, slots, direct, places, rows, width, out, words):
 
 @helper
 def prefetch_place(ids, i, keys, slots, direct):
-    """Prefetch the home slot of ids[i], and the key that the slot of the id AHEAD // 2 before it names."""
+    """Prefetch the home slot of ids[i], and the key behind the home slot of ids[i - AHEAD // 2]."""
     if i < len(ids):
         prefetch(slots.ctypes.data + 4 * home_of(ids[i], slots, direct))
     before = i - AHEAD // 2
@@ -106,11 +114,11 @@ def prefetch_place(ids, i, keys, slots, direct):
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1], int64, int64, int64))
 def put(ids, keys, slots, direct, count, places, rows, width, content):
-    """Write each id's row number to `places`, copy the rows of all ids, and return the new row count.
+    """Add or replace rows: write each id's row number to `places`, and return the new number of rows.
 
-    count: rows before the call; unknown ids get the next numbers. rows, width: address of the rows, and bytes
-    of one. content: address of the rows of these ids, which are copied there. The caller has made the arrays
-    large enough.
+    count: number of rows before the call; unknown ids get the next numbers. rows, width: address of the
+    table's rows, and the bytes of one row. content: address of the rows of these ids, which are copied into
+    the table. The caller has made the arrays large enough.
     """
     for i in range(AHEAD):
         prefetch_place(ids, i, keys, slots, direct)
@@ -135,17 +143,17 @@ def put(ids, keys, slots, direct, count, places, rows, width, content):
 
 @kernel(void(int64[::1], uint32[::1], boolean, int64))
 def index(keys, slots, direct, count):
-    """Fill slots, all empty, with the row numbers of the first `count` keys. Used for a larger index."""
+    """Fill empty slots with the row numbers of the first `count` keys. Used after the slots were enlarged."""
     for place in range(count):
         slots[search(keys[place], keys, slots, direct)] = uint32(place + 1)
 
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1]))
 def remove(ids, keys, slots, direct, count, places):
-    """Remove ids and return the new row count. The last row fills the gap, so that rows stay without gaps.
+    """Remove ids; return the new number of rows. The last row fills the gap, so that rows stay without gaps.
 
-    places: written for each id: the number of its row, which the last row at this moment takes, or -1 for an
-    unknown id. The caller moves the rows themselves by it, in the same order.
+    places: written for each id: the number of its row, or -1 for an unknown id. The caller then moves the
+    rows: in the same order, the row that is last at that moment goes to this number.
     """
     for i in range(len(ids)):
         place = place_of(ids[i], keys, slots, direct)
@@ -154,9 +162,12 @@ def remove(ids, keys, slots, direct, count, places):
             continue
         slot = search(ids[i], keys, slots, direct)
         other = slot
-        # Linear probing has no tombstones. An entry behind the gap whose home is at the gap or before it
-        # would no longer be found, so it moves into the gap, and leaves one itself (Knuth, volume 3, section
-        # 6.4, algorithm R). Distances are taken backwards from the entry, modulo the number of slots.
+        #     home . . gap . . other        `other` would no longer be found, because its search ends at the
+        #     gap
+        #
+        # An entry behind the gap whose home slot is at the gap or before it moves into the gap, and leaves a
+        # gap in turn (Knuth, volume 3, section 6.4, algorithm R). Distances are taken backwards from the
+        # entry, modulo the number of slots.
         while not direct:
             other = behind(other, slots)
             if slots[other] == uint32(0):

@@ -1,14 +1,15 @@
 """Kernel that turns texts into numbers of 64 bits: whole numbers as they are, others by BLAKE2b (RFC 7693).
 
-    texts     r e d 1 5 h a t ........     one after the other in UTF-8, and 8 bytes that may be read behind
-    lengths   3     2   3                  bytes of each
+    texts     r e d 1 5 h a t ........     one after the other in UTF-8, and 8 readable bytes behind the last
+    lengths   3     2   3                  bytes of each text
     out       BLAKE2b("red"), 15, BLAKE2b("hat")
 
-psfleet/core/engine/kernels/text_hashing.py calls it. hashlib computes the same hash, but takes five times as long:
-nearly all texts are short, and preparing a hash object costs more than hashing one block.
+psfleet/core/engine/kernels/text_hashing.py calls it. hashlib computes the same hash but takes five times as
+long, because most texts are short and preparing a hash object costs more than hashing one block.
 
-Columns repeat their texts, such as names of countries. A table remembers for each of its slots the text that came
-there last, so that a text is hashed again only if another one has taken its slot in between.
+Columns often repeat texts, such as names of countries. So a small table remembers, for each of its slots, the
+last text that was looked up there. A repeated text then costs a comparison instead of a hash, unless another
+text has taken its slot in between.
 """
 import numpy as np
 from numba import int64, uint64, void
@@ -23,7 +24,8 @@ PARAMETERS = U(0x01010000 ^ 8)  # no key, one leaf, a digest of 8 bytes
 LAST = ~U(0)
 SIGN = U(1 << 63)
 
-# First values of SHA-512, and which word of a block each step of a round takes.
+# IV and SIGMA of RFC 7693: the first eight words of the state, and the order in which each round uses the 16
+# words of a block.
 FIRST = np.array([0x6A09E667F3BCC908, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1,
                   0x510E527FADE682D1, 0x9B05688C2B3E6C1F, 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179],
                  np.uint64)
@@ -41,13 +43,13 @@ WORDS = np.array([[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
 
 @helper
 def rotated(x, count):
-    """Return x with its bits moved `count` places to the right, and around."""
+    """Return x with its bits rotated to the right by `count`."""
     return (x >> U(count)) | (x << U(64 - count))
 
 
 @helper
 def mixed(a, b, c, d, x, y):
-    """Return a column or diagonal of the state with two words of the block mixed in (G of the RFC)."""
+    """Mix two words of the block into a column or diagonal of the state, and return it (G of the RFC)."""
     a = a + b + x
     d = rotated(d ^ a, 32)
     c = c + d
@@ -61,11 +63,16 @@ def mixed(a, b, c, d, x, y):
 
 @helper
 def compressed(h, block, count, last):
-    """Return the hash h, eight words, with the block at an address taken in (F of the RFC).
+    """Return the state h, eight words, after the block at an address has been hashed (function F of the RFC).
 
-    count: bytes up to the end of this block. last: LAST, or 0 where more blocks follow.
+    count: number of bytes up to the end of this block. last: LAST for the last block, else 0.
     """
-    # The state is four rows a, b, c, d of four words. Its words stay in registers.
+    #     a0 a1 a2 a3        a round mixes the four columns (a0 b0 c0 d0, ...),
+    #     b0 b1 b2 b3        then the four diagonals (a0 b1 c2 d3, ...)
+    #     c0 c1 c2 c3
+    #     d0 d1 d2 d3
+    #
+    # The 16 words are local variables, so that they stay in registers.
     a0, a1, a2, a3, b0, b1, b2, b3 = h
     c0, c1, c2, c3 = FIRST[0], FIRST[1], FIRST[2], FIRST[3]
     d0, d1, d2, d3 = FIRST[4] ^ U(count), FIRST[5], FIRST[6] ^ last, FIRST[7]
@@ -85,7 +92,7 @@ def compressed(h, block, count, last):
 
 @helper
 def word_of(text, length, word):
-    """Return 8 bytes of a text as uint64, zeros in place of what is behind its end."""
+    """Return 8 bytes of a text as uint64; bytes behind the end of the text are zeros."""
     bits = 8 * min(max(length - 8 * word, 0), 8)
     value = load_u64(text, word) if bits else U(0)
     return value if bits == 64 else value & ((U(1) << U(bits)) - U(1))
@@ -93,9 +100,9 @@ def word_of(text, length, word):
 
 @helper
 def digest(text, length, block):
-    """Return the first 8 bytes of a text's BLAKE2b, of which 8 is the whole length.
+    """Return the BLAKE2b hash of a text with a digest of 8 bytes.
 
-    block: address of 128 bytes, overwritten.
+    block: address of 128 bytes of scratch memory.
     """
     h = (FIRST[0] ^ PARAMETERS, FIRST[1], FIRST[2], FIRST[3], FIRST[4], FIRST[5], FIRST[6], FIRST[7])
     start = 0
@@ -109,9 +116,10 @@ def digest(text, length, block):
 
 @helper
 def whole_number(text, length):
-    """Return whether a text is a whole number of 64 bits as computers write it, and the number as uint64.
+    """Return whether a text is a whole number of 64 bits as programs write it, and the number as uint64.
 
-    Computers write no "+", no "-0" and no zero before other digits. A negative one is its two's complement.
+    Programs write no "+", no "-0" and no leading zeros. A negative number is returned as its two's
+    complement.
     """
     is_negative = U(load_u64(text, 0) & U(0xFF)) == U(45)  # "-"
     start = int64(is_negative)
@@ -120,7 +128,7 @@ def whole_number(text, length):
         return False, value
     for k in range(start, length):
         digit = (load_u64(text + k, 0) & U(0xFF)) - U(48)
-        # 2**64 - 1 is 18446744073709551615.
+        # The largest number, 2**64 - 1, is 18446744073709551615.
         if digit > U(9) or value > U(1844674407370955161) or (value == U(1844674407370955161) and digit > U(5)):
             return False, value
         if value == U(0) and (k > start or (digit == U(0) and is_negative)):
@@ -140,7 +148,7 @@ def are_same(text, other, length):
 
 @helper
 def slot_of(text, length, slots):
-    """Return the slot of a text among `slots` of them, a power of two."""
+    """Return the number of the slot that a text uses in a table of `slots` slots, a power of two."""
     x = U(length)
     for word in range((length + 7) // 8):
         x = mix(x ^ word_of(text, length, word))
@@ -151,9 +159,9 @@ def slot_of(text, length, slots):
 def numbers(texts, lengths, count, memory, slots, out):
     """Write the number of each text to `out`, uint64 [count].
 
-    texts, lengths: addresses of what the head of this file shows; lengths are int64 [count].
-    memory: address of zeros: the 128 bytes of a block; then int64 [slots, 2], of the text in a slot its place + 1
-    and its address.
+    texts, lengths: addresses of the arrays drawn at the head of this file; lengths are int64 [count].
+    memory: address of zeros: 128 bytes of scratch for a block, then the table of texts seen in this call,
+    int64 [slots, 2]: for each slot the position + 1 of its last text, and the address of that text.
     """
     block, table = memory, memory + BLOCK
     text = texts
