@@ -96,7 +96,7 @@ class Follower:
     Args:
         job: Folder of the job's logs, or the endpoints of its servers, as in psfleet.connect(job=...).
         rows: Number format in which rows are kept, such as "float32" or "int8".
-        snapshot: Snapshot of the job, or a folder of its snapshots, from which the first copy is read in
+        snapshot: Snapshot of the job, or a folder of its snapshots, that the first copy is read from, in
             order to load the servers less. "" searches the job's folder. The servers must still know the
             changes since the snapshot, which they do for the two that they wrote last. Otherwise all rows
             come from the servers.
@@ -200,7 +200,7 @@ class Follower:
 
     @property
     def snapshot(self) -> str:
-        """Path of the snapshot from which the first copy was read, or "" if all rows came from the
+        """Path of the snapshot that the first copy was read from, or "" if all rows came from the
         servers.
         """
         return self._following.snapshot

@@ -154,9 +154,9 @@ class WeightCopy:
                     self.apply([changes])
 
     def apply(self, replies: Sequence[ChangesReply]) -> int:
-        """Apply changes, and return the number of rows in them.
+        """Apply changes of all servers, and return the number of rows that they contain.
 
-        A dense table is added once its slices from all servers have come.
+        A dense table is split over servers, and is added once its slices from all servers are here.
         """
         rows = 0
         dense: dict[str, Floats] = {}
@@ -226,7 +226,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class FoundSnapshot:
-    """Snapshot from which a copy may be read.
+    """Snapshot that a copy may be read from.
 
     Attributes:
         name: Path or URL, for log messages.
@@ -257,7 +257,7 @@ class Following:
         copy: The present copy of the weights.
         cut: The present cut, or None before the first.
         gaps: Number of times that all rows were copied again because the servers no longer knew the changes.
-        snapshot: Name of the snapshot from which the copy was read, or "" if all rows came from the servers.
+        snapshot: Name of the snapshot that the copy was read from, or "" if all rows came from the servers.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Following:
 
             pause = CPU time of the reply / (_SHARE * CPUs that the server keeps busy)
 
-        The CPU time is that of the cheaper of the last two replies, because one of them may include
+        The CPU time is that of the cheaper of the last two replies, because either may include
         compiling or loading a kernel.
         """
         now, cpu, reply_cpu = self._clock(), reply.process_microseconds, reply.microseconds

@@ -372,7 +372,7 @@ class EmbeddingRows:
     @staticmethod
     def _values_of(entry: _CachedLookup) -> Floats:
         # The first lookup may use the pulled memory. A later one gets a copy, so that an in-place change of
-        # one result does not change the others.
+        # one result does not change another.
         values: Floats = entry.rows.cpu().numpy()
         return values if entry.used is None else values.copy()
 
