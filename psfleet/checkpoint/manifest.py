@@ -88,7 +88,7 @@ def table_from_json(document: Any) -> TableSpec:
 
     Raises:
         ValueError, TypeError, PsfleetError: The JSON is no table definition. Call this within `reading`,
-        which turns these errors into a CheckpointError that names the file.
+            which turns these errors into a CheckpointError that names the file.
     """
     kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
     more_kinds = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}

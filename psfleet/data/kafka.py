@@ -87,7 +87,7 @@ class KafkaTopic:
         start: For each partition to read, by its number, the first offset to read. `find_partitions` adds
             further partitions.
         end: For each partition, the offset to stop before. None reads until the script leaves the loop.
-        bad_messages: Treatment of messages that have an unusable value, and with offsets that the broker
+        bad_messages: Treatment of messages that have an unusable value, and of offsets that the broker
             has deleted. "fail" raises UsageError. "skip" leaves them out, counts them in `skipped` and logs
             the first few.
         parse: Function from the bytes of a message to a mapping by column. It raises ValueError for bytes

@@ -38,7 +38,7 @@ class ParquetFiles(RowGroupSource):
         features: Features of a sample. Each is read from the column that it names, by default the column of
             its own name. A cell is a value or a list of values. Null is a missing feature.
         labels: Columns with the labels, which must be numbers.
-        bad_rows: Treatment of rows that have an unusable value, such as a null label, and with row
+        bad_rows: Treatment of rows that have an unusable value, such as a null label, and of row
             groups and files that cannot be read. "fail" raises UsageError. "skip" leaves them out, counts
             their rows in `skipped` and logs the first few. To find all bad rows, "skip" also tries the
             features' transforms on each row.

@@ -46,7 +46,7 @@ class LookupObserver(Protocol):
         """Record that the script looks these ids up."""
 
     def expected(self, rows: "EmbeddingRows") -> list[Ids]:
-        """Return the ids of each lookup in these rows that it predicts for the next step."""
+        """Return the ids of each lookup in these rows that the next step is predicted to make."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,23 @@ class _CachedLookup:
 
 
 class EmbeddingRows:
-    """Rows of one embedding, float32, which are in a table on the servers."""
+    """Rows of one embedding, float32, which are in a table on the servers.
+
+    Attributes:
+        name: Name of the table, or None if the optimizer derives it from the module's name in the model.
+        count: Number of rows, with ids 0 to count - 1, or None if ids are any int64.
+        dim: Width of a row.
+        padding: Id whose row is zero at first, or None.
+        initializer, seed: Initial values of the rows.
+        entry: Rule that decides which new ids get a row, or None if every pushed id gets a row.
+        precision: Number format in which the servers store the rows.
+        servers: Number of servers that hold the table, or None for all.
+        weight: Parameter in place of the weight, as torch's optimizers see it. It takes no memory.
+        content: Initial rows, float32 [count, dim], or None if `initializer` makes them.
+        watcher: Object that is notified of each lookup, or None.
+        bags: Collector of the gradients of pooled rows.
+        counts: True if the table counts shows and clicks.
+    """
 
     def __init__(
         self,
@@ -223,8 +239,8 @@ class EmbeddingRows:
         [n, dim].
 
         Raises:
-            UsageError: A state dict cannot hold the rows: memory is too short, or the table counts its
-                candidates for rows.
+            UsageError: A state dict cannot hold the rows: memory is too short, or the embedding has an
+                `entry`.
         """
         self._check_saved()
         if self.count is not None:

@@ -302,10 +302,10 @@ class EmbeddingBag(TableModule):
 
     Args:
         num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers: As in
-        Embedding.
+            Embedding.
         mode: Pooling of a bag's rows: "sum", "mean" or "max". An empty bag gives zeros.
         include_last_offset: True if the last entry of `offsets` is the number of ids and starts no bag.
-        padding_idx: Id that bags leave out.
+        padding_idx: Id that is left out when a bag is pooled.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, No
     prediction costs one pull and does no harm.
 
         for x, y in pst.prefetch(loader, lambda batch: {users: batch[0] % 1000}):
+            ...
 
     Args:
         loader: Any iterable, such as a DataLoader.

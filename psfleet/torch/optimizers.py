@@ -300,7 +300,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             UsageError, ShapeError: The state belongs to another model, other optimizers or other options.
-            Nothing was changed.
+                Nothing was changed.
         """
         # Torch's own load_state_dict() checks and parses the state. The result is then taken out of this
         # object again, because nothing may change before the checks below have passed.

@@ -201,7 +201,7 @@ class Number:
         default: Value in place of NaN, and for samples that lack the feature.
         column: Column in files. Empty means `name`.
         transform, dtype, inputs: As in Feature. The last transform must give each sample `dim` values or
-        none.
+            none.
     """
 
     name: _Name

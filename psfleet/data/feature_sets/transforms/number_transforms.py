@@ -80,7 +80,7 @@ class Normalize(FittedTransform):
 
     Attributes:
         mean, std: Mean and population standard deviation. None means that `fit` computes them, in float64.
-        If all values are equal, std is 1.
+            If all values are equal, std is 1.
     """
 
     takes = "float"
