@@ -1,13 +1,13 @@
 """Followers: read-only copies of a running job's weights that stay up to date, for prediction.
 
-A follower takes the job's weights at one *cut* after another. A cut is a state of all weights that is
-consistent across the servers. This module has the thread, the calls to servers, the retries and the
-reconnection. The decisions, such as the next request and a new copy of everything, are in following.py,
-which does no I/O and so can be tested without servers.
+A follower takes the job's weights at one *cut* after another. A cut is the state of all weights at one
+point of the training. This module has the thread, the calls to servers, the retries and the reconnection.
+The decisions, such as the next request and a new copy of everything, are in following.py, which does no I/O
+and so can be tested without servers.
 
 Every 50 ms the thread requests the changes since the last cut. Lookups in other threads read the copy under
-a lock, so that each sees a single cut. If the job does not reply, lookups use the last values and `age`
-rises.
+a lock, so that each lookup sees a single cut. If the job does not reply, lookups use the last values and
+`age` rises.
 """
 
 import contextlib
@@ -85,11 +85,14 @@ class Follower:
             rows.look_up("user", np.array([17, 42]))
             print(rows.cut, rows.age)
 
-    The constructor returns once the first copy is complete. From then on the weights go from one *cut* to
-    the next, a state of the job at one point of its training. In sync mode, a cut is the state of all
-    servers after the same round. In the other modes, it has from each server all pushes that the server had
-    acknowledged. If the job does not reply, the follower keeps its values while `age` rises, and it goes on
-    when the servers reply again.
+    The constructor returns once the first copy is complete. From then on the weights move from one *cut* to
+    the next. A cut is the state of the job at one point of its training:
+
+    - In sync mode, it is the state of all servers after the same round.
+    - In the other modes, it has from each server all pushes that the server had acknowledged.
+
+    If the job does not reply, the follower keeps its values while `age` rises. It continues when the
+    servers reply again.
 
     Implements psfleet.serving.row_source.RowSource.
 
@@ -159,8 +162,6 @@ class Follower:
 
     def _new_copy(self) -> WeightCopy:
         return WeightCopy(self._environment.job or "the job", self._form, self._part)
-
-    # -- values --------------------------------------------------------------------------------
 
     def specs(self) -> Mapping[str, TableSpec]:
         return self._rows.specs()
@@ -242,8 +243,6 @@ class Follower:
                     f"the follower has come to cut {self.cut} in {timeout:g} seconds, and not to {number}"
                 )
             return self.position
-
-    # -- following -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -1,7 +1,7 @@
 """State machine of a follower: decides the requests from cut to cut, and applies the replies. Does no I/O.
 
-A *cut* is a state of the job's weights that is consistent across its servers. A WeightCopy has the weights
-and remembers, for each server, the version of the last changes. `Following` yields actions, which
+A *cut* is the state of a job's weights at one point of the training. A WeightCopy has the weights and
+remembers, for each server, the version of the last changes. `Following` yields actions, which
 psfleet.serving.follower carries out:
 
     AskChanges  ->  replies of all servers after the same round   ->  TakeCut, Rest, next round

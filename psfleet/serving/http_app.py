@@ -209,7 +209,9 @@ class HttpConnection:
 
 @lru_cache(64)
 def _head(status: int, kind: str, second: int) -> bytes:
-    """Return the first lines of a reply. They are cached, because they change only with the second."""
+    """Return the first lines of a reply. They contain the time in seconds, so they are cached for each
+    second.
+    """
     date, phrase = formatdate(second, usegmt=True), HTTPStatus(status).phrase
     return f"HTTP/1.1 {status} {phrase}\r\ndate: {date}\r\ncontent-type: {kind}\r\n".encode()
 

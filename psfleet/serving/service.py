@@ -124,11 +124,11 @@ class PredictionService:
 
     Args:
         models: Models, in the order in which clients see them.
-        metrics: As passed.
+        metrics: Metrics of these models.
 
     Attributes:
         models: Models by name.
-        metrics: As given.
+        metrics: As passed.
     """
 
     def __init__(self, models: Sequence[ServedModel], metrics: ServingMetrics) -> None:

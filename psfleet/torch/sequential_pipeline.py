@@ -203,8 +203,8 @@ class Pipeline:
         model: nn.Sequential to train, changed in place. Its modules return a tensor or a tuple of tensors.
         optimizers: Optimizers as in convert().
         loss: Function of the model's output and the targets that returns the mean loss over the samples.
-        cuts: Index of the first module of each stage but stage 0, such as [2, 5] for three stages. None splits
-            the model at the first step into parts of about equal work.
+        cuts: Index of the first module of each stage but stage 0, such as [2, 5] for three stages. None
+            splits the model at the first step into parts of about equal work.
         name, runtime: As in DistributedOptimizer.
         servers: Number of servers that hold an embedding's table, as in convert().
 

@@ -150,6 +150,8 @@ def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
 class FillMissing(Transform):
     """Gives samples that have no values a default value.
 
+        Feature("city", cities, hashed=True, transform=FillMissing("unknown"))
+
     Attributes:
         value: The default value. Its weight is 1.
     """
