@@ -233,8 +233,8 @@ class Snapshot:
         A table that only some servers had was just being created, and no push had changed it.
 
         Args:
-            server: Number of a server, to return the tables that this server had. None returns those that
-                all had.
+            server: Number of a server, to return the tables that this server had. None returns the
+                tables that all servers had.
         """
         files = self._levels[-1] if server is None else [self._levels[-1][server]]
         return [

@@ -41,8 +41,7 @@ class OrderedSource(Protocol):
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], Any]:
-        """Read the samples at these positions. Sample i of epoch e, in the epoch's order, has position e *
-        len + i.
+        """Read the samples at these positions. Position e * len + i is sample i in the order of epoch e.
 
         The samples must depend only on the arguments, not on the worker or on earlier calls, because a job
         that resumes must get the same samples. Only one thread at a time calls this, but not always the

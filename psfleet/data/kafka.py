@@ -109,8 +109,8 @@ class KafkaTopic:
         idle: As passed.
 
     Raises:
-        ConfigError: `start` and `end` have different partitions, or `settings` has a setting that psfleet
-            sets itself.
+        ConfigError: `start` and `end` do not have the same partitions or have no offset between them, or
+            `settings` has a setting that psfleet sets itself.
     """
 
     waits = True

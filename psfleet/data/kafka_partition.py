@@ -51,8 +51,8 @@ class Partition:
         number: Number of the partition.
 
     Attributes:
-        next: Offset after the last message that was yielded, so that reading can continue there. -1 before
-            the first read.
+        next: Offset at which reading can continue, as all messages before it were yielded. -1 before the
+            first read.
 
     Raises:
         ConfigError: A setting is unknown or has a value that librdkafka does not accept.

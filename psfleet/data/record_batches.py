@@ -42,7 +42,7 @@ class RecordBatches(RowGroupSource):
             - A `pyarrow.Table`, a list of `pyarrow.RecordBatch`, or any object with `__arrow_c_stream__`,
               such as a data frame of Polars.
             - A `pyarrow.dataset.Dataset`.
-            - A Dataset of Hugging Face, or of Ray, whose blocks are then made in order.
+            - A Dataset of Hugging Face, or of Ray. Ray then computes the blocks in their order.
             - An iterable of RecordBatches or Tables, or a function that returns one. It must give the same
               batches each time. Every worker reads all batches, in order, and they cannot be shuffled.
         rows: Number of rows to use, if `data` is an iterable. None reads the iterable once to count its rows.

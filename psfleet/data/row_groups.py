@@ -255,8 +255,7 @@ class RowGroupSource(ABC):
         return Rows(no_samples(self.features), labels, np.empty(0, np.int64))
 
     def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
-        """Read the samples at these positions. Row i of epoch e, in the epoch's order, has position e * len
-        + i.
+        """Read the samples at these positions. Position e * len + i is row i in the order of epoch e.
 
         The samples at a position do not depend on the number of workers. Bad rows are left out.
 

@@ -70,9 +70,7 @@ class Jagged:
 
     @functools.cached_property
     def offsets(self) -> Lengths:
-        """Index at which each sample's values begin, and as last entry the number of values, int64 [samples
-        + 1].
-        """
+        """Start of each sample's values and, as last entry, the number of all values: int64 [samples + 1]."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     def __getitem__(self, rows: Any) -> "Jagged":
@@ -100,7 +98,10 @@ class Jagged:
         return Jagged(values, self.lengths, weights=self.weights)
 
     def expanded(self, values: NDArray[Any], counts: Lengths) -> "Jagged":
-        """Replace value number i by the next `counts[i]` new values. They get the weight of value i."""
+        """Replace value i by the next `counts[i]` of the new values, which get its weight.
+
+        `counts` is int64 [n].
+        """
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         lengths = ends[self.offsets[1:]] - ends[self.offsets[:-1]]
         weights = None if self.weights is None else np.repeat(self.weights, counts)

@@ -209,9 +209,9 @@ class Quantiles(FittedTransform):
 
         Feature("price", prices, transform=[Log1p(), Quantiles(10)])
 
-    For up to 65,536 values, `fit` computes exact quantiles with linear interpolation. For n values more
-    than that, the share of the values below a boundary is wrong by at most log2(n / 32768) / 65536 (0.0004
-    for 2**40 values).
+    For up to 65,536 values, `fit` computes exact quantiles with linear interpolation. For a
+    larger number n of values, the share of the values below a boundary is wrong by at most
+    log2(n / 32768) / 65536 (0.0004 for 2**40 values).
 
     Attributes:
         count: Number of buckets. There are fewer if quantiles are equal.
