@@ -168,6 +168,7 @@ def _table(name: str, fields: dict[str, Any]) -> Table:
             f"the initializer of {owner}", arguments["initializer"], initializer
         )
     if "entry" in arguments:
+        # A list in the file is what `A & B` is in Python: an entry with the rules of all its parts.
         parts = arguments["entry"] if isinstance(arguments["entry"], list) else [arguments["entry"]]
         entries = [_entry(f"the entry of {owner}", part) for part in parts]
         arguments["entry"] = functools.reduce(operator.and_, entries) if entries else None

@@ -56,7 +56,7 @@ def _each(
     for name in names:
         try:
             arrays[name] = read(name)
-        except Exception as error:  # as of a number format that NumPy does not have
+        except Exception as error:  # for example a number format that NumPy lacks
             unusable[name] = f"cannot be read: {reason(error)}"
     return arrays, unusable
 

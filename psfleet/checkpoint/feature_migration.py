@@ -265,6 +265,7 @@ def _located(changes: Sequence[TableChange]) -> list[TableChange]:
 
     Tables are placed one after the other, because each placement depends on those before it.
     """
+    # Only tables that stay where they are count at first: those that are placed follow one by one below.
     placed_specs = [old.after for old in changes if old.after and not old.is_placed_anew]
     placements = []
     for change in changes:
@@ -409,6 +410,7 @@ def _columns(
     if not after.streams_evictions:
         for name in EVICTED:
             out.pop(name, None)
+    # The new entry remembers other values of ids without a row, so the old values mean nothing to it.
     if after.candidate != before.candidate:
         for name in candidate_group(before).entries:
             out.pop(name, None)

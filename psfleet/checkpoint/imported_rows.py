@@ -82,7 +82,7 @@ def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> Ro
         return _of_arrays(path, *arrays_of(Path(path)), name)
     except PsfleetError:
         raise
-    except Exception as error:  # the readers of other libraries can raise anything
+    except Exception as error:  # other libraries may raise any error
         raise CheckpointError(f"{path!r} cannot be read: {reason(error)}") from None
 
 

@@ -53,7 +53,7 @@ from psfleet.core.net.table_messages import read_clock
 _MOST = 2**62  # largest position in an eviction stream: adding a count to it still fits into int64
 
 
-_PAGE = 1 << 16  # rows read at a time, which bounds the memory beside the tables
+_PAGE = 1 << 16  # rows that are read at a time, to limit the memory beside the tables
 Ids = NDArray[np.int64]
 Events = Iterator[CreateTable | RestorePart]
 
@@ -191,7 +191,7 @@ class _ServerFile:
         """
         try:
             return read_state(flat(self.whole(SERVER)))
-        except Exception as error:  # a file that was made to do harm can raise anything
+        except Exception as error:  # a malicious file can cause any error
             raise CheckpointError(
                 f"{str(self.where)!r} cannot be read: {error}; read it with the psfleet version "
                 "that wrote it"

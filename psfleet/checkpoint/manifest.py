@@ -51,7 +51,7 @@ _FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
-_LONGEST = 256 << 20  # bytes of a manifest, which includes the states of all workers
+_LONGEST = 256 << 20  # maximum bytes of a manifest, which includes the states of all workers
 
 
 def version_of(document: Any) -> int:
@@ -294,7 +294,7 @@ def read_manifest(path: str | Path) -> Manifest:
         raise CheckpointError(
             f"{str(path)!r} {missing}holds no {MANIFEST}; it is not a complete checkpoint"
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: no name of a file
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     with reading(where):
         # The checksum is that of the other fields. To compare it, write them again: the same fields always
@@ -357,7 +357,7 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
         same = length == expected.bytes and not (read_back and digest(where) != expected.sha256)
     except FileNotFoundError:
         raise CheckpointError(f"{str(where)!r} is missing from the checkpoint") from None
-    except (OSError, ValueError) as error:  # ValueError: no name of a file
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     if not same:
         raise CheckpointError(
@@ -449,7 +449,7 @@ def _file_to_json(file: ShardFile) -> dict[str, Any]:
 def _file_from_json(document: Any) -> ShardFile:
     kinds = {"file": str, "sha256": str, "bytes": int, "ranges": dict, "steps": dict}
     name, sha256, size, ranges, steps = exact(document, "file", **kinds)
-    if Path(name).name != name:  # else a manifest could name files outside of its folder
+    if Path(name).name != name:  # otherwise a manifest could name files outside its folder
         raise ValueError(f"{name!r} is no name of a file in the folder")
     ranges = {
         table: (natural(low, "the start of a range"), natural(high, "the end of a range"))

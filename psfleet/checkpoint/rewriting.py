@@ -47,7 +47,7 @@ Floats = NDArray[np.float32]
 ExportKind = Literal["safetensors", "npz", "parquet"]
 Arrays = Mapping[str, NDArray[Any]]
 _EXPORT = Format("exported table")
-_LONGEST = 200  # bytes of a file's name before its ending
+_LONGEST = 200  # maximum bytes of a file's name before its ending
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -183,7 +183,7 @@ def rewrite(
         CheckpointError: The snapshot cannot be written, or there is something other than a snapshot at
             `target`.
     """
-    state = snapshot.server(0)  # includes what server 0 coordinates, which no other server has
+    state = snapshot.server(0)  # only server 0 has the coordinator's state
     files, specs = [], []
     with SnapshotDraft(target) as draft:
         for index in range(servers):
@@ -309,7 +309,7 @@ def export(
             return [file.rename(folder / file.name) for file in files]
     except PsfleetError:
         raise
-    except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: an invalid file name
         raise CheckpointError(
             f"tables cannot be written to {target!r}: {reason(error)}; choose another folder"
         ) from None

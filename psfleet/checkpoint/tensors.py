@@ -103,7 +103,7 @@ class TensorWriter:
         self._ends = {name: end + begin for name, end in self._ends.items()}
         self._at = {
             name: header[name]["data_offsets"][0] + begin for name in tensors
-        }  # where the next page goes
+        }  # offset in the file of each tensor's next page
         self._size = begin + start
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         _write(self._file, memoryview(len(text).to_bytes(8, "little") + text), 0)
@@ -197,7 +197,7 @@ def place_of(path: str | Path) -> Path:
     target = Path(os.path.realpath(path))
     target.is_symlink() and os.stat(
         target
-    )  # a link that is still a link is part of a circle, and stat raises
+    )  # a link that is left is part of a circle; stat then raises
     return target
 
 
@@ -220,7 +220,7 @@ def put_back(place: Path) -> bool:
 
 def clear(place: Path) -> None:
     """Remove the folders that killed saves have left beside a snapshot."""
-    put_back(place)  # first: what is put back must not be removed below
+    put_back(place)  # first, so that the earlier snapshot is not removed below
     for folder in (*_found(place, "partial"), *_found(place, "old")):
         with contextlib.suppress(OSError), _locked(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -103,7 +103,7 @@ class SnapshotDraft:
             folder = beside(self._place, "partial")
             folder.mkdir()
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except (OSError, ValueError) as error:  # ValueError: no name of a file
+        except (OSError, ValueError) as error:  # ValueError: an invalid file name
             raise CheckpointError(
                 f"a snapshot cannot be written to {self._path!r}: {reason(error)}; "
                 "choose another folder"
@@ -140,7 +140,8 @@ class SnapshotDraft:
             return
         folder = Path(self.folder)
         write_manifest(folder, manifest)
-        sync(folder)  # before the rename: else a power cut could leave the name without the files
+        # Sync before the rename, so that a power cut cannot leave the name without the files.
+        sync(folder)
         # Compare only the lengths: each file was just read back for the checksum in the manifest.
         snapshot = Snapshot(folder, read_back=False)
         for index in range(len(manifest.files)):

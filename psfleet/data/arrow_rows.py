@@ -268,6 +268,7 @@ class _Column:
             return typed(self._texts(self._flat), kind)
         if self._is_text:
             return self._parsed(kind)
+        # With nulls, `to_numpy` would turn integers into floats.
         flat = (
             pc.fill_null(self._flat, pa.scalar(0).cast(self._flat.type))
             if self.has_nulls
@@ -311,7 +312,7 @@ class _Column:
             values, missing, bad = np.array(values), np.array(missing), np.array(bad)
             texts = self._texts(self._flat.filter(pa.array(is_unusual)))
             values[is_unusual], missing[is_unusual], bad[is_unusual] = typed(texts, kind)
-            if is_id:  # "7.0" is for declared types
+            if is_id:  # a text such as "7.0" is an integer only for a declared dtype
                 bad[is_unusual] |= [
                     ("." in text) if isinstance(text, str) else True for text in texts
                 ]
@@ -351,7 +352,7 @@ def _storage(array: Any) -> Any:
 def _plain(flat: Any) -> tuple[Any, str]:
     """Convert values to a type that NumPy has. Returns the values and their kind, as in `_Column`."""
     kind = flat.type
-    if pa.types.is_decimal(kind):  # as texts, which have all digits
+    if pa.types.is_decimal(kind):  # a text keeps all digits of a large integer
         return (flat.cast(pa.float64()), "float") if kind.scale else (flat.cast(pa.string()), "int")
     for name, of in _KINDS:
         if of(kind):

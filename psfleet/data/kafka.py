@@ -44,8 +44,8 @@ from psfleet.data.sample_batch import SampleBatch, batch_of, sample_of
 
 _log = log_of(__name__)
 
-_SAID = 5  # number of bad messages that are logged
-_KIBIBYTES = 16384  # size of the messages that the client fetches ahead, per partition
+_SAID = 5  # maximum number of bad messages that are logged
+_KIBIBYTES = 16384  # KiB of messages that the client fetches ahead, per partition
 _WAIT = 0.1  # seconds between two tries to get a message
 _SECTION = 128  # number of batches after which the broker is asked for new partitions
 _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.partition.eof"}
@@ -155,7 +155,7 @@ class KafkaTopic:
         self._order: RowSequence | None = None
         fixed_settings = {
             "bootstrap.servers": servers,
-            "group.id": "psfleet",  # the client wants a name; nothing is committed
+            "group.id": "psfleet",  # the client requires a name; nothing is committed
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",

@@ -29,7 +29,7 @@ _WAIT = (
     0.1  # seconds of one wait for messages; an interrupt (Ctrl-C) is only noticed between two waits
 )
 _AT_ONCE = 1000  # messages that are taken from the client at once
-_QUIET = 30.0  # seconds without a message after which a line says that reading waits
+_QUIET = 30.0  # seconds without a message after which a log line says that reading waits
 _ASK = 10.0  # seconds for the broker to reply
 
 
@@ -68,7 +68,7 @@ class Partition:
         self.next = -1
         self._held: deque[Any] = deque()
         self._latest = monotonic()  # time of the last message
-        self._is_idle = False  # True once a line has said that no messages come, until one comes
+        self._is_idle = False  # True after a log line that no messages come, until a message comes
 
     @property
     def lag(self) -> int:

@@ -43,7 +43,7 @@ class PackedBags:
 
     def __init__(self) -> None:
         self._wide = (
-            False  # True once an id did not fit into 32 bits; later groups are then not even tried
+            False  # True once an id did not fit into 32 bits: later groups are stored as int64
         )
         self._values: Array = np.empty(0, _INT32)
         self._weights: Array = np.empty(0, np.float32)
@@ -134,7 +134,7 @@ class RowGroupStream:
     def _restart(self) -> None:
         self._row_parts = self._begin()
         self._rows: Rows | None = None
-        self._first = self._end = 0  # the present piece has the rows _first to _end - 1
+        self._first = self._end = 0  # the decoded rows in memory are _first to _end - 1
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
         """Yield the rows `low` to `high` - 1 in parts. An integer n represents n rows that cannot be read."""

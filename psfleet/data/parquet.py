@@ -21,7 +21,7 @@ from psfleet.data.sample_batch import SampleBatch
 
 __all__ = ["ParquetFiles", "RowGroup", "SampleBatch"]
 
-_BUFFER = 1 << 16  # bytes that are read at once of a column
+_BUFFER = 1 << 16  # bytes of a column that are read at once
 
 
 class ParquetFiles(RowGroupSource):

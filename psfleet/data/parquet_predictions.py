@@ -27,7 +27,7 @@ from psfleet.data.row_groups import RowGroupSource
 _FORMAT = Format("predictions")
 _PLAN = "_predictions.json"  # readers of Parquet folders skip names that begin with "_"
 _FORMER_PLAN = "predictions.json"  # name of the plan in folders of earlier versions
-_LONGEST = 256 << 20  # bytes of the plan
+_LONGEST = 256 << 20  # maximum bytes of the plan
 _SKIPPED = b"psfleet.skipped"
 Predict = Callable[[dict[str, Any]], Any]
 

@@ -136,7 +136,7 @@ class ReadAhead:
         self._prepare = prepare
         self._size = size
         self._depth = depth
-        self._last = -1  # first position of the batch before
+        self._last = -1  # first position of the previous batch
         self._thread = ThreadPoolExecutor(1, "psfleet-read-ahead")
         self._ahead: OrderedDict[Ranges, Future[Callable[[], Any]]] = OrderedDict()
 

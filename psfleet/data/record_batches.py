@@ -130,7 +130,7 @@ class RecordBatches(RowGroupSource):
         check_schema(dataset.schema, self.features, self.labels, "the dataset")
         try:
             fragments = list(dataset.get_fragments())
-        except ValueError as error:  # it is filtered
+        except ValueError as error:  # a filtered dataset gives no fragments
             raise UsageError(f"{error}; or pass its to_batches, an iterable") from None
         options = {"schema": dataset.schema, "columns": self._columns}
         for fragment in fragments:

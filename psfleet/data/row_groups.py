@@ -43,7 +43,7 @@ _log = log_of(__name__)
 
 T = TypeVar("T")
 _SAID = 5  # number of bad rows that are logged
-_ROWS = 8192  # rows that are decoded at once: a piece then stays in the processor's cache while it is copied
+_ROWS = 8192  # rows decoded at once, which stay in the processor's cache until they are copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,13 +138,14 @@ class TextFiles(RowGroupSource):
             position, line = len(text), 2
         schema = pa.schema([(name, pa.string()) for name in columns])
         group_start, rows, number = _Place(position, line, dialect), 0, 0
+        # A group has a whole number of reads, so that it ends after exactly _GROUP rows.
         while (lines := read_lines(content, line, max(_GROUP // 8, 1), dialect.delimiter)).size:
             rows += len(lines.texts)
             position, line = position + lines.size, lines.next_number
             if rows == _GROUP:
                 yield RowGroup(file, number, rows, schema, group_start)
                 group_start, rows, number = _Place(position, line, dialect), 0, number + 1
-        if position:  # an empty file, of which Spark makes some, has no rows
+        if position:  # not in an empty file, such as Spark writes
             folder_columns = partition_of(file)
             names = [
                 name for name in self._columns if name in columns or name not in folder_columns
@@ -225,7 +226,7 @@ def _codec(encoding: str) -> str:
 
 def _checked(group: RowGroup, names: Sequence[str], column: Any) -> Any:
     try:
-        return column.cast(pa.binary()).cast(pa.string())  # which checks that it is UTF-8
+        return column.cast(pa.binary()).cast(pa.string())  # the casts check that it is UTF-8
     except pa.ArrowInvalid:
         raise UsageError(
             f"{group.file} has a text that is not UTF-8 in {', '.join(names)}; pass its encoding"

@@ -217,7 +217,7 @@ def _usual_line(text: bytes, row: int, names: Sequence[str], bad: dict[int, str]
         bad[row] = f"{text!r:.80} is not UTF-8; pass its encoding"
         return text
     label, *words = text.split() or [b""]
-    if not label:  # of a line with a byte order mark alone
+    if not label:  # the line has nothing but a byte order mark
         bad[row] = "label is ''"
     elif wrong := [word for word in words if not _PAIR.fullmatch(word)]:
         bad[row] = f"{wrong[0].decode()!r:.80} is not index:value"

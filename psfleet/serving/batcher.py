@@ -90,7 +90,7 @@ class Batcher:
             duration in seconds.
     """
 
-    @checked  # only here: the other methods are called for every request
+    @checked  # not the other methods, which run for every request
     def __init__(
         self,
         predict: Callable[[dict[str, Any]], Any],
@@ -185,7 +185,8 @@ class Batcher:
             self._make(requests)
         finally:
             for request in requests:
-                if not request.done:  # KeyboardInterrupt or the like: no waiting thread may hang
+                # After a KeyboardInterrupt, for example: no waiting thread may hang.
+                if not request.done:
                     request.finish(None, PsfleetError("the prediction was interrupted"))
         seconds = time.monotonic() - start
         self._seconds += (seconds - self._seconds) / 8

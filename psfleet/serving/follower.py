@@ -55,7 +55,7 @@ Ids = NDArray[np.int64]
 _log = log_of(__name__)
 
 _INTERVAL = 0.05  # seconds between cuts
-_RETRY = 0.2  # seconds before servers that do not answer are called again
+_RETRY = 0.2  # seconds before servers that do not reply are called again
 
 
 class JobReader(Protocol):

@@ -275,7 +275,7 @@ class Following:
         self._servers = servers
         self._new_copy, self._newest = new_copy, newest
         self._interval, self._clock = interval, clock
-        self._target = 0  # round that the next cut is asked for
+        self._target = 0  # round of the next cut, as requests name it
         self._ahead = (
             1  # minimum distance of that round from the present one, doubled after each miss
         )
@@ -353,13 +353,14 @@ class Following:
         incarnations that ended since the last cut are added to `_ended`, so that the number never falls.
         """
         before = self.cut.pushes if self.cut is not None else ()
-        if before and len(before) != len(pushes):  # each server of another number was as server 0
+        # If the number of servers has changed, take server 0's pushes as those of each new server before.
+        if before and len(before) != len(pushes):
             moved = before[:1] * len(pushes)
             self._ended += _total(before) - _total(moved)
             before = moved
         self._ended += sum(
             last
-            for old, new in zip(before, pushes, strict=False)  # none is before the first cut
+            for old, new in zip(before, pushes, strict=False)  # `before` is empty at the first cut
             for worker, (incarnation, last) in old.items()
             if worker not in new or new[worker][0] != incarnation
         )

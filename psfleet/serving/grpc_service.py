@@ -193,7 +193,7 @@ class GrpcPrediction:
             if status is not None:
                 call.write(status.SerializeToString())
                 if status.status == self._health_messages.HealthCheckResponse.NOT_SERVING:
-                    call.close()  # nothing comes after it
+                    call.close()  # no message follows
 
         self._health.Watch(_parsed(self._health_messages.HealthCheckRequest, content), call, send)
 

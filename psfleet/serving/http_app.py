@@ -100,7 +100,7 @@ class HttpConnection:
         self._parser: Any = self._httptools.HttpRequestParser(self)
         self._view = memoryview(bytearray(_BUFFER))
         self._request = HttpRequest()
-        self._body = bytearray()  # a list of chunks would take far more memory if chunks are short
+        self._body = bytearray()  # a list of short parts would take far more memory
         self._size = 0  # bytes of the headers so far, later of the body
         self._whole: list[HttpRequest] = []
         self._last = time.monotonic()
@@ -128,7 +128,7 @@ class HttpConnection:
         return request
 
     def _send_reply(self, request: HttpRequest) -> None:
-        self.is_busy = True  # a server that stops waits for busy connections
+        self.is_busy = True  # a stopping server waits for busy connections
         status, body, kind, headers = request.refusal or self._reply_to(request)
         keeps_open = request.keeps_open and not self._is_ending
         head = _head(status, kind, int(time.time()))
@@ -147,7 +147,8 @@ class HttpConnection:
 
         If the socket were closed with unread bytes, the client would get a reset and might not see the reply.
         """
-        self._last = time.monotonic() - _IDLE  # so that `tick` ends this as soon as nothing arrives
+        # Makes `tick` end the connection as soon as no bytes arrive.
+        self._last = time.monotonic() - _IDLE
         for _ in range(LONGEST // _BUFFER):
             self.transport.receive(self._view, self.tick)
 
@@ -292,7 +293,7 @@ class HttpApp:
     def __init__(self, service: PredictionService, credentials: Credentials | None = None) -> None:
         self._service = service
         self._credentials = credentials
-        serving_module("httptools")  # if it is missing, say so before the port is open
+        serving_module("httptools")  # raises before the port is open if httptools is missing
 
     def connection(self, transport: Transport) -> HttpConnection:
         """Return the server's end of a connection."""

@@ -88,7 +88,7 @@ class Model:
         with self.rows.held():
             if self._cut != self.rows.cut:
                 self._cut = self.rows.cut
-                if hasattr(self._predict, "refresh"):  # a module's copies of dense values
+                if hasattr(self._predict, "refresh"):  # a torch module has copies of dense values
                     self._predict.refresh()
             predictions = self._predict(features)
         if isinstance(predictions, Mapping):
@@ -105,7 +105,7 @@ class Model:
 
 
 def _array(values: Any) -> NDArray[Any]:
-    # np.asarray of a tensor takes ten times as long
+    # np.asarray takes ten times as long for a tensor.
     array: NDArray[Any] = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
     if array.ndim not in (1, 2):
         raise ShapeError(
@@ -288,7 +288,7 @@ class VersionedModel:
         self.features = features
         self.rows: RowForm | None = rows
         self.checkpoint = checkpoint
-        self._whole: set[str] = set()  # folders that were complete once, and so need no second look
+        self._whole: set[str] = set()  # folders known to be complete, which are not checked again
 
     def _places(self) -> dict[int, str]:
         """Return the folder or URL of each complete version. Returns {} if `model` is a single model."""
@@ -434,7 +434,7 @@ class ServedModel:
             self._active,
             self._before,
             self._split[0],
-        }  # _before, so that `route` can go back at once
+        }  # keeps _before, so that `route` can return to it at once
         self._loaded = {
             loaded_number: versions[loaded_number]
             for loaded_number in versions
@@ -450,7 +450,7 @@ class ServedModel:
             return
         try:
             newest = self.numbers()[-1]
-        except PsfleetError as error:  # of a store, which may answer again
+        except PsfleetError as error:  # an object store may be reachable again later
             if not self._is_unlisted:
                 _log.warning(f"psfleet: the versions of {self.name!r} cannot be listed: {error}")
             self._is_unlisted = True
@@ -463,7 +463,7 @@ class ServedModel:
                 return
             try:
                 version = self._load(newest)
-            except Exception as error:  # of a user's module too: the active version goes on
+            except Exception as error:  # a user's module may raise any error
                 self._refused.add(newest)
                 _log.warning(
                     f"psfleet: version {newest} of the model {self.name!r} cannot be loaded: {error}"

@@ -121,7 +121,7 @@ class PredictionServer:
             stack.callback(grpc.close)
             http, self.http_address = _listening("HTTP", host, http_port)
             stack.pop_all()
-        say = RateLimitedLog(_log).say  # limited, because any stranger can cause messages
+        say = RateLimitedLog(_log).say  # limited, because any client can cause messages
         self._servers = (
             Http2Server(
                 grpc, accepts(self._access, self.grpc_address), self._calls.behaviors, calls, say

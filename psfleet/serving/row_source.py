@@ -52,7 +52,7 @@ EXPORT = "export.json"
 Arrays = dict[str, NDArray[Any]]
 _FORMAT = Format("exported model")
 _ARRAYS = Format("arrays of an exported model")
-_LONGEST = 64 << 20  # bytes of export.json
+_LONGEST = 64 << 20  # maximum bytes of export.json
 
 
 class RowSource(Protocol):

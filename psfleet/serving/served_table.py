@@ -30,10 +30,10 @@ Floats = NDArray[np.float32]
 Codes = NDArray[Any]
 
 
-_SMALLEST = 2.0**-100  # smallest scale; a row that would need a smaller one becomes zeros
+_SMALLEST = 2.0**-100  # smallest scale; a row that needs a smaller scale becomes zeros
 _NO_SCALES: Floats = np.empty(0, np.float32)
 Ids = NDArray[np.int64]
-_GROWTH = 9, 8  # new length over old length (9/8) of an array that is full
+_GROWTH = 9, 8  # a full array grows to 9/8 of its length
 _SLOTS = 5, 4  # minimum number of index slots per row (5/4)
 
 

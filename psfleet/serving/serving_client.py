@@ -239,7 +239,7 @@ class SplitClient:
         calls = [
             self._pool.submit(client.look_up, table, ids[part_positions], model)
             for client, part_positions in zip(self._clients, positions, strict=True)
-            if len(part_positions) or len(ids) == 0  # without ids, the replies still tell dim
+            if len(part_positions) or len(ids) == 0  # without ids, the replies still give dim
         ]
         parts_rows = np.concatenate([call.result() for call in calls])
         rows = np.empty_like(parts_rows)

@@ -34,9 +34,7 @@ M = TypeVar("M", bound=nn.Module)
 Floats = NDArray[np.float32]
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
-_MOST_SHAPES = (
-    64  # shapes of batches for which a predictor keeps prepared bags; the oldest goes first
-)
+_MOST_SHAPES = 64  # maximum number of batch shapes for which a predictor keeps prepared bags
 
 
 @checked
@@ -387,7 +385,7 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
     key, count, dim = module.table.key, module.num_embeddings, module.embedding_dim
     owner, padding = f"embedding {module.table.name!r}", module.padding_idx
     mean = isinstance(module, EmbeddingBag) and module.mode == "mean"
-    bags: dict[tuple[int, ...], RowBags] = {}  # by shape of rows
+    bags: dict[tuple[int, ...], RowBags] = {}  # by the shape of the pulled rows
 
     def pulled(ids: Tensor) -> Floats:
         numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)

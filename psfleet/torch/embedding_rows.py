@@ -35,7 +35,7 @@ from psfleet.torch.table_weight import GradientBags, GradientIds, TableWeight, a
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-_MOST_HELD = 64  # look-ups that one embedding keeps for repeated forward passes within a step
+_MOST_HELD = 64  # maximum number of lookups that one embedding caches within a step
 _living: "weakref.WeakSet[EmbeddingRows]" = weakref.WeakSet()
 
 

@@ -149,7 +149,7 @@ def _device(batch: Any) -> torch.device:
     if isinstance(batch, Tensor):
         return batch.device
     if callable(getattr(batch, "values", None)) and callable(getattr(batch, "lengths", None)):
-        return _device(batch.values())  # of TorchRec
+        return _device(batch.values())  # a JaggedTensor or KeyedJaggedTensor of TorchRec
     parts = batch.values() if isinstance(batch, Mapping) else ()
     devices = (
         part for part in parts if isinstance(part, Tensor | Mapping) or hasattr(part, "lengths")

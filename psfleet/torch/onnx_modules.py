@@ -54,7 +54,7 @@ class _LookUps:
         self.given: dict[str, Tensor] = {}
         self._counts: Counter[str] = Counter()
         for path, module in model.named_modules():
-            if isinstance(module, TableModule):  # torch asks for all values of what it traces
+            if isinstance(module, TableModule):  # tracing saves the state of all modules
                 module._save_to_state_dict = lambda *state: None  # type: ignore[method-assign]
             if isinstance(module, Embedding | EmbeddingBag):
                 table = module.table.name or path or "embedding"
@@ -204,7 +204,7 @@ def _write(where: Path, graph: _Graph) -> None:
         )
     except PsfleetError:
         raise
-    except Exception as error:  # torch raises many kinds; the message names the operation
+    except Exception as error:  # torch raises many types; the message names the operation
         raise ConfigError(
             f"torch makes no ONNX graph of the module: {str(error).strip().splitlines()[0]}"
         ) from None
@@ -213,7 +213,7 @@ def _write(where: Path, graph: _Graph) -> None:
     for unused in [
         graph_input for graph_input in document.graph.input if graph_input.name not in names
     ]:
-        document.graph.input.remove(unused)  # ids: their rows are inputs, so nothing reads the ids
+        document.graph.input.remove(unused)  # ids: their rows are inputs, so no node reads the ids
     tables = {f"rows of {name}": table for name, table in graph.look_ups.tables.items()}
     onnx.helper.set_model_props(document, tables)
     onnx.checker.check_model(document, full_check=True)

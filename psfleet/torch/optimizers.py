@@ -75,7 +75,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         UsageError: The optimizers do not fit the model. Nothing was changed.
     """
 
-    _cut = False  # whether the model is trained in pieces
+    _cut = False  # True if the model is split over pipeline stages
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             binding.owner for binding in self._sparse if isinstance(binding.owner, FleetOptimizer)
         ]
         self._owners = list({id(owner): owner for owner in owners}.values())
-        self._stale = False  # the model may have older values than the fleet
+        self._stale = False  # True if the model may have older values than the servers
         self.refresh()
         watch(self)
         self._model = weakref.ref(model)
         self._parts = weakref.WeakSet(model.modules())
-        self._changed = False  # a part of the model was loaded, and the fleet has the old values
+        self._changed = False  # True if the model was loaded and the servers have the old values
         model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
         for part in self._parts:
             part.register_load_state_dict_post_hook(self._loaded_part)  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._bring(tables, [])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
-        return self  # a copy of the model refers to it
+        return self  # a copy of the model uses the same optimizer
 
     def __getstate__(self) -> Any:
         raise UsageError(
@@ -317,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, states, tables)
         self._check_groups(new_groups)
         for group, new in zip(groups, new_groups, strict=True):
-            group.update(new)  # in place, since schedulers and tables hold on to it
+            group.update(new)  # in place, because schedulers and bindings refer to the group
         for table in self._sparse:
             schedule = tables.get(table.spec.name, {}).get("schedule")
             if schedule is not None and isinstance(table.owner, FleetOptimizer):
@@ -411,7 +411,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
         """Hook before the whole model computes or is saved: pull values that are out of date."""
-        if self._model() is module:  # not a copy, which has the same hooks and values of its own
+        # A copy of the model has the same hooks, but values of its own.
+        if self._model() is module:
             self._exchange(is_forward=len(hook_arguments) == 1)
 
     @untraced

@@ -125,7 +125,7 @@ def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]
     samples = samples_of(batch)
     work, crossing, value = [], [0], batch
     modes = {module: module.training for module in model.modules()}
-    model.eval()  # neither masks nor running statistics are touched
+    model.eval()  # so that random masks and running statistics do not change
     try:
         for index, child in enumerate(model):
             value, multiplications = _watched(child, value)

@@ -20,7 +20,7 @@ from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.torch.parameter_plan import DenseBinding, SparseBinding
 from psfleet.torch.rule_mapping import StateSlots, entry_of, slots_of
 
-HEADER = "psfleet"  # under this name a state dict has the version of its layout
+HEADER = "psfleet"  # key of a state dict for the version of its layout
 _FORMAT = Format("torch optimizer")
 _PARTS = (HEADER, "state", "param_groups", "tables", "loss_scaling")
 

@@ -38,7 +38,7 @@ Ids = NDArray[np.int64]
 _ROOM = (
     2**31
 )  # shape[0] of a weight whose ids are any int64: maximum number of looked-up ids between steps
-_MOST = 2**30  # numbers of bags start again from 0 before they reach this
+_MOST = 2**30  # bags are renumbered from 0 before their numbers reach this
 
 
 def refuse_graph() -> None:
@@ -241,7 +241,7 @@ class GradientBags:
     def __init__(self, weight: TableWeight) -> None:
         self._weight = weight
         self._of: list[PooledIds] = []
-        self._first = 0  # the number of the first bag
+        self._first = 0  # number of the first remembered bag
 
     def __bool__(self) -> bool:
         """True if there are bags for which a gradient may come."""

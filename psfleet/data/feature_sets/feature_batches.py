@@ -64,9 +64,9 @@ def columns_of(batch: Any) -> Mapping[str, Any]:
     """
     if isinstance(batch, Mapping):
         return batch
-    if hasattr(batch, "column_names"):  # of Arrow
+    if hasattr(batch, "column_names"):  # an Arrow table
         names, column = list(batch.column_names), batch.column
-    elif hasattr(batch, "columns") and hasattr(batch, "shape"):  # of pandas or Polars
+    elif hasattr(batch, "columns") and hasattr(batch, "shape"):  # a data frame
         names, column = list(batch.columns), batch.__getitem__
     else:
         columns = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
@@ -91,6 +91,7 @@ def _sources(features: FeatureSet, columns: Mapping[str, Any]) -> dict[str, tupl
         key = name if name in columns else feature.columns[0]
         if key not in columns:
             continue
+        # A column may have the name of another feature. Then the batch's `key` could mean either of the two.
         namesake = features.given.get(key, feature)
         if key not in (name, namesake.columns[0]):
             raise UsageError(
@@ -161,9 +162,7 @@ def _weighted(owner: str, bags: Jagged, weights: Jagged) -> Jagged:
 
 
 def _numbers(feature: Any, owner: str, value: Any) -> Any:
-    """Return a Number's values with NaN for missing values. Only values without a declared dtype
-    are changed.
-    """
+    """Return the values of a Number without dtype and transforms, with NaN for missing values."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim:
         return value
     bags = as_jagged(feature.name, value)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from psfleet.data.feature_sets.feature_set import FeatureSet
 
 FORMAT = Format("feature set")
-_TRAINING = ("optimizer", "initializer", "entry")  # of a table
+_TRAINING = ("optimizer", "initializer", "entry")  # fields of a table that the document leaves out
 
 TRANSFORMS: dict[str, type[Transform]] = {
     "Bucketize": number_transforms.Bucketize,
@@ -99,7 +99,7 @@ def _changed(item: Any) -> Iterator[tuple[str, Any]]:
 
 def _transform(name: str, transform: Transform) -> dict[str, Any]:
     kind = _NAMES.get(type(transform))
-    if kind is None:  # a user's, which `transform_of` refuses
+    if kind is None:  # a user's transform, which has no name in files
         type_name = (
             transform.name if isinstance(transform, Function) else type(transform).__qualname__
         )

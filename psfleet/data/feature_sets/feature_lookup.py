@@ -327,7 +327,7 @@ def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int
                 feature.of(value, samples)
             elif feature is not None:
                 bags_of(feature, value, samples)
-    except (ValueError, ArithmeticError) as error:  # also of a function of a user's
+    except (ValueError, ArithmeticError) as error:  # a user's function may raise either
         if samples == 1:
             return {0: str(error)}
         half = samples // 2

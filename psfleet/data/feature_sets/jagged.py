@@ -76,6 +76,7 @@ class Jagged:
     def __getitem__(self, rows: Any) -> "Jagged":
         """Return some samples: those that a slice, a list of positions or a mask selects."""
         lengths, starts = self.lengths[rows], self.offsets[:-1][rows]
+        # Consecutive samples are one slice of the values: a view, which copies nothing.
         if isinstance(rows, slice) and rows.step in (None, 1):
             first = int(starts[0]) if len(starts) else 0
             part = slice(first, first + int(lengths.sum()))
@@ -164,7 +165,7 @@ def as_jagged(name: str, bags: Any) -> Jagged:
 def _jagged(bags: Any) -> Jagged:
     if isinstance(bags, Jagged):
         return bags
-    is_nested = getattr(bags, "is_nested", False)  # a tensor that has `values` and `lengths` too
+    is_nested = getattr(bags, "is_nested", False)  # torch's nested tensor has both methods too
     if not is_nested and all(
         callable(getattr(bags, method, None)) for method in ("values", "lengths")
     ):
@@ -299,7 +300,7 @@ def _of_tensor(tensor: Any) -> Any:
         if tensor.is_nested:
             return [row.detach().cpu().numpy() for row in tensor.unbind()]
         return tensor.detach().cpu().numpy()
-    except (TypeError, RuntimeError) as error:  # of a type that NumPy lacks, or sparse
+    except (TypeError, RuntimeError) as error:  # a dtype that NumPy lacks, or a sparse tensor
         raise ShapeError(
             f"the tensor of {tensor.dtype} cannot be read as an array: {error}"
         ) from None

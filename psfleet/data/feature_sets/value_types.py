@@ -39,8 +39,8 @@ MISSING_TEXTS = ("", r"\N")
 _BLANKS = " \t"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _REAL_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_LARGEST = float.fromhex("0x1.ffffffp+127")  # from here on float32 rounds to infinity
-_EXACT = 2**53  # from here on a float of 64 bits may be another whole number than was meant
+_LARGEST = float.fromhex("0x1.ffffffp+127")  # numbers from here on become infinite as float32
+_EXACT = 2**53  # from here on float64 cannot represent every integer
 _WORDS = {
     "int": "whole number from -2**63 to 2**63 - 1",
     "float": "finite number",
@@ -253,7 +253,7 @@ def typed(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
         return values, _none(values), _none(values)
     if kind == "text" and of in "iu":
         return values.astype(str).astype(object), _none(values), _none(values)
-    if of not in "iufbOUS":  # such as times, of which `tolist` may make numbers
+    if of not in "iufbOUS":  # times, for example, which `tolist` may turn into numbers
         return values, _none(values), ~_none(values)
     texts = _all_texts(values) if kind in ("text", "key") and of in "OU" else None
     return _one_by_one(values, kind) if texts is None else texts
@@ -305,7 +305,7 @@ def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, M
     items = values.tolist()
     try:
         distinct, indices = distinct_values(items)
-    except TypeError:  # lists in lists
+    except TypeError:  # a value is a list, which cannot be hashed
         distinct, indices = items, np.arange(len(items))
     outputs, missing, bad = [], np.zeros(len(distinct), np.bool_), np.zeros(len(distinct), np.bool_)
     convert, empty = _CONVERTERS[kind]
@@ -378,7 +378,7 @@ def _whole(value: Any) -> int | None:
             return None
         digits = text.rstrip("0").removesuffix(".") if "." in text else text
         number = whole_number(digits)
-        if digits != text and abs(number) >= _EXACT:  # a float has been written
+        if digits != text and abs(number) >= _EXACT:  # a float, perhaps rounded
             raise ValueError(value)
         return number
     if isinstance(value, float | np.floating):

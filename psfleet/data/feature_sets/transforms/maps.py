@@ -161,7 +161,7 @@ class Lookup(Transform):
         keys = map(str, texts_or_ints("Lookup: the map", self.map))
         self.map = dict(zip(keys, plain_values(self.map.values()), strict=True))
         self._places = {key: index for index, key in enumerate(self.map)}
-        # The last place is that of the default.
+        # One entry more than the map has: the result for keys that are not in the map.
         values = [*self.map.values(), next(iter(self.map.values()))]
         if self.default is not None:
             values[-1] = self.default
@@ -179,7 +179,7 @@ class Lookup(Transform):
             )
         return keys.with_values(
             self._found[indices]
-        )  # place -1 is the last one, that of the default
+        )  # position -1, of an unknown key, is the last entry
 
 
 def _read_map(file: Any) -> Any:

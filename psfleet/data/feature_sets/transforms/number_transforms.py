@@ -23,7 +23,7 @@ from psfleet.data.feature_sets.transforms.transform import (
     plain_values,
 )
 
-_BUFFER = 1 << 15  # values of a level of the sketch
+_BUFFER = 1 << 15  # values in a full buffer of the sketch
 
 
 @dataclass
@@ -99,6 +99,7 @@ class Normalize(FittedTransform):
         count, mean, squares = self._seen
         if not len(values):
             return
+        # Chan's update of mean and sum of squares: the sums of x and x**2 would lose digits for a large mean.
         total, batch_mean = count + len(values), float(values.mean())
         squares += float(np.square(values - batch_mean).sum())
         squares += (batch_mean - mean) ** 2 * count * len(values) / total
@@ -288,6 +289,7 @@ class QuantileSketch:
             self._pending = len(self._fresh[0])
 
     def _carry(self, buffer: Doubles) -> None:
+        # Levels fill up like the digits of a binary counter: two full buffers give one of the next level.
         for level, buffer_of_level in enumerate(self._levels):
             if buffer_of_level is None:
                 self._levels[level] = buffer
@@ -310,6 +312,6 @@ class QuantileSketch:
         order = np.argsort(values, kind="stable")
         ranks = (
             np.cumsum(weights[order]) - weights[order] / 2 - 0.5
-        )  # the middle of those it stands for
+        )  # the middle of the ranks that a value represents
         out: Doubles = np.interp(shares * (self.count - 1), ranks, values[order])
         return out

@@ -20,7 +20,7 @@ from psfleet.data.feature_sets.jagged import Jagged, as_plain
 from psfleet.data.feature_sets.value_types import Dtype, as_typed
 
 Doubles = NDArray[np.float64]
-MANY = 1 << 10  # inputs
+MANY = 1 << 10  # maximum number of inputs of transforms without a limit of their own
 
 
 @dataclass
