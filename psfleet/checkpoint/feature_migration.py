@@ -265,7 +265,7 @@ def _located(changes: Sequence[TableChange]) -> list[TableChange]:
 
     Tables are placed one after the other, because each placement depends on those before it.
     """
-    # Only tables that stay where they are count at first: those that are placed follow one by one below.
+    # Placement starts from the tables that stay on their servers. Each table that is placed is added below.
     placed_specs = [old.after for old in changes if old.after and not old.is_placed_anew]
     placements = []
     for change in changes:
