@@ -1,13 +1,15 @@
-"""The public names of feature work, and the TOML files that describe a model's features.
+"""Features of a model: the public names to declare them, and TOML files that describe them.
 
-docs/features.md is the guide. A set in Python, and the same kinds of things in a file:
+docs/features.md is the guide. A feature set in Python:
 
-users = Table("users", dim=16, optimizer=psfleet.optimizer.Adagrad(0.05))
-features = FeatureSet([
-    Feature("user", users),
-    Feature("friends", users, pooling="mean", last=50),
-    Number("age", default=-1.0),
-])
+    users = Table("users", dim=16, optimizer=psfleet.optimizer.Adagrad(0.05))
+    features = FeatureSet([
+        Feature("user", users),
+        Feature("friends", users, pooling="mean", last=50),
+        Number("age", default=-1.0),
+    ])
+
+A feature set in a TOML file, which `load_features` reads:
 
     [tables.users]
     dim = 16
@@ -29,8 +31,8 @@ features = FeatureSet([
     table = "prices"
     transform = [{ kind = "Log1p" }, { kind = "Quantiles", count = 10 }]
 
-A feature with a table is a Feature, and one without is a Number. Each Input is under `inputs`. The keys are
-the arguments in Python.
+Under `features`, an entry with a table is a Feature, and an entry without a table is a Number. Each entry
+under `inputs` is an Input. The keys are the arguments of these classes in Python.
 """
 
 import difflib
@@ -117,8 +119,11 @@ T = TypeVar("T")
 def load_features(path: str | os.PathLike[str]) -> FeatureSet:
     """Read a feature set from a TOML file, or from a `.json` file that `FeatureSet.save` has written.
 
+        features = psfleet.features.load_features("features.toml")
+
     Raises:
-        ConfigError: The file cannot be read, or has a wrong key or value. The error names both.
+        ConfigError: The file cannot be read, or has a wrong key or value. The message names the file and
+            the key.
     """
     name, document = os.fspath(path), None
     if not name.endswith(".json"):
@@ -163,6 +168,7 @@ def _table(name: str, fields: dict[str, Any]) -> Table:
             f"the initializer of {owner}", arguments["initializer"], initializer
         )
     if "entry" in arguments:
+        # A list in the file is what `A & B` is in Python: an entry with the rules of all its parts.
         parts = arguments["entry"] if isinstance(arguments["entry"], list) else [arguments["entry"]]
         entries = [_entry(f"the entry of {owner}", part) for part in parts]
         arguments["entry"] = functools.reduce(operator.and_, entries) if entries else None
@@ -196,16 +202,16 @@ def _feature(name: str, fields: dict[str, Any], tables: Mapping[str, Table]) -> 
 
 
 def _entry(owner: str, part: Any) -> Any:
-    """Make a part of an entry, whose policy may be a class of psfleet.core.engine.schema.entry."""
+    """Make one rule of a table's `entry`. Its policy may be a class of psfleet.core.engine.schema.entry."""
     if isinstance(part, dict) and isinstance(part.get("policy"), dict):
         part = {**part, "policy": _made(f"the policy in {owner}", part["policy"], entry)}
     return _made(owner, part, entry)
 
 
 def _made(owner: str, fields: Any, module: ModuleType) -> Any:
-    """Construct the object that a mapping `{ kind = NAME, ... }` describes.
+    """Make the object that a mapping `{ kind = NAME, ... }` describes.
 
-    NAME is a class of `module`; the other keys are the arguments of its constructor.
+    NAME is a class in `module`. The other keys are arguments of the class.
     """
     kind = fields.get("kind") if isinstance(fields, dict) else None
     cls: Any = getattr(module, str(kind)) if kind in module.__all__ else None
@@ -240,14 +246,14 @@ def _constructed(owner: str, kind: type[T], arguments: Mapping[str, Any]) -> T:
 
 @checked
 def find_features(said: str) -> FeatureSet:
-    """Find the feature set that an option of a command names.
+    """Return the feature set that a command's option names.
 
     Args:
-        said: The path of a TOML or JSON file, or MODULE:NAME of a FeatureSet in a module, which may be in
-            the current folder. The module is imported.
+        said: Path of a TOML or JSON file, or MODULE:NAME of a FeatureSet. The module may be in the current
+            folder, and is imported.
 
     Raises:
-        ConfigError: No feature set has this name. The error quotes it.
+        ConfigError: There is no feature set of this name. The message quotes the name.
     """
     in_module = ":" in said and not os.path.exists(said)
     features = _imported(said) if in_module else load_features(said)

@@ -1,21 +1,21 @@
-"""Snapshots on disk: a folder of safetensors files, one per server, and a manifest that makes it whole.
+"""Snapshots on disk: a folder with one safetensors file for each server, and a manifest that lists the files.
 
     model/
       manifest.json                      table definitions, position in the training, base of a delta,
                                          length and SHA-256 of each file, and its own SHA-256
-      shard-0-of-2.safetensors           part of server 0 of every table, and the rest of its state
+      shard-0-of-2.safetensors           server 0's part of every table, and its other state
       shard-1-of-2.safetensors           the same of server 1
 
 docs/formats.md specifies both kinds of files. A server's state other than its tables is the tensor
-`server`, uint8 [n], a message of protos/psfleet/v1/state.proto. No table can have a tensor of that name,
+`server`, uint8 [n]: a message of protos/psfleet/v1/state.proto. No table can have a tensor of that name,
 because tensors of tables are named `table/column`.
 
-A snapshot is written into a folder with a temporary name. Once every byte is on the disk and the snapshot
-could be opened, the folder is moved to its path in one step.
+A snapshot is written into a folder with a temporary name. When all files are durable and the snapshot has
+been opened once as a check, the folder is moved to its final path in one step.
 
-Read `manifest.py` first, then `writing.py` and `loading.py`. `rewriting.py` makes other snapshots or
-exports of one, `feature_migration.py` one for a model with other features, and `imported_rows.py` reads
-rows to import.
+To understand the code, begin with `manifest.py`, `writing.py` and `loading.py`. `rewriting.py` makes a new
+snapshot or an export from a snapshot. `feature_migration.py` makes a snapshot for a model with other
+features. `imported_rows.py` reads rows that are to be imported.
 """
 
 from psfleet.checkpoint.feature_migration import Migration, TableChange, plan_migration

@@ -1,8 +1,8 @@
 """Reading of all arrays in a file of another library: NumPy, safetensors, Parquet or torch.
 
-Imports use it to find weights and ids (`imported_rows.py`). An array that cannot be read, for example in a
-number format that NumPy lacks, does not prevent reading the others: it is returned with the reason. No file
-is unpickled beyond what `torch.load(weights_only=True)` allows, so a file from elsewhere runs no code.
+Imports find weights and ids with it (`imported_rows.py`). If one array cannot be read, for example because
+NumPy lacks its number format, the remaining arrays are still read, and the reason is returned. A file of
+unknown origin runs no code: only the types that `torch.load(weights_only=True)` allows are unpickled.
 """
 
 import json
@@ -20,10 +20,11 @@ from psfleet.core.engine.kernels.number_formats import decode
 
 
 def arrays_of(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the arrays of a file by name, and the reason for each array that cannot be read.
+    """Read all arrays of a file. Returns the arrays by name, and for each array that cannot be read the
+    reason.
 
     Raises:
-        CheckpointError: The ending of the file's name is unknown, or torch cannot read the file.
+        CheckpointError: The file's name has an unknown ending, or torch cannot read the file.
     """
     match path.suffix.lower():
         case ".npy":
@@ -55,13 +56,13 @@ def _each(
     for name in names:
         try:
             arrays[name] = read(name)
-        except Exception as error:  # as of a number format that NumPy does not have
+        except Exception as error:  # for example a number format that NumPy lacks
             unusable[name] = f"cannot be read: {reason(error)}"
     return arrays, unusable
 
 
 def _tensor(path: Path, file: Any, name: str) -> NDArray[Any]:
-    """Read a tensor of an open safetensors file. NumPy has no bfloat16, so its bytes are decoded here."""
+    """Read a tensor of an open safetensors file. bfloat16, which NumPy lacks, is decoded here."""
     if file.get_slice(name).get_dtype() != "BF16":
         tensor: NDArray[Any] = file.get_tensor(name)
         return tensor
@@ -74,10 +75,11 @@ def _tensor(path: Path, file: Any, name: str) -> NDArray[Any]:
 
 
 def _column(column: Any) -> NDArray[Any]:
-    """Return a column as an array [n], or [n, dim] if each cell is a list of `dim` numbers.
+    """Convert a column of a Parquet file to an array [n], or [n, dim] if each cell is a list of `dim`
+    numbers.
 
     Raises:
-        ValueError: A list is null, has a null, or differs in length from the first.
+        ValueError: A list is null, contains a null, or has another length than the first list.
     """
     from psfleet.core.base.arrow import pa, pc
 
@@ -101,15 +103,16 @@ def _column(column: Any) -> NDArray[Any]:
 
 
 def _torch_tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the name and tensor of each tensor in a file of torch, with names such as
-    "state_dict.X.weight"."""
+    """Yield the name and tensor of each tensor in a file of torch. Names join the keys of nested dicts,
+    such as "state_dict.X.weight".
+    """
     import torch
 
     def within(thing: Any, name: str) -> Iterator[tuple[str, Any]]:
         if isinstance(thing, torch.Tensor):
             tensor = thing.detach()  # a Parameter would refuse `numpy()`
-            # NumPy lacks bfloat16 and float8. float64 stays as it is: rounded to float32, a fraction among
-            # ids could become a whole number.
+            # Convert only bfloat16 and float8, which NumPy lacks, to float32. Rounding float64 to float32
+            # could turn a fraction among ids into a whole number.
             is_short = tensor.is_floating_point() and tensor.element_size() < 4
             yield name or "value", tensor.float() if is_short else tensor
         elif isinstance(thing, Mapping):

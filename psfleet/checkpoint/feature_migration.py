@@ -1,16 +1,17 @@
 """Migration of a trained model's snapshot to another feature set, without training from the start.
 
-A model changes: features come and go, embeddings get wider, a layer gets more inputs. `plan_migration`
-compares the tables of a snapshot with those of the new features, and `Migration.apply` writes the migrated
-snapshot:
+Over time features are added and removed, embeddings get wider, and a layer gets more inputs.
+`plan_migration` compares the tables of a snapshot with those of the new features, and `Migration.apply`
+writes the migrated snapshot:
 
     plan = plan_migration("snapshots/best", features, shapes={"fc_0.w": (128, 64)})
     print(plan)                      # add country: 8 wide, adagrad; 0 rows ...
     plan.apply("migrated")
 
-Rows that stay keep their bits and optimizer state. A row that gets wider has the first values of a new row
-in its new columns. A table whose rows would mean nothing under the new definition (another optimizer,
-narrower rows) is refused by the plan, with the ways out, before anything is written.
+Rows that are kept have bit-identical weights and optimizer state. If rows get wider, their new columns have
+the initial values of a new row. Some changes would make the rows of a table meaningless, such as another
+optimizer or narrower rows. The plan refuses these before anything is written, and the message says what to
+do instead.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,9 +48,9 @@ class TableChange:
     """Change of one table by a migration.
 
     Attributes:
-        before: Definition in the snapshot, or None for a new table.
-        after: Definition in the migrated snapshot, or None for a table that is dropped.
-        rows: Number of rows in the snapshot, or of values of a dense table.
+        before: Definition of the table in the snapshot, or None for a new table.
+        after: Definition of the table in the migrated snapshot, or None for a table that is dropped.
+        rows: Size of the table in the snapshot: number of rows, or of values of a dense table.
     """
 
     before: TableSpec | None
@@ -58,7 +59,7 @@ class TableChange:
 
     @property
     def kind(self) -> Literal["add", "drop", "keep", "move", "widen", "change"]:
-        """Kind of the change, in one word. "move" means that only the servers of the table differ."""
+        """Kind of the change. "move" means that only the servers that hold the table differ."""
         if self.before is None or self.after is None:
             return "add" if self.after else "drop"
         if self.before == self.after:
@@ -67,13 +68,15 @@ class TableChange:
 
     @property
     def is_placed_anew(self) -> bool:
-        """True if the table is new, or will be on another number of servers."""
+        """True if servers must be chosen for the table: it is new, or will be on another number of
+        servers.
+        """
         if self.before is None or self.after is None:
             return self.before is None
         return self.before.servers != self.after.servers
 
     def __str__(self) -> str:
-        """Return the line of the plan about this table."""
+        """Return one line that describes the change."""
         spec = self.after or self.before
         assert spec is not None
         size = f"{self.rows:,} {'rows' if spec.kind == 'sparse' else 'values'}"
@@ -110,20 +113,21 @@ def _where(spec: TableSpec) -> str:
 
 @dataclass(frozen=True)
 class Migration:
-    """Plan of a migration. `str` shows it, and `apply` writes the migrated snapshot.
+    """Plan of a migration. `print` shows it, and `apply` writes the migrated snapshot.
 
     Attributes:
         snapshot: Snapshot to migrate.
-        changes: Change of each table, with new tables last.
+        changes: Change of each table. New tables come last.
     """
 
     snapshot: Snapshot
     changes: Sequence[TableChange]
 
     def __str__(self) -> str:
-        """Return one line for each table, and a warning if dense tables may no longer fit the model.
+        """Return one line for each table, and a warning if dense tables may not fit the changed model.
 
-        The plan knows features, not the script, and so cannot tell the shapes of the model's dense layers.
+        The plan knows the features, but not the script, and so cannot know the shapes of the model's dense
+        layers.
         """
         specs = [change.after for change in self.changes if change.kind == "keep" and change.after]
         dense = [spec for spec in specs if spec.kind == "dense"]
@@ -137,16 +141,16 @@ class Migration:
         return "\n".join(lines)
 
     def apply(self, target: str | Path) -> Manifest:
-        """Write the migrated snapshot, as a full snapshot with the same number of files; return its manifest.
+        """Write the migrated snapshot as a full snapshot, and return its manifest.
 
-        Any number of servers can load it. Workers' positions in their data and what their scripts remember
-        are copied from the old snapshot.
+        It has as many files as the old snapshot, but can be loaded by any number of servers. The workers'
+        positions in their data and the state that scripts have saved are copied from the old snapshot.
 
         Args:
             target: Folder or URL of the migrated snapshot.
 
         Raises:
-            CheckpointError: `target` is the old snapshot or one that it builds on, or cannot be written.
+            CheckpointError: The snapshot cannot be written, or `target` is the old snapshot or a base of it.
         """
         target_folder = place_of(target)
         if any(folder.resolve() == target_folder for folder, _ in chain(self.snapshot.path)):
@@ -162,7 +166,9 @@ class Migration:
         load_events(shard, self._migrated(events, shard.index, shard.servers))
 
     def _migrated(self, events: Events, server: int, servers: int) -> Events:
-        """Translate the events that fill a shard with the old tables into events that fill the new ones."""
+        """Yield the events that create and fill the new tables of one shard, made from `events` for its old
+        tables.
+        """
         by_key = {change.before.key: change for change in self.changes if change.before}
         for event in events:
             key = event.spec.key if isinstance(event, CreateTable) else event.table
@@ -184,8 +190,8 @@ class Migration:
     ) -> CreateTable | RestorePart:
         """Return the event that creates or fills a server's part of a dense table with longer axes.
 
-        A longer first or second axis moves values to other flattened indices, and so to other servers. So
-        each server's part is cut from the whole grown table, which `event` alone does not have.
+        With longer axes, values get other indices in the flattened array, and may belong to other servers.
+        So the whole table is read and enlarged, and the server's part is cut from it.
         """
         low, high = dense_range(after, server, servers)
         if isinstance(event, CreateTable):
@@ -205,20 +211,26 @@ def plan_migration(
 ) -> Migration:
     """Plan the change of each table of a snapshot for a model with these features.
 
-    Tables of the features are added, widened, moved to more or fewer servers, changed or kept. Dense tables
-    and psfleet's own tables are kept. Sparse tables that the features do not name are dropped.
+        plan = plan_migration("snapshots/best", features, drop=["fc_0.w"])
+        print(plan)
+        plan.apply("migrated")
+
+    - Tables of the features are added, widened, moved to more or fewer servers, changed or kept.
+    - Sparse tables that the features do not name are dropped.
+    - Dense tables and psfleet's own tables are kept.
 
     Args:
         path: Folder or URL of the snapshot.
-        features: Features of the changed model. A table without an optimizer keeps the snapshot's
-            optimizer. If the snapshot has no such table, it is left to the script to create.
+        features: Features of the changed model. A table without an optimizer keeps the optimizer of its
+            table in the snapshot. If the snapshot has no such table, the migration does not add it, and the
+            script must create it.
         keep: Names of sparse tables to keep although the features do not name them.
-        drop: Names of tables to leave out: dense tables that no longer fit the model, or tables of features
+        drop: Names of tables to drop: dense tables that do not fit the changed model, or tables of features
             that are to be trained from the start.
-        shapes: New shapes of dense tables that get longer axes, by name.
+        shapes: New shapes of dense tables whose axes get longer, by table name.
 
     Raises:
-        CheckpointError: The snapshot is damaged, a table cannot be migrated, or a name is unknown.
+        CheckpointError: The snapshot is damaged, a table cannot be migrated, or there is no table of a name.
     """
     snapshot = Snapshot(path)
     before = {spec.name: spec for spec in snapshot.specs()}
@@ -249,10 +261,11 @@ def plan_migration(
 
 
 def _located(changes: Sequence[TableChange]) -> list[TableChange]:
-    """Choose the group of servers of each new or moved table; kept tables keep their group.
+    """Choose the servers that hold each new or moved table. Kept tables stay on their servers.
 
-    Tables are placed one after the other, because the group of a table depends on those placed before it.
+    Tables are placed one after the other, because each placement depends on those before it.
     """
+    # Placement starts from the tables that stay on their servers. Each table that is placed is added below.
     placed_specs = [old.after for old in changes if old.after and not old.is_placed_anew]
     placements = []
     for change in changes:
@@ -277,9 +290,9 @@ def _check_names(
 
 
 def _script_seed(before: Mapping[str, TableSpec], features: FeatureSet) -> int:
-    """Return the seed that the script gives to initializers without their own, or 0 if no table shows it.
+    """Return the seed that the script gives to initializers without a seed, or 0 if it is unknown.
 
-    A table of the features that is in the snapshot already, and whose initializer has no seed, shows it.
+    It is known if any table of the features whose initializer has no seed is already in the snapshot.
     """
     for name, table in features.tables.items():
         if name in before and not getattr(table.initializer, "own_seed", 0):
@@ -294,11 +307,12 @@ def _size(snapshot: Snapshot, spec: TableSpec) -> int:
 
 
 def _added(table: Table, seed: int) -> TableSpec:
-    """Return the definition that the script will give a new table, so that it finds the migrated one.
+    """Return the definition of a new table that is equal to the definition that the script will create it
+    with.
 
     Args:
         table: Table of the features.
-        seed: Seed for an initializer without its own; a script has one such seed for all tables.
+        seed: Seed for an initializer without a seed. A script uses the same for all tables.
     """
     start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
     rule, decay, every_row = _optimizer_of(table)
@@ -318,7 +332,7 @@ def _added(table: Table, seed: int) -> TableSpec:
 
 
 def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
-    """Return the new definition of a table that both the snapshot and the features have.
+    """Return the new definition of a table that is both in the snapshot and in the features.
 
     Args:
         spec: Definition in the snapshot.
@@ -389,13 +403,14 @@ def _said(optimizer: tuple[Rule, DecaySpec, bool]) -> str:
 def _columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return a part's columns in the form of the new definition, without those that it lacks."""
+    """Convert a page of rows to the columns of the new definition. Columns that it lacks are left out."""
     out = dict(columns)
     if "ids" in out:
         out["scores"] = _scores(before, after, out)
     if not after.streams_evictions:
         for name in EVICTED:
             out.pop(name, None)
+    # The new entry remembers other values of ids without a row, so the old values mean nothing to it.
     if after.candidate != before.candidate:
         for name in candidate_group(before).entries:
             out.pop(name, None)
@@ -407,8 +422,8 @@ def _columns(
 def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]) -> Floats:
     """Return the scores of rows under the new definition, float32 [n, after.scores].
 
-    The first columns are the pushed scores (shows and clicks), the last is the frequency, if the table counts
-    it. A frequency that was not counted before starts at 1, as for a new row.
+    The first columns are the pushed scores (shows and clicks). If the table counts frequencies, the last
+    column is the frequency. A frequency that was not counted before starts at 1, as in a new row.
     """
     count = len(columns["ids"])
     scores = np.ones((count, after.scores), np.float32)
@@ -421,11 +436,12 @@ def _scores(before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[A
 
 
 def _widened(before: TableSpec, after: TableSpec, ids: Ids, rows: Floats) -> Floats:
-    """Widen rows together with their optimizer state.
+    """Widen rows together with their optimizer state. A slot is a state value that the optimizer keeps for
+    each weight.
 
         before:   w w | s s          each row, with one slot s
-        after:    w w n | s s f      n: weight of a new row of the same id; f: first value of the slot, or s
-                                     if the row shares one value of the slot
+        after:    w w n | s s f      n: weight of a new row of the same id; f: initial value of the slot, or s
+                                     if the whole row shares one value of the slot
 
     Args:
         before: Definition of the old table.

@@ -1,8 +1,8 @@
-"""Rows to import into a sparse table, read from a file of another program or from another snapshot.
+"""Reading of rows to import into a sparse table, from a file of another program or from a snapshot.
 
-`psfleet ckpt import` uses this to start a table with pretrained embeddings. `read_rows` chooses the reader
-by the ending of the file's name, and checks the rows: one id for each row, no id twice, finite weights.
-Everything is read into memory.
+`psfleet ckpt import` starts a table with pretrained embeddings in this way. `read_rows` chooses the reader
+by the ending of the file's name. It checks that each row has an id, that no id occurs twice, and that all
+weights are finite. The whole file is read into memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,11 @@ class RowFile:
     """Ids and weights to import, with optimizer state if the file has it.
 
     Attributes:
-        ids: int64 [n], no id twice.
+        ids: int64 [n]. No id occurs twice.
         value: Weights, float32 [n, dim].
-        state: Further arrays [n, dim] of the file by name, such as the state slots of an export.
-        unusable: Further arrays of the file by name that are not [n, dim] or cannot be read, with why.
+        state: Other arrays [n, dim] of the file by name, such as the optimizer's state slots in an export.
+        unusable: Reason for each other array of the file that is not [n, dim] or cannot be read, by the
+            array's name.
     """
 
     ids: NDArray[np.int64]
@@ -49,24 +50,26 @@ def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> Ro
         read_rows("item_vectors.npz")                     # arrays "value" and "ids"
         read_rows("model.pt", "items.weight")             # a tensor of a state dict
         read_rows("glove.6B.100d.txt", buckets=1 << 20)   # words; their ids are hashes
-        read_rows("snapshots/best", "embedding")   # a table of a snapshot
+        read_rows("snapshots/best", "embedding")          # a table of a snapshot
 
-    - `.npz`, `.safetensors`, `.parquet` and `.pt` files have arrays by name. The ids of the weights
-      "X.weight" are "X.ids", and those of a name without a dot are "ids". If there are no ids, row k has
-      the id k. A tensor within a dict of a `.pt` file has the names of both, such as "state_dict.X.weight".
-    - A `.npy` file has the weights alone, and row k has the id k.
+    - `.npz`, `.safetensors`, `.parquet` and `.pt` files have arrays by name. The weights "X.weight" have
+      their ids in "X.ids", and weights without a dot in their name have them in "ids". If there is no such
+      array, row k has the id k. A tensor in a dict of a `.pt` file is named with the dict's key, such as
+      "state_dict.X.weight".
+    - A `.npy` file has only weights, and row k has the id k.
     - `.txt` and `.vec` files have the text format of word2vec and GloVe. Each line is a word, a blank or
-      tab, and the word's weights. A first line with counts is optional. The ids are the words' hashes.
+      tab, and the word's weights. The first line may be the number of words and of weights. The ids are
+      hashes of the words.
     - A folder is a snapshot.
 
     Args:
         path: Path of the file or snapshot.
-        name: Name of the weights' array, or the end of it after a dot. In a snapshot it is the table's name.
-            "" chooses "value", or the only float array [n, dim].
-        buckets, salt: Range and salt of the words' hashes, as of a hashed Feature.
+        name: Name of the array with the weights, or the end of this name after a dot. For a snapshot, name
+            of the table. "" chooses the array "value", or the only float array [n, dim].
+        buckets, salt: Range and salt of the hashes of words, as in a hashed Feature.
 
     Raises:
-        CheckpointError: The file cannot be read, or its content cannot be rows. The error names the file.
+        CheckpointError: The file cannot be read, or does not contain rows. The message names the file.
     """
     local_path(path)
     try:
@@ -79,7 +82,7 @@ def read_rows(path: str, name: str = "", buckets: int = 0, salt: str = "") -> Ro
         return _of_arrays(path, *arrays_of(Path(path)), name)
     except PsfleetError:
         raise
-    except Exception as error:  # the readers of other libraries can raise anything
+    except Exception as error:  # other libraries may raise any error
         raise CheckpointError(f"{path!r} cannot be read: {reason(error)}") from None
 
 

@@ -1,18 +1,18 @@
 """Reading of snapshots: check all files, merge a delta with its bases, and fill shards with their rows.
 
-A snapshot can be loaded by any number of servers, not only by as many as wrote it. A server reads all files
-and keeps the rows and ranges that it owns.
+A snapshot can be loaded by any number of servers, not only by as many as wrote it. Each server reads all
+files and keeps the rows and ranges that it owns.
 
-A delta holds the rows that changed since its base, and the ids that were removed. A chain of deltas is read
-from the newest to the full snapshot, and an id that was seen already is skipped:
+A delta has the rows that changed since its base, and the ids that were removed. Deltas are read from the
+newest back to the full snapshot, and an id that a newer snapshot has named is skipped:
 
     delta 2    rows 5, 9   removed 7      -> rows 5, 9
     delta 1    rows 5, 7                  -> nothing: both ids were named by delta 2
     full       rows 5, 7, 8               -> row 8
 
-Nothing is loaded before every file was checked. Checksums find damage. Files with correct checksums may
-still have been written by another program, or on purpose to do harm, so the names, dtypes and shapes of all
-tensors are compared with the manifest too, before memory of that size is allocated. Any mistake is a
+All files are checked before anything is loaded. Checksums find damage. But a file with a correct checksum
+may have been written by another program, even with bad intent. So the names, dtypes and shapes of all
+tensors are compared with the manifest too, before memory of that size is allocated. Every mistake is a
 CheckpointError that names the file.
 """
 
@@ -53,18 +53,20 @@ from psfleet.core.net.table_messages import read_clock
 _MOST = 2**62  # largest position in an eviction stream: adding a count to it still fits into int64
 
 
-_PAGE = 1 << 16  # rows read at a time, which bounds the memory beside the tables
+_PAGE = 1 << 16  # rows that are read at a time, to limit the memory beside the tables
 Ids = NDArray[np.int64]
 Events = Iterator[CreateTable | RestorePart]
 
 
 def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any, Any]]) -> None:
-    """Compare the tensors and the clocks of every file with the manifest.
+    """Compare the tensors and table clocks of every file with the manifest.
+
+    A table's clock is the number of its updates, with the times and shrinks that expiry needs.
 
     Args:
-        folder: Folder of the snapshot, for messages.
+        folder: Folder of the snapshot, for error messages.
         manifest: Manifest to compare with.
-        contents: Opened tensors, and clocks of tables by name, of each file of the manifest.
+        contents: For each file of the manifest, its opened tensors and its table clocks by table name.
 
     Raises:
         CheckpointError: A tensor or clock is missing or unknown, or has another shape, dtype or range.
@@ -80,7 +82,7 @@ def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any
 
 
 def _check_ranges(spec: TableSpec, files: Sequence[ShardFile]) -> None:
-    """Check that the parts of a dense table in all files cover it without gap or overlap."""
+    """Check that the parts of a dense table in all files cover the table without gaps or overlaps."""
     parts = sorted(entry.ranges[spec.name] for entry in files if spec.name in entry.ranges)
     end = 0
     for low, high in parts:
@@ -89,7 +91,8 @@ def _check_ranges(spec: TableSpec, files: Sequence[ShardFile]) -> None:
                 raise ValueError(f"table {spec.name!r} has the parts {parts} of {spec.size} values")
             end = high
     everywhere = all(spec.name in entry.steps for entry in files)
-    # A table that only some servers have was being created, and is not loaded; see `Snapshot.specs`.
+    # A table that only some servers have was just being created. It may be incomplete, because
+    # `Snapshot.specs` leaves it out.
     if spec.kind == "dense" and (end or everywhere) and end != spec.size:
         raise ValueError(f"table {spec.name!r} has {spec.size} values, the files hold {end}")
 
@@ -157,13 +160,13 @@ def _expect(tensors: Any, name: str, shape: Sequence[int], dtype: str) -> None:
 
 @dataclass(frozen=True)
 class _ServerFile:
-    """Opened file of one server, of a snapshot in the chain.
+    """File of one server in a snapshot, opened for reading.
 
     Attributes:
         where: Path of the file.
-        entry: Entry of the manifest for the file.
-        tensors: Handle of `safe_open`, which reads a tensor when it is asked for.
-        clocks: Clock of each table in the file, by name.
+        entry: Entry for the file in the manifest.
+        tensors: Open safetensors file (`safe_open`), which reads a tensor when it is needed.
+        clocks: Clock (number of updates and times) of each table in the file, by table name.
     """
 
     where: Path
@@ -172,7 +175,7 @@ class _ServerFile:
     clocks: dict[str, TableClock]
 
     def names(self) -> set[str]:
-        """Return the names of the file's tensors."""
+        """Return the names of the tensors in the file."""
         return set(self.tensors.keys())
 
     def whole(self, name: str) -> NDArray[Any]:
@@ -181,14 +184,14 @@ class _ServerFile:
         return tensor
 
     def server(self) -> ServerState:
-        """Return the server's state other than its tables.
+        """Decode the server's state other than its tables.
 
         Raises:
             CheckpointError: The state is damaged, or was written by another version.
         """
         try:
             return read_state(flat(self.whole(SERVER)))
-        except Exception as error:  # a file that was made to do harm can raise anything
+        except Exception as error:  # a malicious file can cause any error
             raise CheckpointError(
                 f"{str(self.where)!r} cannot be read: {error}; read it with the psfleet version "
                 "that wrote it"
@@ -199,12 +202,12 @@ class Snapshot:
     """Snapshot opened for reading, together with all snapshots that it builds on.
 
         snapshot = Snapshot("snapshots/best")
-        snapshot.load(shard)  # the part of shard.index among shard.servers
+        snapshot.load(shard)  # loads the part of server shard.index of shard.servers
 
     Args:
         path: Folder or URL of the snapshot.
-        read_back: If False, compare only the lengths of files, not every byte with its checksum. Enough for
-            files that were written and read back a moment ago.
+        read_back: True to check every byte with the checksums. False compares only the lengths of files,
+            which is enough for files that were just written and read back.
 
     Attributes:
         path: Folder of the snapshot.
@@ -225,12 +228,13 @@ class Snapshot:
             check_content(folder, manifest, [(file.tensors, file.clocks) for file in level])
 
     def specs(self, server: int | None = None) -> list[TableSpec]:
-        """Return the definitions of the tables that every server had.
+        """Return the definitions of the tables that every server had when the snapshot was taken.
 
-        A table that only some servers had was being created at the cut, and has had no push.
+        A table that only some servers had was just being created, and no push had changed it.
 
         Args:
-            server: Number of a server. If given, return the tables that this server had.
+            server: Number of a server, to return the tables that this server had. None returns the
+                tables that all servers had.
         """
         files = self._levels[-1] if server is None else [self._levels[-1][server]]
         return [
@@ -240,12 +244,12 @@ class Snapshot:
         ]
 
     def check_ids(self) -> None:
-        """Check that no id of a table occurs twice, in one file or in two files of the same snapshot.
+        """Check that no table has two entries for an id, within a file or in different files of one snapshot.
 
-        Loading does not check this, because it would have to sort all ids; `psfleet ckpt verify` does.
+        `psfleet ckpt verify` calls this. Loading does not, because the check must sort all ids.
 
         Raises:
-            CheckpointError: An id has two rows, or both a row and an entry among the removed ids.
+            CheckpointError: An id has two rows, or is both a row and removed.
         """
         for (folder, _), level in zip(self._chain, self._levels, strict=True):
             with reading(folder):
@@ -273,10 +277,10 @@ class Snapshot:
         Args:
             server: Number of the shard.
             servers: Number of all shards.
-            own: True if this very shard wrote the file and goes on from it. It then also gets tables that
-                only some servers had.
-            there: Definitions by key of tables that exist already. They say which servers hold a table,
-                instead of the definition in the snapshot.
+            own: True if the shard wrote one of the files itself and continues from it, as in a restart. It
+                then also gets tables that only some servers had.
+            there: Definitions, by table key, of tables that exist already. They override the snapshot's
+                choice of the servers that hold a table.
         """
         specs = [
             located_as(there[spec.key], spec) if there and spec.key in there else spec
@@ -290,7 +294,7 @@ class Snapshot:
             yield from self.fills(spec, server, servers)
 
     def load(self, shard: Shard) -> None:
-        """Set the shard's part of every table of the snapshot, and create tables that the shard lacks.
+        """Load the shard's part of every table of the snapshot. Tables that the shard lacks are created.
 
         Raises:
             TableConflict: A table of the snapshot exists with another definition.
@@ -298,11 +302,12 @@ class Snapshot:
         load_events(shard, self.events(shard.index, shard.servers, there=shard.tables.specs()))
 
     def fills(self, spec: TableSpec, server: int, servers: int) -> Iterator[RestorePart]:
-        """Yield the part of a table that server number `server` of `servers` holds, page by page.
+        """Yield the part of a table that server number `server` of `servers` holds, in pages of rows.
 
-        A sparse table's rows come from the newest snapshot of the chain to the oldest. `later` has the ids
-        that newer snapshots name, as a row or as removed, and whose older rows are therefore out of date.
-        Candidates and evictions come last, because they are not merged row by row.
+        Rows of a sparse table are read from the newest snapshot of the chain to the oldest. `later` has the
+        ids that newer snapshots have named, as rows or as removed; older rows of these ids are out of date.
+        Candidates (ids that may get a row later) and evictions come last, because they are not merged row
+        by row.
         """
         if spec.kind == "dense":
             yield self._dense(spec, server, servers)
@@ -328,11 +333,12 @@ class Snapshot:
         yield RestorePart(spec.key, clock, self._evicted(spec, server, servers))
 
     def _evicted(self, spec: TableSpec, server: int, servers: int) -> dict[str, NDArray[Any]]:
-        """Return the columns of the eviction stream that a server remembers, or {} if it cannot go on.
+        """Return the last evictions of one server, as columns of its eviction stream, or {} if the stream
+        cannot continue.
 
-        Positions in a stream are counted by each server, so a stream only continues on the same number of
-        servers. A delta has the evictions since its base; they are put before one another, as far as their
-        positions leave no gap:
+        The eviction stream numbers the evicted ids by position. Each server numbers its own, so a stream
+        can continue only on the same number of servers. A delta has the evictions since its base. They are
+        joined to those of the base as long as there is no gap between the positions:
 
             base      positions 100 to 199, following 200
             delta     positions 200 to 229, following 230    ->   100 to 229, following 230
@@ -355,7 +361,9 @@ class Snapshot:
         return stream
 
     def _clock(self, spec: TableSpec) -> TableClock:
-        """Return the clock of a table: the furthest of all servers' clocks, which are equal after one cut."""
+        """Return the clock (number of updates and times) of a table. If servers differ, the most advanced
+        clock is used.
+        """
         clocks = [file.clocks for file in self._levels[-1] if spec.name in file.clocks]
         return furthest(file_clocks[spec.name] for file_clocks in clocks)
 
@@ -383,15 +391,15 @@ def load_events(shard: Shard, events: Events) -> None:
 
 
 def read_specs(path: str | Path) -> list[TableSpec]:
-    """Return the definitions of all tables of a snapshot, without reading its other files."""
+    """Return the definitions of all tables of a snapshot. Only its manifest is read."""
     return list(read_manifest(path).tables)
 
 
 def load_shard(path: str | Path, shard: Shard) -> None:
-    """Set the shard's part of every table of a snapshot, and create tables that the shard lacks.
+    """Load a shard's part of every table of a snapshot. Tables that the shard lacks are created.
 
     Raises:
-        CheckpointError: The snapshot is missing, incomplete or damaged. The shard has not changed.
+        CheckpointError: The snapshot is missing, incomplete or damaged. The shard is unchanged.
         TableConflict: A table of the snapshot exists with another definition.
     """
     Snapshot(path).load(shard)
@@ -408,8 +416,8 @@ def _open(where: Path, entry: ShardFile) -> _ServerFile:
         file = _ServerFile(
             where, entry, tensors, {name: read_clock(c) for name, c in clocks.items()}
         )
-    # The state is decoded now, so that a damaged one is reported before any row is loaded. A state of version
-    # 1 can no longer be decoded, and no job can go on from it; its tables can still be loaded.
+    # Decode the state now, to report damage before any row is loaded. Version 1 of the state cannot be
+    # decoded and no job can continue from it, but its tables can still be loaded.
     if not is_of_version_1(flat(file.whole(SERVER))):
         file.server()
     return file
@@ -432,13 +440,12 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
 
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
-    """Return the ids that these files have as rows or as removed, together with the ids in `later`,
-    ascending."""
+    """Return the ids in `later` and those that these files have as rows or as removed, in ascending order."""
     return ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
 
 
 def _ids(files: Sequence[_ServerFile], spec: TableSpec, columns: Sequence[str]) -> list[Ids]:
-    """Read the given id columns of a table from all files that have them."""
+    """Read these id columns of a table from all files that have them."""
     names = [f"{spec.name}/{column}" for column in columns]
     return [file.whole(name) for file in files for name in names if name in file.names()]
 

@@ -1,17 +1,18 @@
-"""The manifest of a snapshot: read and written, checked against the files, and followed to its base.
+"""The manifest of a snapshot: written, read, checked against the files, and followed to the bases of a delta.
 
-`manifest.json` lists the definitions of the tables, the file of each server with its SHA-256, the position in
-the training, what workers keep, and, for a delta, the snapshot that it builds on. It also has a checksum of
-its own content. A snapshot exists once its manifest does, so the manifest is the last file written.
+`manifest.json` lists the definitions of the tables, the file of each server with its SHA-256, the position
+in the training, the states of workers and, for a delta, the snapshot that it builds on. It also has a
+checksum of its own content. It is the last file written, so a folder with a manifest is a complete
+snapshot.
 
-Everything read here may be damaged, or made by another program: each value is checked for its type and
-range, and anything wrong is reported as a CheckpointError that names the file. The functions keep no state,
-and any thread may call them.
+A manifest may be damaged or made by another program. So each value is checked for its type and range, and
+an error is reported as a CheckpointError that names the file. The functions keep no state, and any thread
+may call them.
 
-Snapshots have versions. A table's definition has fields that came after version 1, which
+Snapshots have versions. A table's definition has fields that were added after version 1, which
 psfleet/core/engine/schema/table.py declares (`later`). Such a field is written only if it differs from its
-default, and the document gets the lowest version that has all its fields, so that an older psfleet still
-reads a snapshot that uses nothing new.
+default, and the document gets the lowest version that has all its fields. So an older psfleet can read a
+snapshot that uses nothing new.
 """
 
 import hashlib
@@ -43,18 +44,18 @@ from psfleet.core.engine.worker_state import read_states
 
 _LATER = [later_field for later_field in later_fields(TableSpec) if later_field.since]
 LATEST = max(later_field.since or 1 for later_field in _LATER)
-"""Newest version of snapshots, which has every later field."""
+"""Newest version of snapshots, which has all fields."""
 
 
 _FORMAT = Format("snapshot", versions=tuple(range(1, LATEST + 1)))
 _PART = Format("part of a snapshot")
 MANIFEST = "manifest.json"
 _LONGEST_CHAIN = 1000
-_LONGEST = 256 << 20  # bytes of a manifest, which includes the states of all workers
+_LONGEST = 256 << 20  # maximum bytes of a manifest, which includes the states of all workers
 
 
 def version_of(document: Any) -> int:
-    """Return the lowest version of snapshots that has all fields of a table's definition, given as JSON."""
+    """Return the lowest version of snapshots that has all fields of this table definition, given as JSON."""
     document_fields = document if isinstance(document, dict) else {}
     return max(
         (later_field.since or 1 for later_field in _LATER if later_field.key in document_fields),
@@ -63,7 +64,9 @@ def version_of(document: Any) -> int:
 
 
 def table_to_json(spec: TableSpec) -> dict[str, Any]:
-    """Return a table's definition as JSON, with only those later fields that differ from their defaults."""
+    """Return a table's definition as JSON. Fields added after version 1 are left out if they have their
+    defaults.
+    """
     start, entry = spec.initializer, spec.entry
     return {
         **_later_to_json(spec),
@@ -81,11 +84,11 @@ def table_to_json(spec: TableSpec) -> dict[str, Any]:
 
 
 def table_from_json(document: Any) -> TableSpec:
-    """Return the table's definition that a JSON object holds.
+    """Return the table definition that is given as JSON.
 
     Raises:
-        ValueError, TypeError, PsfleetError: The object is not a definition. `reading` turns any of them into
-            a CheckpointError that names the file.
+        ValueError, TypeError, PsfleetError: The JSON is no table definition. Call this within `reading`,
+            which turns these errors into a CheckpointError that names the file.
     """
     kinds = {"name": str, "kind": str, "shape": list, "rule": str, "hyperparameters": dict}
     more_kinds = {"decay": dict, "initializer": dict, "seed": int, "every_row": bool}
@@ -146,14 +149,14 @@ def _later_from_json(document: dict[str, Any], later: list[LaterField]) -> dict[
 
 @dataclass(frozen=True)
 class ShardFile:
-    """Entry of a manifest for the file of one server.
+    """Entry in a manifest for the file of one server.
 
     Attributes:
         file: Name of the file in the snapshot's folder.
         sha256: SHA-256 of the whole file, in hexadecimal.
-        bytes: Length of the file.
-        ranges: For each dense table by name, the half-open range of the flattened array in this file.
-        steps: For each table in the file by name, the number of updates that it had.
+        bytes: Length of the file in bytes.
+        ranges: For each dense table, by name, the half-open range of the flattened table that the file has.
+        steps: For each table in the file, by name, the number of updates that the table had.
     """
 
     file: str
@@ -165,11 +168,12 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class DeltaBase:
-    """Reference of a delta to the snapshot whose changes it holds.
+    """Reference from a delta to its base, the snapshot whose changes it has.
 
     Attributes:
-        path: Folder of the base, relative to the folder of the delta, so that both can be moved together.
-        sha256: SHA-256 of the base's manifest. A base that was replaced has another one, and is refused.
+        path: Folder of the base relative to the folder of the delta, so that both can be moved together.
+        sha256: SHA-256 of the base's manifest. If the base was replaced, the checksum differs, and the
+            delta is refused.
     """
 
     path: str
@@ -178,14 +182,15 @@ class DeltaBase:
 
 @dataclass(frozen=True)
 class CutPosition:
-    """Position of the snapshot in the training.
+    """Position in the training at which a snapshot was taken.
 
     Attributes:
-        number: Number of the cut, which also counts cuts before a restart of the fleet. 0 means that
-            one process wrote its own shards, without a cut.
+        number: Number of the cut, the point at which all servers took the snapshot. It also counts cuts
+            before a restart of the fleet. 0 means that one process wrote its own shards, without a cut.
         mode: Name of the fleet's consistency mode.
-        round: Last round that the snapshot includes, in sync mode.
-        pushes: For each seat, its incarnation and the sequence of the last push that the snapshot includes.
+        round: Last round that the snapshot includes. Only in sync mode.
+        pushes: For each seat (number of a worker), its incarnation (the registered process) and the
+            sequence number of its last push that the snapshot includes.
     """
 
     number: int = 0
@@ -196,15 +201,15 @@ class CutPosition:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a whole snapshot, as in its manifest.
+    """Content of a snapshot's manifest, which describes the whole snapshot.
 
     Attributes:
         tables: Definitions of all tables.
-        files: Entry for the file of each server, in the order of servers.
-        cut: Position in the training.
-        base: Snapshot that a delta builds on, or None for a full snapshot.
-        workers: For each seat, the states that its worker keeps in snapshots, as JSON
-            (psfleet.core.engine.worker_state).
+        files: Entry for the file of each server, in the order of the servers.
+        cut: Position in the training at which the snapshot was taken.
+        base: Base of a delta, or None for a full snapshot.
+        workers: For each seat (number of a worker), the states that the worker's script has saved in
+            snapshots, as JSON (psfleet.core.engine.worker_state).
     """
 
     tables: tuple[TableSpec, ...]
@@ -215,20 +220,20 @@ class Manifest:
 
     @property
     def kind(self) -> Literal["full", "delta"]:
-        """Kind of the snapshot: "full" if it needs no other snapshot to be loaded."""
+        """Kind of the snapshot: "delta" if loading it needs another snapshot, its base."""
         return "delta" if self.base else "full"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Report of one server to server 0 after it has written its file of a snapshot.
+    """Report from one server to server 0 after the server has written its file of a snapshot.
 
-    Server 0 builds the manifest from the reports of all servers.
+    Server 0 makes the manifest from the reports of all servers.
 
     Attributes:
-        file: Entry of the manifest for the file.
+        file: Entry for the file in the manifest.
         tables: Definitions of the tables that the server has.
-        mode, round, pushes: Position in the training at which the file was cut, as in CutPosition.
+        mode, round, pushes: Position in the training at which the file was taken, as in CutPosition.
     """
 
     file: ShardFile
@@ -251,10 +256,10 @@ class Part:
 
     @classmethod
     def decode(cls, content: bytes) -> "Part":
-        """Return the report that a server has encoded.
+        """Decode a report of another server.
 
         Raises:
-            CheckpointError: The content is no report, or one of another version.
+            CheckpointError: The content is no report, or a report of another version.
         """
         with reading("what a server says of its file"):
             kinds = {"file": dict, "tables": list, "mode": str, "round": int, "pushes": dict}
@@ -266,14 +271,14 @@ class Part:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write a manifest into a snapshot's folder, and return when it is durable."""
+    """Write the manifest into a snapshot's folder. It is durable when the call returns."""
     write_durably(folder / MANIFEST, _text(_to_json(manifest)))
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Return the manifest of a snapshot in a folder or store.
+    """Return the manifest of a snapshot in a folder or object store.
 
-    Only the manifest is checked; `verify` also checks the files that it lists.
+    Only the manifest is checked. `verify` also checks the files that it lists.
 
     Raises:
         CheckpointError: The manifest is missing or damaged.
@@ -281,7 +286,7 @@ def read_manifest(path: str | Path) -> Manifest:
     folder = readable(path)
     where = folder / MANIFEST
     try:
-        # A save that was killed between its two renames has left the folder under another name.
+        # If a save was killed between its two renames, the snapshot is still under another name.
         put_back(place_of(folder))
         content = read_small(where, _LONGEST)
     except (FileNotFoundError, NotADirectoryError):
@@ -289,11 +294,11 @@ def read_manifest(path: str | Path) -> Manifest:
         raise CheckpointError(
             f"{str(path)!r} {missing}holds no {MANIFEST}; it is not a complete checkpoint"
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: no name of a file
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     with reading(where):
-        # The checksum covers the other fields. It is compared by writing them again: there is only one way to
-        # write them, so changed white space or order is found too.
+        # The checksum is that of the other fields. To compare it, write them again: the same fields always
+        # give the same bytes, so even changed white space or another order is found.
         document = _FORMAT.parse(content)
         if document.pop("sha256", None) is None or content != _text(document):
             raise Misfit("is damaged: its checksum is not its own")
@@ -305,13 +310,13 @@ def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Mani
 
     Args:
         path: Folder or URL of the snapshot.
-        read_back: If False, check only the lengths of servers' files, not every byte.
+        read_back: True to check every byte. False checks only the lengths of the servers' files.
 
     Returns:
-        Folder and manifest of each snapshot, from the full one to that at `path`.
+        Folder and manifest of each snapshot, from the full snapshot to the one at `path`.
 
     Raises:
-        CheckpointError: A file is missing, or differs from what was written.
+        CheckpointError: A file is missing, or differs from its entry in the manifest.
     """
     snapshots = chain(path)
     for folder, manifest in snapshots:
@@ -321,10 +326,11 @@ def verify(path: str | Path, *, read_back: bool = True) -> list[tuple[Path, Mani
 
 
 def chain(path: str | Path) -> list[tuple[Path, Manifest]]:
-    """Return folder and manifest of each snapshot that is needed to load one, the full snapshot first.
+    """Return folder and manifest of each snapshot that loading this one needs, beginning with the full
+    snapshot.
 
     Raises:
-        CheckpointError: A snapshot of the chain is missing, or was replaced after the next was written.
+        CheckpointError: A snapshot is missing, or was replaced after a delta was built on it.
     """
     folder = readable(path).absolute()
     snapshots = [(folder, read_manifest(folder))]
@@ -351,7 +357,7 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
         same = length == expected.bytes and not (read_back and digest(where) != expected.sha256)
     except FileNotFoundError:
         raise CheckpointError(f"{str(where)!r} is missing from the checkpoint") from None
-    except (OSError, ValueError) as error:  # ValueError: no name of a file
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         raise CheckpointError(f"{str(where)!r} cannot be read: {reason(error)}") from None
     if not same:
         raise CheckpointError(
@@ -360,9 +366,9 @@ def _verify(where: Path, expected: ShardFile, *, read_back: bool) -> None:
 
 
 def _text(fields: Mapping[str, Any]) -> bytes:
-    """Return the text of a manifest with these fields, including its version and checksum.
+    """Return the text of a manifest with these fields. Version and checksum are added to the fields.
 
-    The same fields always give the same bytes, which `read_manifest` relies on.
+    The same fields always give the same bytes. `read_manifest` relies on this.
     """
     document = _FORMAT.document(**fields)
     tables = fields.get("tables")
@@ -412,9 +418,9 @@ def _from_json(document: Mapping[str, Any]) -> Manifest:
 
 
 def _by_seat(values: Mapping[int, Any]) -> dict[str, Any]:
-    """Return the values with seats as text, as JSON requires of keys."""
-    # Converted here and not by json.dumps, which would sort the seats as numbers: 2 before 10. Read back they
-    # are text and sorted as such, 10 before 2, and the checksum of the same fields would differ.
+    """Return the values with seats (numbers of workers) as text keys, as JSON requires."""
+    # json.dumps would sort number keys as numbers, 2 before 10. Read back, they are texts and sorted 10
+    # before 2, so the checksum of the same fields would differ. So convert them first.
     return {str(seat): value for seat, value in values.items()}
 
 
@@ -443,7 +449,7 @@ def _file_to_json(file: ShardFile) -> dict[str, Any]:
 def _file_from_json(document: Any) -> ShardFile:
     kinds = {"file": str, "sha256": str, "bytes": int, "ranges": dict, "steps": dict}
     name, sha256, size, ranges, steps = exact(document, "file", **kinds)
-    if Path(name).name != name:  # else a manifest could name files outside of its folder
+    if Path(name).name != name:  # otherwise a manifest could name files outside its folder
         raise ValueError(f"{name!r} is no name of a file in the folder")
     ranges = {
         table: (natural(low, "the start of a range"), natural(high, "the end of a range"))

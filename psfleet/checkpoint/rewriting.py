@@ -1,10 +1,9 @@
-"""Commands on existing snapshots: reshard, compare, export and import rows (`psfleet ckpt`).
+"""Operations on existing snapshots: reshard, compare, export and import rows (`psfleet ckpt`).
 
-`rewrite` underlies all functions that make a new snapshot. It fills one shard after the other from the old
-snapshot and writes it, so that memory for one shard's tables suffices. The new snapshot is full, even if
-the old one is a delta, and keeps the position in the training and what workers keep. Compare and export
-read whole tables, one at a time. No command changes its source, and each writes all of its result or
-nothing.
+All functions that make a new snapshot call `rewrite`. It fills one shard at a time from the old snapshot
+and writes it, so that memory for one shard is enough. The new snapshot is full, even if the old one is a
+delta, and has the same position in the training and the same states of workers. Compare and export read one
+whole table at a time. No operation changes its source, and each writes its complete result or nothing.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ Floats = NDArray[np.float32]
 ExportKind = Literal["safetensors", "npz", "parquet"]
 Arrays = Mapping[str, NDArray[Any]]
 _EXPORT = Format("exported table")
-_LONGEST = 200  # bytes of a file's name before its ending
+_LONGEST = 200  # maximum bytes of a file's name before its ending
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -57,7 +56,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def grown_spec(spec: TableSpec, shape: Sequence[int]) -> TableSpec:
-    """Return the definition of a dense table with a new shape, whose axes are as long as before or longer.
+    """Return the definition of a dense table with a new shape. Each axis is as long as before or longer.
 
     Raises:
         CheckpointError: The table is sparse, an axis would get shorter, or the number of axes differs.
@@ -80,21 +79,21 @@ def grown_spec(spec: TableSpec, shape: Sequence[int]) -> TableSpec:
 def grown_columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, Floats]
 ) -> dict[str, Floats]:
-    """Return the columns of a dense table after its axes got longer.
+    """Enlarge the columns of a dense table along its axes.
 
-    The old array keeps its indices, and the new part lies behind it along each axis:
+    Old values keep their indices, and new values follow along each axis:
 
-        old  old  new        weights: first values of the table's initializer
-        old  old  new        state:   first value of the slot, or, for state that a row or the whole table
-        new  new  new                 shares, the value of that row or table
+        old  old  new        weights: initial values of the table's initializer
+        old  old  new        state:   initial value of the slot or, if a row or the whole table shares one
+        new  new  new                 value of the slot, that value
 
     Args:
         before: Definition of the old table.
         after: Definition with the new shape.
-        columns: Whole flattened columns of the old table by name, float32 [before.size].
+        columns: Flattened columns of the whole old table by name, float32 [before.size].
 
     Returns:
-        Flattened columns by name, float32 [after.size].
+        Flattened columns of the enlarged table by name, float32 [after.size].
     """
     old = tuple(map(slice, before.shape))
     value = initial_array(after.shape, after.initializer, after.seed, after.name)
@@ -102,8 +101,8 @@ def grown_columns(
     for slot in before.rule.slots:
         planes[slot.name] = np.full(after.shape, slot.initial, np.float32)
         if slot.per_unit and before.size:
-            # The slot has one value for each row or for the table, stored at every weight: new weights of an
-            # old row get its value, which stands in the row's first column.
+            # The slot has one value for each row or for the table, which is stored at every weight. New
+            # weights of an old row get this value from the row's first column.
             plane = columns[slot.name].reshape(before.shape)
             if before.rule.unit == "row":
                 rows = plane.reshape(len(plane), -1)[:, 0]
@@ -117,17 +116,17 @@ def grown_columns(
 
 @dataclass(frozen=True)
 class TableDifference:
-    """Difference between one table in two snapshots, counted in rows, or in values of a dense table.
+    """Differences of one table between two snapshots, as numbers of rows or of values of a dense table.
 
     Attributes:
         table: Name of the table.
         missing: Number of rows that only the first snapshot has.
         added: Number of rows that only the second snapshot has.
-        changed: Number of rows in both that differ in any bit of weights or optimizer state.
-        equal: Number of rows in both that have the same bits.
+        changed: Number of rows in both that are not bit-identical in weights and optimizer state.
+        equal: Number of rows in both that are bit-identical.
         largest: Largest absolute difference of a weight.
-        steps: Number of updates of the table in the first and the second snapshot.
-        note: Reason that the rows could not be compared, or "".
+        steps: Number of the table's updates in the first and in the second snapshot.
+        note: Reason why the rows could not be compared, or "".
     """
 
     table: str
@@ -141,24 +140,26 @@ class TableDifference:
 
     @property
     def is_equal(self) -> bool:
-        """True if the table has the same rows, bits and number of updates in both snapshots."""
+        """True if the table has bit-identical rows and the same number of updates in both snapshots."""
         differing = self.missing or self.added or self.changed or self.note
         return not differing and self.steps[0] == self.steps[1]
 
 
 def reshard(path: str, target: str, servers: int) -> Manifest:
-    """Write a snapshot for another number of servers, as a full snapshot; return its manifest.
+    """Write a snapshot for another number of servers, as a full snapshot, and return its manifest.
 
-    Loading does not require this, because any number of servers can load any snapshot. A delta is merged
-    with its bases.
+        reshard("snapshots/best", "resharded", servers=4)
+
+    This is not necessary before loading, because any number of servers can load any snapshot. A delta is
+    merged with its bases.
 
     Args:
         path: Folder or URL of the snapshot.
-        target: Folder or URL of the new one.
-        servers: Number of servers, and of files.
+        target: Folder or URL of the new snapshot.
+        servers: Number of servers, and so of files, of the new snapshot.
 
     Raises:
-        CheckpointError: The snapshot is damaged, or `target` is something other than a snapshot.
+        CheckpointError: The snapshot is damaged, or there is something other than a snapshot at `target`.
     """
     if servers < 1:
         raise CheckpointError(f"a snapshot of {servers} servers is wanted; use at least 1")
@@ -169,18 +170,20 @@ def reshard(path: str, target: str, servers: int) -> Manifest:
 def rewrite(
     snapshot: Snapshot, target: str, servers: int, load: Callable[[Shard], None]
 ) -> Manifest:
-    """Write a full snapshot with new tables and everything else from `snapshot`; return its manifest.
+    """Write a full snapshot with new tables and everything else from `snapshot`, and return its manifest.
 
     Args:
-        snapshot: Source of the position in the training and of what workers keep.
+        snapshot: Snapshot whose position in the training and states of workers the new one gets.
         target: Folder or URL of the new snapshot.
         servers: Number of servers of the new snapshot.
-        load: Function that creates and fills the tables of an empty shard, given its index and their number.
+        load: Function that creates and fills the tables of an empty shard. The shard has its index and the
+            number of shards.
 
     Raises:
-        CheckpointError: `target` is something other than a snapshot, or cannot be written.
+        CheckpointError: The snapshot cannot be written, or there is something other than a snapshot at
+            `target`.
     """
-    state = snapshot.server(0)  # includes what server 0 coordinates, which no other server has
+    state = snapshot.server(0)  # only server 0 has the coordinator's state
     files, specs = [], []
     with SnapshotDraft(target) as draft:
         for index in range(servers):
@@ -195,10 +198,13 @@ def rewrite(
 
 
 def compare(first: str, second: str) -> list[TableDifference]:
-    """Compare two snapshots bit by bit, and return the difference of each table, sorted by name.
+    """Compare two snapshots bit by bit, and return the differences of each table, sorted by name.
 
-    The snapshots may have different numbers of files. Of tables whose definitions differ in shape or slots,
-    the rows are not compared.
+        for table in compare("snapshots/1", "snapshots/2"):
+            print(table.table, table.changed)
+
+    The snapshots may have different numbers of files. If the shape or the optimizer state of a table
+    differs, its rows are not compared.
     """
     pair = Snapshot(first), Snapshot(second)
     specs = [{spec.name: spec for spec in snapshot.specs()} for snapshot in pair]
@@ -236,7 +242,7 @@ def _difference(
             (left.arrays[slot][left_rows], right.arrays[slot][right_rows])
             for slot in spec.slot_names
         ]
-    # As integers, so that -0.0 differs from 0.0 and a NaN equals itself: equal means the same bits.
+    # Compare as integers, which means bit by bit: -0.0 differs from 0.0, and a NaN is equal to itself.
     differs = np.zeros(len(column_pairs[0][0]), np.bool_)
     for a, b in column_pairs:
         bits = np.ascontiguousarray(a).view(np.uint32) != np.ascontiguousarray(b).view(np.uint32)
@@ -257,27 +263,27 @@ def export(
     tables: Collection[str] = (),
     rows: NDArray[np.int64] | None = None,
 ) -> list[Path]:
-    """Write each table of a snapshot as one file of plain arrays; return the paths of the files.
+    """Write each table of a snapshot as one file of plain arrays, and return the paths of the files.
 
         export("snapshots/best", "out", "npz", tables=["embedding"])
         np.load("out/embedding.npz")["value"]  # float32 [n, dim]
 
-    The file of a sparse table has `ids`, int64 [n] ascending, `value` [n, dim] and each state slot [n,
-    dim]. That of a dense table has `value` and each slot in the table's shape. Parquet files have columns
-    of these names, with a list for each row, or for each index of a dense table's first axis. The metadata
-    of a file (in npz the comment of the archive) contains the name of the table and the version of this
-    layout.
+    A sparse table's file has `ids`, int64 [n] in ascending order, `value` [n, dim] and each state slot [n,
+    dim]. A dense table's file has `value` and each state slot in the table's shape. Parquet files have
+    columns of the same names. A cell is the list of values of one row, or of one index of a dense table's
+    first axis. The metadata of a file (for npz the comment of the archive) has the name of the table and
+    the version of this layout.
 
     Args:
         path: Folder or URL of the snapshot.
-        target: Folder or URL for the files, created if it does not exist. On failure it gets no file.
+        target: Folder or URL for the files. It is created if necessary. After an error it has no new file.
         kind: Format of the files.
-        ids: If True, also write the ids of each sparse table as CSV.
+        ids: True to also write the ids of each sparse table as CSV.
         tables: Names of the tables to write, or () for all.
         rows: Ids of the rows to write, int64 [n], or None for all rows. Ids without a row are ignored.
 
     Raises:
-        CheckpointError: The snapshot is damaged, has no such table, or the files cannot be written.
+        CheckpointError: The snapshot is damaged or has no such table, or the files cannot be written.
         ConfigError: `kind` is "parquet" and pyarrow is not installed.
     """
     if (url := url_of(target)) is not None:
@@ -303,7 +309,7 @@ def export(
             return [file.rename(folder / file.name) for file in files]
     except PsfleetError:
         raise
-    except (OSError, SafetensorError, ValueError) as error:  # ValueError: no name of a file
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: an invalid file name
         raise CheckpointError(
             f"tables cannot be written to {target!r}: {reason(error)}; choose another folder"
         ) from None
@@ -311,8 +317,10 @@ def export(
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Create a folder for the block, and remove it if the block raises and the folder did not exist
-    before."""
+    """Return a context manager that creates a folder.
+
+    If the block raises an error and the folder did not exist before, the folder is removed again.
+    """
     was_there = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -324,9 +332,9 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _file_name(table: str, names: set[str]) -> str:
-    """Return a file name, without ending, for a table, and add it to the used `names`.
+    """Return a file name for a table, without its ending, and add the name to `names`.
 
-    The name is shortened, because file systems allow 255 bytes, and names that differ only in case get a
+    Names are shortened, because file systems allow only 255 bytes. Names that differ only in case get a
     number, because some file systems ignore case.
     """
     plain = re.sub(r"[^\w.+ -]", "_", table)
@@ -368,17 +376,19 @@ def _write_ids(where: Path, ids: NDArray[np.int64]) -> None:
 
 
 def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
-    """Write a full snapshot in which rows of one sparse table are added or replaced; return its manifest.
+    """Write a full snapshot with rows added to one sparse table or replaced in it, and return its manifest.
 
-    Imported rows count as pushed by the table's last update, so that they do not expire at once, and as never
-    shown. They get the optimizer state of `rows` if it has all state slots of the table, or else first
-    values. The remaining rows and tables do not change.
+        import_rows("snapshots/best", "imported", "items", read_rows("vectors.npz"))
+
+    Imported rows count as updated by the table's last push, so that they do not expire at once, and as
+    never shown. They get the optimizer state in `rows` if it has all state slots of the table, and initial
+    state otherwise. All other rows and tables are unchanged.
 
     Args:
         path: Folder or URL of the snapshot.
         target: Folder or URL of the new snapshot.
         table: Name of the sparse table.
-        rows: Rows to import. An id that has a row in the snapshot gets the imported one.
+        rows: Rows to import. They replace rows of the snapshot with the same ids.
 
     Raises:
         CheckpointError: The snapshot has no such sparse table, or the rows do not fit it.
@@ -408,7 +418,7 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
 
 
 def _with_state(spec: TableSpec, rows: RowFile) -> NDArray[np.float32]:
-    """Return weights and state of imported rows as the table stores them, float32 [n, dim * (1 + slots)]."""
+    """Return the weights and state of imported rows in the table's layout, float32 [n, dim * (1 + slots)]."""
     slots = [slot.name for slot in spec.rule.slots]
     if unusable := [name for name in slots if name in rows.unusable]:
         [name, *_] = unusable

@@ -1,7 +1,7 @@
 """Tables of a snapshot as plain NumPy arrays, merged from the files of all servers.
 
-`psfleet ckpt export` writes these arrays, an import from a snapshot reads them, and a warm start sets weights
-from them. A whole table is held in memory.
+`psfleet ckpt export` writes these arrays, an import from a snapshot reads them, and a warm start sets
+weights from them. A whole table is read into memory.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,12 +20,12 @@ from psfleet.core.engine.tables.dense import DenseTable
 
 @dataclass(frozen=True)
 class TableContent:
-    """Content of one table, without candidates and evictions.
+    """Rows or values of one table, without its candidates (ids that may get a row later) and evictions.
 
     Attributes:
-        arrays: Arrays by name. A sparse table has `ids`, int64 [n] ascending, and float32 [n, dim] for
-            `value` and each state slot. A dense table has `value` and each slot, float32 in the table's
-            shape.
+        arrays: Arrays by name. For a sparse table these are `ids`, int64 [n] in ascending order, and
+            `value` and each state slot, float32 [n, dim]. For a dense table they are `value` and each state
+            slot, float32 in the table's shape.
         step: Number of updates of the table.
     """
 
@@ -50,15 +50,15 @@ def content_of(snapshot: Snapshot, spec: TableSpec) -> TableContent:
 
 
 def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) -> list[TableSpec]:
-    """Return the definitions of the named tables, or of all tables if no name is given.
+    """Return the definitions of the tables with these names, or of all tables if no name is given.
 
     Args:
-        path: Path of the snapshot, for messages.
+        path: Path of the snapshot, for error messages.
         specs: Definitions of all tables of the snapshot.
-        names: Names to look for.
+        names: Names of the requested tables.
 
     Raises:
-        CheckpointError: The snapshot has no table of a name.
+        CheckpointError: The snapshot has no table of one of the names.
     """
     by_name = {spec.name: spec for spec in specs}
     for name in names:

@@ -1,20 +1,20 @@
 """Files of a snapshot on disk: safetensors files written page by page, and folders left by killed saves.
 
-TensorWriter writes a file whose tensors together do not fit in memory. All sizes are announced first, so that
-the header can be written before the data, and pages of several tensors may come in any order:
+TensorWriter writes a file whose tensors do not fit into memory together. All shapes are given first, so
+that the header can be written before the data. Pages of several tensors may then come in any order:
 
     | length of the header, u64 | header: JSON, filled with spaces to 8 bytes | tensor | tensor | ...
 
-A save of `model` writes a folder beside it and moves the folder to its place at the end. A process that is
-killed meanwhile leaves one of
+A save of `model` writes a folder beside it and at the end moves the folder to `model`. If the process is
+killed before that, one of these folders is left:
 
-    .model.<process>.<random>.partial    a folder that was not finished; the next save removes it
+    .model.<process>.<random>.partial    an unfinished folder; the next save removes it
     .model.<process>.<random>.old        the earlier snapshot, moved away where the system cannot exchange two
                                          folders. If there is no `model`, the next save or load puts it back;
                                          else the next save removes it.
 
-A save holds a lock on its folder, which the kernel releases when the process dies. So a folder that can be
-locked is left over, and one that cannot belongs to a save that is still running.
+A save holds a lock on its folder, which the kernel releases when the process dies. So a folder that is
+still locked belongs to a running save, and any other folder was left by a killed one.
 """
 
 import contextlib
@@ -41,7 +41,9 @@ from psfleet.core.base.json_documents import Format
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # key in the metadata of a safetensors file, whose value is psfleet's own JSON document
 SERVER = "server"
-"""Name of the tensor with a server's state other than its tables: a message of state.proto, as bytes."""
+"""Name of the tensor with a server's state other than its tables, which is a message of state.proto
+as bytes.
+"""
 
 NAMES = {
     "float64": "F64",
@@ -57,17 +59,22 @@ NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Names of dtypes in safetensors files, by their names in NumPy."""
+"""Dtypes of safetensors files, by their names in NumPy."""
 _CHUNK = 512 << 10  # bytes read at a time for a checksum
 
 
 class TensorWriter:
-    """A safetensors file whose tensors grow along their first axis until they are full.
+    """Writer of a safetensors file, page by page. Each tensor grows along its first axis until it has its
+    final shape.
+
+        writer = TensorWriter(path, {"value": ("float32", (2, 16))}, {})
+        writer.append("value", rows)
+        sha256, size = writer.finish()
 
     Args:
-        path: Path of the new file; it is an error if the file exists.
+        path: Path of the new file. It must not exist.
         tensors: Dtype and final shape of each tensor by name.
-        metadata: Text for the metadata of the header, by key.
+        metadata: Metadata of the header: texts by key.
     """
 
     def __init__(
@@ -96,7 +103,7 @@ class TensorWriter:
         self._ends = {name: end + begin for name, end in self._ends.items()}
         self._at = {
             name: header[name]["data_offsets"][0] + begin for name in tensors
-        }  # where the next page goes
+        }  # offset in the file of each tensor's next page
         self._size = begin + start
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         _write(self._file, memoryview(len(text).to_bytes(8, "little") + text), 0)
@@ -111,7 +118,7 @@ class TensorWriter:
         """Write the next rows of a tensor.
 
         Raises:
-            CheckpointError: The tensor would have more rows than was announced.
+            CheckpointError: The tensor would have more rows than its final shape.
         """
         content = np.ascontiguousarray(page).reshape(-1).view(np.uint8).data
         at = self._at[name]
@@ -123,16 +130,17 @@ class TensorWriter:
         _write(self._file, content, at)
 
     def finish(self, between: Callable[[], None] | None = None) -> tuple[str, int]:
-        """Make the file durable, and read it back for its checksum.
+        """Make the file durable, and read it back to compute its checksum.
 
         Args:
-            between: Function called after each half MiB, with which a server slows the write down.
+            between: Function that is called after each half MiB. A server uses it to slow the writing down
+                in favour of training.
 
         Returns:
             SHA-256 of the file in hexadecimal, and its length in bytes.
 
         Raises:
-            CheckpointError: A tensor has fewer rows than was announced.
+            CheckpointError: A tensor has fewer rows than its final shape.
         """
         short = [name for name, at in self._at.items() if at != self._ends[name]]
         if short:
@@ -144,12 +152,13 @@ class TensorWriter:
 
 
 def write_arrays(where: str | Path, arrays: Mapping[str, NDArray[Any]], document: Any) -> None:
-    """Write a whole safetensors file with a document in its metadata."""
+    """Write a safetensors file with these arrays, and with a JSON document in its metadata."""
     save_file(dict(arrays), where, {HEADER: json.dumps(document)})
 
 
 def read_arrays(where: str | Path, kind: Format) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the fields of psfleet's document in a safetensors file's metadata, and the arrays by name.
+    """Read a safetensors file of psfleet. Returns the fields of the document in its metadata, and the
+    arrays by name.
 
     Raises:
         Misfit: The document has another format or version.
@@ -161,7 +170,7 @@ def read_arrays(where: str | Path, kind: Format) -> tuple[dict[str, Any], dict[s
 
 
 def digest(where: Path, between: Callable[[], None] | None = None) -> str:
-    """Return the SHA-256 of a file in hexadecimal, calling `between` after each half MiB."""
+    """Return the SHA-256 of a file in hexadecimal. `between` is called after each half MiB that is read."""
     checksum, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with regular(where) as stream:
         while size := stream.readinto(chunk):  # type: ignore[attr-defined]  # it is not buffered
@@ -180,7 +189,7 @@ def _write(file: int, content: memoryview, at: int) -> None:
 def place_of(path: str | Path) -> Path:
     """Return the real path of a snapshot's folder, with all symbolic links followed.
 
-    A link that leads to a folder that does not exist yet is followed too.
+    The folder need not exist.
 
     Raises:
         OSError: The links form a circle.
@@ -188,17 +197,19 @@ def place_of(path: str | Path) -> Path:
     target = Path(os.path.realpath(path))
     target.is_symlink() and os.stat(
         target
-    )  # a link that is still a link is part of a circle, and stat raises
+    )  # a link that is left is part of a circle; stat then raises
     return target
 
 
 def beside(place: Path, kind: str) -> Path:
-    """Return an unused path beside `place`, for the folder that will replace it or that it replaces."""
+    """Return an unused path beside `place`, for a folder that will replace `place` or was there before."""
     return place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}.{kind}")
 
 
 def put_back(place: Path) -> bool:
-    """Move an earlier snapshot back to `place` if a killed save has moved it away; return True if it did."""
+    """Move the earlier snapshot back to `place` if a killed save has moved it away. Returns True if
+    it did.
+    """
     for old in [] if place.exists() else _found(place, "old"):
         with contextlib.suppress(OSError):  # another process is faster, or may not write here
             old.rename(place)
@@ -209,7 +220,7 @@ def put_back(place: Path) -> bool:
 
 def clear(place: Path) -> None:
     """Remove the folders that killed saves have left beside a snapshot."""
-    put_back(place)  # first: what is put back must not be removed below
+    put_back(place)  # first, so that the earlier snapshot is not removed below
     for folder in (*_found(place, "partial"), *_found(place, "old")):
         with contextlib.suppress(OSError), _locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -222,10 +233,10 @@ def _found(target: Path, kind: str) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder within the block.
+    """Return a context manager that locks a folder.
 
     Raises:
-        OSError: Another process has the lock: its save is still running.
+        OSError: Another process has the lock, so its save is still running.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,10 +1,10 @@
 """Reading of word vectors in the text format of word2vec and GloVe, for imports (`imported_rows.py`).
 
-    400000 100                         optional: numbers of words and of weights the -0.038 -0.244 ...
-    a word, a blank or tab, and its weights . . . 0.1 0.2 ...                  GloVe has words with blanks:
-    the word ends before the numbers at the end
+    400000 100                         optional: number of words and number of weights
+    the -0.038 -0.244 ...              a word, a blank or tab, and its weights
+    . . . 0.1 0.2 ...                  words of GloVe may have blanks: the numbers at the end are the weights
 
-The whole file is held in memory. A line that is wrong is reported with its number.
+The whole file is read into memory. An error message names the line.
 """
 
 import itertools
@@ -22,14 +22,14 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+|nan|inf)(e[+-]?[0-9]+)?", 
 
 
 def word_rows(path: str) -> tuple[list[str], NDArray[np.float32]]:
-    """Return the words of a file, and their weights float32 [n, dim].
+    """Read the words of a file, and their weights as float32 [n, dim].
 
     Raises:
-        CheckpointError: A line is no word with weights, or the file has no line. The error names the line.
+        CheckpointError: A line is no word with weights, or the file is empty. The message names the line.
     """
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
-    # GloVe has words with characters that Python would take for line ends, unless `newline` is given.
+    # Words of GloVe have characters that Python would take for the end of a line without `newline`.
     with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
         stripped = ((number, line.rstrip("\r\n\t ")) for number, line in enumerate(file, 1))
         lines = ((number, line) for number, line in stripped if line)
@@ -53,7 +53,9 @@ def word_rows(path: str) -> tuple[list[str], NDArray[np.float32]]:
 
 
 def _count(head: Sequence[tuple[int, str]]) -> int | None:
-    """Return the number of words that the first line announces, or None if that line is itself a word."""
+    """Return the number of words if the first line gives it, or None if the first line is a word with
+    weights.
+    """
     match = _COUNTS.fullmatch(head[0][1]) if head else None
     if match is None or (len(head) > 1 and len(_split(head[1][1])[1]) != int(match[2])):
         return None
@@ -64,11 +66,12 @@ def _word(line: str, width: int | None) -> tuple[str, NDArray[np.float32]]:
     """Return the word of a line and its weights, float32 [width].
 
     Args:
-        line: The line without its end.
-        width: Number of weights of the lines before, or None for the first line.
+        line: The line without its line end.
+        width: Number of weights in the lines before, or None for the first line.
 
     Raises:
-        ValueError: The line has no word or no weights, another number of weights, or a text among them.
+        ValueError: The line has no word or no weights, another number of weights than the lines before, or
+            a weight that is no number.
     """
     word, *numbers = line.split(" ")
     if len(numbers) != width or "\t" in line:
@@ -80,8 +83,8 @@ def _word(line: str, width: int | None) -> tuple[str, NDArray[np.float32]]:
     if width not in (None, len(numbers)):
         raise ValueError(f"{word!r:.60} has {len(numbers)} numbers, the words before it {width}")
     for number in numbers:
-        # NumPy converts all numbers of a line in a third of the time that `real_number` takes for each. It
-        # takes these two as well.
+        # NumPy converts all numbers of a line in a third of the time that `real_number` takes for them. But
+        # it also accepts underscores and digits that are not ASCII, which are no numbers here.
         if "_" in number or not number.isascii():
             raise ValueError(f"{number!r:.60} is no number")
     with np.errstate(over="ignore"):
@@ -89,9 +92,9 @@ def _word(line: str, width: int | None) -> tuple[str, NDArray[np.float32]]:
 
 
 def _split(line: str) -> tuple[str, list[str]]:
-    """Return the word of a line and its numbers as texts.
+    """Split a line into its word and the texts of its numbers.
 
-    The word ends at the first tab, or without a tab before the numbers at the end of the line.
+    The word ends at the first tab. Without a tab, it ends before the numbers at the end of the line.
     """
     word, tab, number_text = line.partition("\t")
     if tab:

@@ -1,13 +1,13 @@
-"""Writing of snapshots, so that a reader always finds a whole one, even if the process is killed.
+"""Writing of snapshots. A reader always finds a complete snapshot, even if the writing process is killed.
 
-SnapshotDraft is the folder under way: it is made beside the final path under another name, filled with
-servers' files (`write_frozen`) and a manifest, opened once as a load would, and only then moved to the
-path. A running fleet uses these functions from its servers, one file each; `save_fleet` writes all shards
-of one process.
+SnapshotDraft is an unfinished snapshot. Its folder has another name beside the final path. `write_frozen`
+writes a server's file into it, and `finish` writes the manifest, opens the snapshot once as a check, and
+moves it to its path. In a running fleet each server writes its own file; `save_fleet` writes all shards of
+one process.
 
-A path may also be a URL of an object store, where nothing can be renamed: see SnapshotDraft. If a
-snapshot cannot be written, the functions raise a CheckpointError that names the path, and the earlier
-snapshot stays.
+A path may also be a URL of an object store, which cannot rename files. SnapshotDraft describes how it
+replaces a snapshot there. If a snapshot cannot be written, the functions raise a CheckpointError that names
+the path, and the earlier snapshot is kept.
 """
 
 import contextlib
@@ -60,29 +60,31 @@ from psfleet.core.net.table_messages import clock_to_json
 
 
 class SnapshotDraft:
-    """Unfinished snapshot, which `finish` moves to `path`. It is removed if the `with` block ends before
-    that.
-
-    A reader of `path` finds either the earlier snapshot or the whole new one, whenever the process is killed:
-    the two folders are exchanged in one step (renameat2). A system without that call needs two renames, with
-    nothing at the path between them; if the process dies there, the next save or load puts the earlier
-    snapshot back. A path that is a symbolic link stays one: the folder that it leads to is replaced.
-
-    In a store (a URL) the files are written where they will stay, under names that no earlier snapshot has.
-    The manifest is written last, as one object, and the earlier snapshot's files are removed after that.
+    """Unfinished snapshot, which `finish` moves to `path`. If its `with` block ends before that, it is
+    removed.
 
         with SnapshotDraft(path) as draft:
             file = write_frozen(draft.folder, frozen)
             draft.finish(Manifest(specs, (file,)))
 
+    Even if the process is killed, a reader of `path` finds either the earlier snapshot or the complete new
+    one, because the two folders are exchanged in one step (renameat2). A system without this call needs two
+    renames, and there is nothing at `path` between them. If the process dies at that point, the next save
+    or load puts the earlier snapshot back. If `path` is a symbolic link, the link is kept and the folder
+    behind it is replaced.
+
+    In an object store (a URL) files are written under their final names, which no earlier snapshot has
+    used. The manifest is one object and is written last. After that the files of the earlier snapshot are
+    removed.
+
     Args:
         path: Path or URL of the finished snapshot.
 
     Attributes:
-        folder: Folder or URL that the files are to be written to.
+        folder: Folder or URL in which the files must be written.
 
     Raises:
-        CheckpointError: There is something other than a snapshot at `path`, or the folder cannot be made.
+        CheckpointError: There is something other than a snapshot at `path`, or the folder cannot be created.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -101,13 +103,13 @@ class SnapshotDraft:
             folder = beside(self._place, "partial")
             folder.mkdir()
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except (OSError, ValueError) as error:  # ValueError: no name of a file
+        except (OSError, ValueError) as error:  # ValueError: an invalid file name
             raise CheckpointError(
                 f"a snapshot cannot be written to {self._path!r}: {reason(error)}; "
                 "choose another folder"
             ) from None
-        # The lock says that the folder is in use. On a file system without locks `clear` cannot lock the
-        # folder either, and so never removes it.
+        # The lock marks the folder as in use. On a file system without locks, `clear` cannot lock the
+        # folder either, and so does not remove it.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folder = str(folder)
@@ -120,26 +122,27 @@ class SnapshotDraft:
         if self._url is not None:
             return
         os.close(self._lock)
-        # After `finish` this is the earlier snapshot, which was exchanged for the new one.
+        # After `finish`, this folder has the earlier snapshot, because the two folders were exchanged.
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, manifest: Manifest, check: Callable[[Snapshot], None] | None = None) -> None:
-        """Write the manifest, try to open the snapshot as a load or a restart will, and move it to its path.
+        """Write the manifest, open the snapshot as a check, and move it to its path.
 
         Args:
-            manifest: Manifest of the files in the folder, each of which was read back for its checksum.
-            check: Further check of the opened snapshot, which raises if it must not be used.
+            manifest: Manifest of the files in the folder. Each file was read back for its checksum.
+            check: Further check of the opened snapshot. It raises an error if the snapshot must not be used.
 
         Raises:
-            CheckpointError: The snapshot cannot be opened. The earlier one is still at the path.
+            CheckpointError: The snapshot cannot be opened. The earlier snapshot is still at the path.
         """
         if self._url is not None:
             self._finish_in_store(manifest)
             return
         folder = Path(self.folder)
         write_manifest(folder, manifest)
-        sync(folder)  # before the rename: else a power cut could leave the name without the files
-        # Only lengths: each file was read back a moment ago, for the checksum in the manifest.
+        # Sync before the rename, so that a power cut cannot leave the name without the files.
+        sync(folder)
+        # Compare only the lengths: each file was just read back for the checksum in the manifest.
         snapshot = Snapshot(folder, read_back=False)
         for index in range(len(manifest.files)):
             Shard().become(snapshot.server(index).shard)
@@ -152,7 +155,9 @@ class SnapshotDraft:
         sync(self._place.parent)
 
     def _finish_in_store(self, manifest: Manifest) -> None:
-        """Replace the manifest in the store, which makes the new snapshot valid, then remove older files."""
+        """Replace the manifest in the store, which makes the new snapshot valid. Then remove the earlier
+        snapshot's files.
+        """
         sizes = self._store.sizes()
         for file in manifest.files:
             if sizes.get(file.file) != file.bytes:
@@ -205,12 +210,12 @@ def save_fleet(
 
     Args:
         path: Path or URL of the snapshot.
-        shards: All shards of a fleet without servers of its own.
-        cutting: Cut at which the shards are frozen, or None for their present state.
-        base: Path of the snapshot that a delta builds on, or None for a full snapshot.
+        shards: All shards of a fleet that has no server processes.
+        cutting: Cut, the point in the pushes at which the shards were frozen. None means their present state.
+        base: Path of the snapshot that a delta builds on. None means a full snapshot.
 
     Raises:
-        CheckpointError: The snapshot cannot be written. Nothing of it remains.
+        CheckpointError: The snapshot cannot be written. No part of it is left.
     """
     files, cut = [], CutPosition()
     with _told(path), SnapshotDraft(path) as draft:
@@ -236,7 +241,8 @@ def linked(base: str | Path, path: str | Path) -> DeltaBase:
     """Return a reference to the snapshot `base`, for the manifest of a delta at `path`.
 
     Raises:
-        CheckpointError: The delta would replace a snapshot that it builds on, or such a snapshot is missing.
+        CheckpointError: The delta would replace a snapshot that it builds on, or one of these snapshots is
+            missing.
     """
     if (url := url_of(path)) is not None:
         return _linked_in_store(base, url)
@@ -267,21 +273,22 @@ def write_frozen(
     state: ServerState | None = None,
     between: Callable[[], None] | None = None,
 ) -> ShardFile:
-    """Write the image of a shard as one file, and return its entry in the manifest once it is durable.
+    """Write a frozen shard as one file, and return the file's entry for the manifest when the file is
+    durable.
 
     Training goes on meanwhile: tables are copied page by page (psfleet.core.engine.tables.row_snapshot).
 
     Args:
         folder: Folder or URL of the snapshot.
-        frozen: Image of the shard, which the caller closes.
-        state: State of the server to write, or None for the shard's state alone.
-        between: Function that is called after each page and each half MiB of the checksum, with which
-            a server slows the write down in favour of training.
+        frozen: Copy-on-write image of the shard. The caller closes it.
+        state: State of the server to write. None means only the state of the shard.
+        between: Function that is called after each page and after each half MiB of the checksum. A server
+            uses it to slow the writing down in favour of training.
     """
     if (url := url_of(folder)) is not None:
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
             file = write_frozen(staging, frozen, state, between)
-            # A random name: the file of the earlier snapshot must stay, because readers use it until the new
+            # A random name, so that the file of the earlier snapshot is kept: readers use it until the new
             # manifest is written.
             name = file.file.replace(".", f"-{secrets.token_hex(4)}.", 1)
             ObjectStore(url).put(Path(staging) / file.file, name)
@@ -317,15 +324,17 @@ def write_frozen(
 
 
 def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
-    """Return the definitions of all servers' tables, each once.
+    """Return the definitions of the tables of all servers, each table once.
 
-    A table that only some servers have is being created, and has had no push yet.
+    A table that only some servers have is just being created, and no push has changed it.
     """
     specs_by_name = {spec.name: spec for part in parts for spec in part}
     return tuple(specs_by_name.values())
 
 
 def _header(frozen: FrozenShard) -> str:
-    """Return the document in the metadata of a shard's file: the clock of each table."""
+    """Return the document for the metadata of a shard's file, with each table's clock (number of updates
+    and times).
+    """
     clocks = {table.spec.name: clock_to_json(table.clock) for table in frozen.tables}
     return json.dumps(SHARD.document(clocks=clocks))

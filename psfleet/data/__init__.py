@@ -1,10 +1,12 @@
-"""Samples: readers of files and topics, the batches made of them, and features with their transforms.
+"""Training data: readers of files and topics, the batches that they yield, and features with their
+transforms.
 
-A reader gives rows with positions, so that a job resumes where it stopped and each worker has its own
-share. `feature_sets/` turns a batch into ids and numbers; `feature_sets/value_types.py` judges each value,
-whichever way it came.
+A reader gives each sample a position. With positions a job continues where it stopped, and each worker gets
+a share of its own. `feature_sets/` turns the values of a batch into ids and numbers.
+`feature_sets/value_types.py` decides what a value means, in files, messages and requests alike.
 
-Start with `batches.py` (the interface of a source), then `parquet.py`, then `feature_sets/feature_set.py`.
+To understand the code, begin with `batches.py` (the interface of a data source), then read `parquet.py` and
+`feature_sets/feature_set.py`.
 
 Uses core.base, core.engine, initializer.
 """

@@ -1,13 +1,13 @@
 """Conversion of Arrow tables to features and labels: columns of any type become ids, numbers and lists of
-them.
+these.
 
-Every reader of files and tables ends here: `check_schema` refuses a file whose columns have the wrong types
-before any row is read, and `rows_of` converts a piece of rows. Whole columns that Arrow can convert without
-a doubt are converted by Arrow. `value_types.typed` judges the remaining values one by one, with the same
-rules as for values of requests and messages, so that a value means the same whichever way it came.
+Every reader of files and tables uses this module. `check_schema` refuses a file whose columns have wrong
+types before any row is read, and `rows_of` converts rows. Arrow converts whole columns whose meaning is
+clear. All other values are judged one by one by `value_types.typed`, with the rules for values of requests
+and messages, so that a value means the same everywhere.
 
-A bad value does not stop the conversion. The row is noted with the first thing that is wrong in it, and the
-caller decides whether to skip it or to raise.
+A bad value does not stop the conversion. Its row is recorded with the first reason, and the caller decides
+whether to skip the row or to raise an error.
 """
 
 import functools
@@ -37,9 +37,10 @@ _NUMERALS: dict[str, tuple[Kind, Any, str]] = {
     "id": _WHOLE,
     "float": ("float", pa.float64(), r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"),
 }
-"""For each kind that texts may stand for: the kind to judge unusual texts as, the Arrow type to cast the
-usual ones to, and the pattern of usual texts. Arrow would also accept other texts, such as hexadecimal
-numbers."""
+"""Conversion of texts to numbers, for each kind: the kind for unusual texts, the Arrow type for usual
+texts, and the pattern of usual texts. The pattern is needed because Arrow also accepts hexadecimal numbers,
+for example.
+"""
 _KINDS = [
     ("int", pa.types.is_integer),
     ("float", pa.types.is_floating),
@@ -52,12 +53,12 @@ _KINDS = [
 
 
 def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> None:
-    """Check that a file has each of the columns exactly once.
+    """Check that a file has each requested column exactly once.
 
     Args:
-        names: Columns that are needed.
+        names: Columns to look for.
         columns: Columns of the file.
-        where: Name of the file, for messages.
+        where: Name of the file, for error messages.
 
     Raises:
         UsageError: A column is missing or occurs twice.
@@ -72,19 +73,20 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
 
 
 def reason_of(error: Exception) -> str:
-    """Return the text of an error in one line of at most 200 characters."""
+    """Return the message of an error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of one row group, as features and labels.
+    """Rows of one row group, converted to features and labels.
 
     Attributes:
-        features: Values by name of the feature: a Jagged, or float32 [n, dim] for a Number.
-        labels: Values by column, float32 [n].
-        numbers: Number of each row in its row group, int64 [n].
-        bad: Position and reason of each unusable row, by its number. The row is still among the rows.
+        features: Values of each feature, by its name: a Jagged, or float32 [n, dim] for a Number.
+        labels: Values of each label column, by its name, float32 [n].
+        numbers: Number of each row within its row group, int64 [n].
+        bad: Bad rows, by their numbers: position in the file and reason. Bad rows are still contained in
+            the features and labels.
     """
 
     features: dict[str, Any]
@@ -96,7 +98,7 @@ class Rows:
         return len(self.numbers)
 
     def chosen(self, rows: Any) -> "Rows":
-        """Select rows by a slice, a mask or indices."""
+        """Return the rows that a slice, a mask or indices select."""
         return Rows(
             chosen_columns(self.features, rows),
             chosen_columns(self.labels, rows),
@@ -116,16 +118,17 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where: str) -> None:
-    """Check that a file has every column of the features and labels, with a type that can hold their values.
+    """Check that a file has a column for each feature and label, with a type that can hold their values.
 
     Args:
         schema: Arrow schema of the file.
         features: Features to read.
-        labels: Columns of the labels.
-        where: Path of the file. A column may also come from its folders' names, such as `day=3/`.
+        labels: Columns with the labels.
+        where: Path of the file. Its folders may name further columns, such as `day=3/`.
 
     Raises:
-        UsageError: A column is missing or has an unsuitable type. The error names the file, column and type.
+        UsageError: A column is missing or has an unsuitable type. The message names the file, the column
+            and the type.
     """
     for name, words, kinds in _wanted(features, labels):
         if name not in schema.names and name in partition_of(where):
@@ -141,7 +144,9 @@ def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where
 def _wanted(
     features: FeatureSet, labels: Sequence[str]
 ) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """Yield each column, the types that it may have in words, and as kinds of `_Column`."""
+    """Yield each requested column, the types that it may have in words, and the same types as kinds of
+    `_Column`.
+    """
     for feature in features.given.values():
         expected: tuple[str, Sequence[str]] = {
             "int": _NUMERALS_TOO,
@@ -160,16 +165,17 @@ def _wanted(
 def rows_of(
     table: Any, features: FeatureSet, labels: Sequence[str], known_bad: Mapping[int, str]
 ) -> tuple[Rows, dict[int, str]]:
-    """Convert a table to features and labels. Texts that are numbers are converted where a number is needed.
+    """Convert a table to features and labels. Where numbers are needed, texts are converted to numbers.
 
     Args:
         table: Rows as a pyarrow.Table.
         features: Features to convert.
-        labels: Columns of the labels.
-        known_bad: Reason of each row that is bad already, by its number in the table. Its cells are null.
+        labels: Columns with the labels.
+        known_bad: Reasons for rows that are bad already, by their numbers in the table. The cells of these
+            rows are null.
 
     Returns:
-        The rows, numbered from 0, and the first reason of each bad row by its number.
+        The rows, numbered from 0, and the first reason for each bad row, by its number.
     """
     bad = _BadRows(known_bad)
     values: dict[str, Any] = {}
@@ -184,16 +190,18 @@ def rows_of(
 
 
 class _BadRows(dict[int, str]):
-    """First reason of each bad row, by its number."""
+    """First reason for each bad row, by the row's number."""
 
     def note(self, column: "_Column", rows: NDArray[Any]) -> None:
-        """Note that rows (with repeats) have an unusable value in a column, unless they are bad already."""
+        """Record rows with an unusable value in a column. Rows that are bad already keep their
+        first reason.
+        """
         for row in np.unique(rows).tolist():
             self.setdefault(row, f"{column.name} is {column.shown(row)}")
 
 
 class _Column:
-    """Column of a table as one flat array of values, and the number of values of each row.
+    """Column of a table, as one flat array of values and the number of values in each row.
 
         rows of the column    [7, 9]   null   [4]
         flat values           7 9 4
@@ -201,8 +209,8 @@ class _Column:
 
     Attributes:
         name: Name of the column.
-        is_list: True if a row has a list of values.
-        lengths: Number of values of each row, int64 [n].
+        is_list: True if the cells of the column are lists.
+        lengths: Number of values in each row, int64 [n].
         kind: Kind of the values: "int", "float", "bool", "text", "null" if all values are null, or "" for
             types that no feature can have.
         has_nulls: True if a value is null.
@@ -239,24 +247,28 @@ class _Column:
 
     @functools.cached_property
     def rows(self) -> NDArray[np.int64]:
-        """Row of each flat value, int64. Takes as long as reading the column, so only bad rows need it."""
+        """Row of each flat value, int64 [values].
+
+        Computing it takes as long as reading the column, so it is used only for bad rows.
+        """
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def note_bad(self, values: NDArray[np.bool_], bad: "_BadRows") -> None:
-        """Note the rows of the flat values in a mask as bad."""
+        """Record the rows of the flat values in a mask as bad."""
         if values.any():
             bad.note(self, self.rows[values])
 
     def typed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Convert the flat values to a kind.
+        """Convert the flat values to this kind.
 
         Returns:
-            Values, and masks of the missing and of the bad values, as `value_types.typed` does.
+            Values, a mask of missing values and a mask of bad values, as from `value_types.typed`.
         """
         if self._is_text and kind in ("text", "key"):
             return typed(self._texts(self._flat), kind)
         if self._is_text:
             return self._parsed(kind)
+        # With nulls, `to_numpy` would turn integers into floats.
         flat = (
             pc.fill_null(self._flat, pa.scalar(0).cast(self._flat.type))
             if self.has_nulls
@@ -269,7 +281,7 @@ class _Column:
         return values, missing | self.missing, bad
 
     def _texts(self, flat: Any) -> NDArray[Any]:
-        """Return texts as an array of str, or of bytes if any text is not UTF-8. Null becomes ""."""
+        """Return texts as an array of str. If a text is not UTF-8, return all as bytes. Null becomes ""."""
         flat = pc.fill_null(flat, "") if self.has_nulls else flat
         try:
             texts = flat.to_numpy(zero_copy_only=False)
@@ -278,10 +290,10 @@ class _Column:
         return np.asarray(texts, object)
 
     def _parsed(self, kind: Kind) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Convert texts to numbers, as `typed` does.
+        """Convert texts to numbers. Returns what `typed` returns.
 
-        Arrow casts all texts at once if it can. If not, it casts those of the usual form, and the remaining
-        texts are judged one by one in Python.
+        Arrow converts all texts at once if it can. Otherwise it converts those of the usual form, and the
+        remaining texts are judged one by one in Python.
         """
         is_id = kind == "id"
         kind, target, pattern = _NUMERALS[kind]
@@ -300,14 +312,14 @@ class _Column:
             values, missing, bad = np.array(values), np.array(missing), np.array(bad)
             texts = self._texts(self._flat.filter(pa.array(is_unusual)))
             values[is_unusual], missing[is_unusual], bad[is_unusual] = typed(texts, kind)
-            if is_id:  # "7.0" is for declared types
+            if is_id:  # a text such as "7.0" is an integer only for a declared dtype
                 bad[is_unusual] |= [
                     ("." in text) if isinstance(text, str) else True for text in texts
                 ]
         return values, missing, bad
 
     def floats(self) -> Floats:
-        """Convert the flat values to float32. A missing value becomes NaN, an unusable one infinity."""
+        """Convert the flat values to float32. A missing value becomes NaN, and an unusable value infinity."""
         if self._is_text:
             values, missing, bad = self.typed("float")
             values = np.array(values)
@@ -318,7 +330,7 @@ class _Column:
         return np.asarray(numbers.to_numpy(zero_copy_only=False))
 
     def shown(self, row: int) -> str:
-        """Return a row's value as text, for messages."""
+        """Return the value of a row as text, for error messages."""
         try:
             return f"{self._array[row].as_py()!r:.80}"
         except UnicodeDecodeError:
@@ -326,7 +338,7 @@ class _Column:
 
 
 def _storage(array: Any) -> Any:
-    """Return the array without encodings that only concern storage: dictionaries, runs, extension types."""
+    """Decode encodings that Arrow uses only for storage: dictionaries, runs and extension types."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _storage(array.storage)
@@ -338,9 +350,9 @@ def _storage(array: Any) -> Any:
 
 
 def _plain(flat: Any) -> tuple[Any, str]:
-    """Return values with a type that converts to NumPy, and their kind as in `_Column`."""
+    """Convert values to a type that NumPy has. Returns the values and their kind, as in `_Column`."""
     kind = flat.type
-    if pa.types.is_decimal(kind):  # as texts, which have all digits
+    if pa.types.is_decimal(kind):  # a text keeps all digits of a large integer
         return (flat.cast(pa.float64()), "float") if kind.scale else (flat.cast(pa.string()), "int")
     for name, of in _KINDS:
         if of(kind):
@@ -374,7 +386,9 @@ def _ids(feature: Feature | Number | Input, columns: Sequence[_Column], bad: _Ba
 
 
 def _weights(column: _Column, ids: _Column, bad: _BadRows) -> Floats:
-    """Return a weight for each id. A row with another number of weights than ids gets zeros and is bad."""
+    """Return a weight for each id. If a row has not as many weights as ids, it gets zeros and is recorded
+    as bad.
+    """
     values, fits = column.floats(), column.lengths == ids.lengths
     column.note_bad(~np.isfinite(values), bad)
     if fits.all():

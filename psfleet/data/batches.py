@@ -1,13 +1,13 @@
-"""Interface of a data source (OrderedSource), and its batches by number, with or without a fleet (Batches).
+"""Interface of a data source (OrderedSource), and batches of a source without a fleet (Batches).
 
-A source maps positions to samples; everything that reads data builds on this. `fleet.dataset` assigns
-positions to workers (psfleet.core.runtime.dataset_pass), and `Batches` gives the same batches in a single
+A source maps positions to samples, and all reading of data builds on this. `fleet.dataset` assigns
+positions to workers (psfleet.core.runtime.dataset_pass). `Batches` yields the same batches in a single
 process or a torch DataLoader:
 
-files = ParquetFiles("clicks/", features, labels=["click"])
-for batch in Batches(files, 1024, epochs=2, shuffle_seed=7):
-    ...
-loader = torch.utils.data.DataLoader(Batches(files, 1024)[rank::ranks], batch_size=None, num_workers=4)
+    files = ParquetFiles("clicks/", features, labels=["click"])
+    for batch in Batches(files, 1024, epochs=2, shuffle_seed=7):
+        ...
+    loader = torch.utils.data.DataLoader(Batches(files, 1024)[rank::ranks], batch_size=None, num_workers=4)
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -27,10 +27,10 @@ Ids = NDArray[np.int64]
 
 @runtime_checkable
 class OrderedSource(Protocol):
-    """Source of samples that has its own order, such as that of the files in which they are.
+    """Data source that determines the order of its samples itself, such as files with their rows.
 
     Attributes:
-        waits: True if reading waits for samples that do not exist yet. Nothing is read ahead then.
+        waits: True if reading waits for samples that do not exist yet. Batches are then not read ahead.
     """
 
     waits: bool
@@ -41,31 +41,32 @@ class OrderedSource(Protocol):
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], Any]:
-        """Read the samples at these positions. Sample i in the order of epoch e is at e * len + i.
+        """Read the samples at these positions. Position e * len + i is sample i in the order of epoch e.
 
-        The samples depend only on the arguments, not on the worker or on earlier calls: a job that resumes
-        must read the same ones. One thread calls it at a time, not always the same.
+        The samples must depend only on the arguments, not on the worker or on earlier calls, because a job
+        that resumes must get the same samples. Only one thread at a time calls this, but not always the
+        same thread.
 
         Args:
             ranges: Ranges of positions (psfleet.core.engine.round_plan).
-            batch_size: Batch size of the dataset.
-            seed: Seed that shuffles each epoch, or None for the source's order.
+            batch_size: Batch size of the dataset. The order may depend on it.
+            seed: Seed that shuffles each epoch, or None for the source's own order.
 
         Returns:
-            A function that reports bad samples and returns the good ones. It is called when the batch is
+            A function that reports bad samples and returns the good samples. It is called when the batch is
             used.
         """
 
 
 @runtime_checkable
 class GrowingSource(OrderedSource, Protocol):
-    """Source that gets more parts while it is read, such as a topic that gets more partitions."""
+    """Data source that can grow while it is read, such as a topic that gets more partitions."""
 
     def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
-        """Yield the size and the parts of each section; sections are read one after the other.
+        """Yield the size and the parts of each section, or return None if the source cannot grow.
 
-        Each section is a dataset with positions from 0, whose parts do not change, so that all workers read
-        the same parts. Returns None if the source never gets more parts; it is then one dataset.
+        Sections are read one after the other. A section is a dataset with positions from 0. Its parts do
+        not change, so that all workers read the same parts.
         """
 
 
@@ -73,7 +74,7 @@ Source = int | Sequence[Any] | NDArray[Any] | OrderedSource
 
 
 def size_of(source: Source) -> int:
-    """Return the number of samples of a source, which is at least one.
+    """Return the number of samples of a source, which is at least 1.
 
     Raises:
         WrongType, ConfigError: `source` has no size, or is empty.
@@ -83,14 +84,14 @@ def size_of(source: Source) -> int:
 
 
 class SampleSequence:
-    """Order in which each epoch visits the samples 0 to size - 1.
+    """Order of the samples 0 to size - 1 in each epoch.
 
-    With a seed the order is a permutation that depends on seed and epoch alone, so that every process
-    computes the same one.
+    With a seed, the order is a permutation that depends only on the seed and the epoch, so that every
+    process computes the same order.
 
     Args:
         size: Number of samples.
-        seed: Seed, or None for ascending indices in each epoch.
+        seed: Seed, or None for the order 0, 1, 2, ... in each epoch.
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
@@ -100,7 +101,7 @@ class SampleSequence:
         self._shuffled: Ids = np.empty(0, np.int64)
 
     def samples(self, ranges: Sequence[Range]) -> Ids:
-        """Return the indices of the samples at these positions, in order; int64 [n]."""
+        """Return the numbers of the samples at these positions, in the order of the positions, int64 [n]."""
         return np.concatenate([self._of(low, high) for low, high in ranges])
 
     def _of(self, low: int, high: int) -> Ids:
@@ -114,21 +115,21 @@ class SampleSequence:
 
 
 class Batches(Sequence[Any]):
-    """Batches of a source as a sequence, the same that `fleet.dataset` assigns to workers.
+    """Batches of a source as a sequence. They are the same batches that `fleet.dataset` assigns to workers.
 
         batches = Batches(files, 1024, epochs=2, shuffle_seed=7)
         batches[5]               # the sixth batch, read now
         batches[rank::ranks]     # the batches of one of several processes
         batches[100:]            # the batches after the first 100, to resume
 
-    A batch is read when it is indexed or iterated over. A slice reads nothing.
+    Indexing reads one batch, and a loop reads one after the other. A slice reads nothing.
 
     Args:
         source: ParquetFiles, TextFiles, RecordBatches or KafkaTopic.
         batch_size: Number of samples in a batch. The last batch of an epoch may have fewer.
-        epochs: Number of passes over all samples. A topic without an end has one.
-        shuffle_seed: Seed that gives each epoch another order, or None for the source's order.
-        prefetch: Number of batches that a loop reads and decodes ahead, in a thread.
+        epochs: Number of passes over all samples. Must be 1 for a topic without an end.
+        shuffle_seed: Seed that gives each epoch another order, or None for the source's own order.
+        prefetch: Number of batches that a thread reads ahead of a loop.
 
     Raises:
         UsageError: `epochs` times the number of samples is too large.

@@ -1,7 +1,7 @@
-"""Data files named by paths, patterns and URLs, and columns in the names of their folders (`dt=2026-11-01/`).
+"""Finding and opening of data files by path, pattern or URL, and columns in folder names (`dt=2026-11-01/`).
 
-All readers of files use this module, so that a folder, a pattern such as `clicks/*.parquet` and a URL such as
-`s3://bucket/clicks/` mean the same for each format. URLs go through fsspec.
+All readers of files use this module. So a folder, a pattern such as `clicks/*.parquet` and a URL such as
+`s3://bucket/clicks/` mean the same for each file format. URLs are read through fsspec.
 """
 
 import glob
@@ -17,12 +17,13 @@ from psfleet.core.base.errors import UsageError, not_installed
 
 
 def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
-    """Return the files that paths, patterns such as `clicks/*.parquet`, and URLs name.
+    """Return all files that are given by paths, patterns such as `clicks/*.parquet`, or URLs.
 
     Args:
         paths: A path, pattern or URL, or several.
-        endings: Endings of file names to read from a folder, in upper or lower case, or () for all files.
-            Hidden and temporary files, whose names begin with `.` or `_`, are never read from a folder.
+        endings: Endings of the file names to take from a folder, in upper or lower case. () takes all
+            files. Hidden and temporary files in a folder, with names that begin with `.` or `_`, are never
+            taken.
 
     Raises:
         UsageError: There is no such file.
@@ -35,7 +36,7 @@ def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
 
 
 def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
-    """Return the files that a path, pattern or URL names, sorted."""
+    """Return the files that one path, pattern or URL gives, sorted by name."""
     system, location = _fsspec().core.url_to_fs(path) if "://" in path else (None, path)
     exists, is_folder = (system.exists, system.isdir) if system else (os.path.exists, os.path.isdir)
     if is_folder(location):
@@ -52,7 +53,7 @@ def _matching(path: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _inside(system: Any, folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Yield the data files of a folder, and of its partitions, such as `dt=2026-11-01`."""
+    """Yield the data files in a folder and in its partitions, which are folders such as `dt=2026-11-01`."""
     if system:
         entries = [(e["name"], e["type"] == "directory") for e in system.ls(folder, detail=True)]
     else:
@@ -72,7 +73,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def opened(file: str) -> Any:
-    """Open a file or URL for reading bytes, with `seek`. The caller closes it."""
+    """Open a file or URL for reading bytes. The returned file has `seek`, and the caller closes it."""
     return _fsspec().open(file).open() if "://" in file else pa.OSFile(file)
 
 
@@ -85,8 +86,9 @@ def _fsspec() -> Any:
 
 
 def partition_of(file: str) -> dict[str, str | None]:
-    """Return the columns in the names of a path's folders: {"dt": "2026-11-01"} for
-    `dt=2026-11-01/0.parquet`."""
+    """Return the columns that the folders of a file name: {"dt": "2026-11-01"} for
+    `dt=2026-11-01/0.parquet`.
+    """
     pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
     return {
         name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
@@ -95,7 +97,9 @@ def partition_of(file: str) -> dict[str, str | None]:
 
 
 def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
-    """Add columns from the names of a file's folders to a table, as texts, if the table lacks them."""
+    """Add the columns that the folders of a file name to its table, as texts. Columns of the table take
+    precedence.
+    """
     for name, value in partition_of(file).items():
         if name in columns and name not in table.column_names:
             texts = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)

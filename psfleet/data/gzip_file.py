@@ -1,8 +1,10 @@
-"""Gzip files with fast `seek`: decompression starts at the nearest point that was noted before.
+"""Gzip files with fast `seek`. Decompression starts at the nearest earlier point, not at the start of the
+file.
 
 Python's `gzip` starts at the beginning of the file for each seek backward. A shuffled epoch over n row
-groups would then decompress the file n / 2 times (docs/decisions/0023-order-of-rows.md). Here reading notes
-a point every 64 MiB of decompressed bytes: a copy of zlib's state, from which decompression can continue.
+groups would then decompress the file n / 2 times (docs/decisions/0023-order-of-rows.md). So reading saves a
+point every 64 MiB of decompressed bytes. A point has a copy of zlib's state, and decompression can continue
+there.
 
     compressed     |----offset-----*--------------|
     decompressed   |----position------*------------------|     a GzipPoint, plus the decompressor's state
@@ -23,12 +25,12 @@ _GZIP = 31  # zlib's number for the format, with the largest window
 
 @dataclass(frozen=True, slots=True)
 class GzipPoint:
-    """State of the decompression at a position, of about 60 kB.
+    """Saved state of the decompression at one position, about 60 kB.
 
     Attributes:
         position: Position in the decompressed file.
-        offset: Position in the compressed file of the first byte that the decompressor has not got yet.
-        decompressor: Copy of zlib's decompressor. It must be copied again before it is used.
+        offset: Position in the compressed file of the first byte that `decompressor` has not received.
+        decompressor: Copy of zlib's decompressor. Copy it again before use, so that the point stays valid.
     """
 
     position: int
@@ -37,12 +39,12 @@ class GzipPoint:
 
 
 class GzipFile(io.RawIOBase):
-    """Decompressed bytes of a gzip file, which may consist of several members.
+    """Decompressed content of a gzip file as a readable stream. The file may consist of several gzip members.
 
     Args:
-        content: Compressed file, opened for reading. It is closed together with this object.
-        points: Points of the file, in order of their positions. Reading adds to the list; pass it to later
-            readers of the same file.
+        content: Compressed file, opened for reading. It is closed with this object.
+        points: Saved points of the file, in ascending order. Reading adds points to this list. Pass the
+            same list to later readers of the file.
     """
 
     def __init__(self, content: Any, points: list[GzipPoint]) -> None:
@@ -106,7 +108,7 @@ class GzipFile(io.RawIOBase):
                     raise OSError("it ends within its compressed data")
 
     def _begin_member(self) -> bool:
-        """Return whether another member follows; zeros between members are skipped."""
+        """Start the next gzip member, after zeros between members. Returns False if there is none."""
         start = self._decompressor.unused_data.lstrip(b"\0")
         while not start:
             data = self._content.read(_BYTES)

@@ -1,23 +1,24 @@
 """Training on messages of a Kafka topic: KafkaTopic, a source of `fleet.dataset`.
 
-clicks = KafkaTopic("broker:9092", "clicks", features, ["click"], start={0: 0, 1: 0})
-for batch in fleet.dataset(clicks, batch_size=1024):
-    values = embed(batch.features)
-    loss = loss_fn(values, batch.labels["click"])
+    clicks = KafkaTopic("broker:9092", "clicks", features, ["click"], start={0: 0, 1: 0})
+    for batch in fleet.dataset(clicks, batch_size=1024):
+        values = embed(batch.features)
+        loss = loss_fn(values, batch.labels["click"])
 
-The fleet assigns positions, and a position always means the same offset of the same partition. Blocks of
-`batch_size` offsets come from the partitions in turn; here 2 partitions and a batch size of 3:
+The fleet assigns positions to workers, and a position always means the same offset of the same partition.
+Blocks of `batch_size` offsets come from the partitions in turn. Here with 2 partitions and a batch size of
+3:
 
     position     0 1 2 | 3 4 5 | 6 7 8 | 9 ...
     partition      0       1       0     1
     offset       0 1 2 | 0 1 2 | 3 4 5 | 3 ...
 
-So each sample is used exactly as often as the fleet's mode promises, no consumer group is needed, and a job
-that resumes from a snapshot reads on at the same offsets. Two options change this order deliberately:
-`idle` reads on without a quiet partition, and `find_partitions` adds partitions between sections of 128
-batches.
+So each sample is used exactly as often as the fleet's mode promises, without a consumer group, and a job
+that resumes from a snapshot continues at the same offsets. Two options deliberately change this order:
+`idle` continues without a partition that has no messages, and `find_partitions` adds partitions after every
+128 batches.
 
-`kafka_partition.py` reads one partition. A topic is used by one thread at a time.
+`kafka_partition.py` reads one partition. Only one thread at a time uses a topic.
 """
 
 import functools
@@ -43,22 +44,22 @@ from psfleet.data.sample_batch import SampleBatch, batch_of, sample_of
 
 _log = log_of(__name__)
 
-_SAID = 5  # number of bad messages that are logged
-_KIBIBYTES = 16384  # size of the messages that the client fetches ahead, per partition
+_SAID = 5  # maximum number of bad messages that are logged
+_KIBIBYTES = 16384  # KiB of messages that the client fetches ahead, per partition
 _WAIT = 0.1  # seconds between two tries to get a message
 _SECTION = 128  # number of batches after which the broker is asked for new partitions
 _FOREIGN = {"auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.partition.eof"}
 
 
 Place = tuple[int, int, int]
-"""Range of offsets in a partition: number of the partition, first offset, offset behind the last."""
+"""Range of offsets in a partition: number of the partition, first offset, offset after the last."""
 Sample = tuple[dict[str, Any], str]
-"""Values of a message by column, and the partition and offset of the message as text, for errors."""
+"""Sample: values of a message by column, and a text with its partition and offset for error messages."""
 
 
 @dataclass
 class _Span:
-    """Offsets `low` to `high` - 1 of a partition, which were put off and are still to be read."""
+    """Offsets `low` to `high` - 1 of a partition, which had no message in time and are read later."""
 
     low: int
     high: int
@@ -72,43 +73,44 @@ class KafkaTopic:
         for batch in fleet.dataset(clicks, batch_size=1024):
             ...
 
-    Each position of the dataset is one offset of one partition, the same for every worker: blocks of
-    `batch_size` offsets come from the partitions in turn. A snapshot therefore contains the offsets that a
-    job has reached, and no consumer group is used. Reading waits for messages that have not been written
-    yet.
+    Each position of the dataset is one offset of one partition, the same for every worker. Blocks of
+    `batch_size` offsets come from the partitions in turn. So a snapshot contains the offsets that the job
+    has reached, and no consumer group is needed. Reading waits for messages that are not written yet.
 
     Args:
-        servers: Brokers, as HOST:PORT separated by commas.
+        servers: Brokers, as HOST:PORT, separated by commas.
         topic: Name of the topic.
-        features: Features of a sample. A message is a JSON object that has, under the name of each feature's
-            column, a value or a list of values. A column that is absent or null is a missing feature.
+        features: Features of a sample. A message is a JSON object that has a value or a list of values for
+            each feature, under the name of the feature's column. A column that is absent or null is a
+            missing feature.
         labels: Names of the labels in the JSON object.
-        start: First offset to read, by number of the partition. Other partitions are not read, unless
-            `find_partitions` adds them.
-        end: Offset to stop before, by number of the partition. None reads until the script leaves the loop.
-        bad_messages: Handling of a message with an unusable value, and of offsets that the broker has
-            deleted. "fail" raises UsageError. "skip" leaves them out, counts them in `skipped` and logs the
-            first few.
-        parse: Function that turns the value of a message into a mapping by column, or raises ValueError if it
-            cannot. None parses JSON.
-        idle: Seconds without a message after which reading goes on without a partition, if another
-            partition has messages. The offsets are put off: they come with a later batch of the same
-            worker, once they have messages. Batches may become smaller, and a step whose batch would be
-            empty is left out. `fleet.remember(topic, source)` keeps the offsets that are put off for a
-            worker that starts again, up to one batch. None waits for each partition. Cannot be combined
+        start: For each partition to read, by its number, the first offset to read. `find_partitions` adds
+            further partitions.
+        end: For each partition, the offset to stop before. None reads until the script leaves the loop.
+        bad_messages: Treatment of messages that have an unusable value, and of offsets that the broker
+            has deleted. "fail" raises UsageError. "skip" leaves them out, counts them in `skipped` and logs
+            the first few.
+        parse: Function from the bytes of a message to a mapping by column. It raises ValueError for bytes
+            that it cannot parse. None parses JSON.
+        idle: Number of seconds without a message after which reading continues without a partition, if
+            another partition has messages. None waits for each partition. Offsets without a message are
+            postponed: they come with a later batch of the same worker, once they have messages. So batches
+            may be smaller, and a step with an empty batch is left out. Call `fleet.remember(topic, source)`
+            to keep postponed offsets, up to one batch, for a worker that starts again. Cannot be combined
             with `end`.
-        find_partitions: If True, also read partitions with higher numbers than those in `start`, from
-            offset 0 on, whether the topic has them already or gets them later. The broker is asked after
-            every 128 batches, and a partition that one worker finds is read by all. Works only in
-            `fleet.dataset`, and cannot be combined with `end`.
-        settings: Further settings of librdkafka, such as those for TLS.
+        find_partitions: True to also read partitions with higher numbers than those in `start`, from offset
+            0, including partitions that are created later. The broker is asked after every 128 batches, and
+            all workers read a partition that one of the workers has found. Works only in `fleet.dataset`,
+            and cannot be combined with `end`.
+        settings: Further settings of librdkafka, such as settings for TLS.
 
     Attributes:
-        skipped: Number of messages that this process has skipped.
-        idle: Time limit in seconds, as passed.
+        skipped: Number of messages that this process has left out.
+        idle: As passed.
 
     Raises:
-        ConfigError: `start` and `end` do not match, or `settings` has a setting that psfleet sets itself.
+        ConfigError: `start` and `end` do not have the same partitions or have no offset between them, or
+            `settings` has a setting that psfleet sets itself.
     """
 
     waits = True
@@ -142,7 +144,8 @@ class KafkaTopic:
         self._skips = bad_messages == "skip"
         self._parse = parse or json.loads
         self._start = dict(sorted(start.items()))
-        # A section is a dataset with positions from 0. These say where it begins in the topic.
+        # A section is a dataset with positions from 0. The next two values say where the section begins in
+        # the topic.
         self._first = dict(self._start)  # first offset of each partition in the present section
         self._turn = 0  # number of batches in earlier sections
         self._parts: SourceParts | None = None
@@ -152,7 +155,7 @@ class KafkaTopic:
         self._order: RowSequence | None = None
         fixed_settings = {
             "bootstrap.servers": servers,
-            "group.id": "psfleet",  # the client wants a name; nothing is committed
+            "group.id": "psfleet",  # the client requires a name; nothing is committed
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
@@ -163,13 +166,14 @@ class KafkaTopic:
         self._partitions: dict[int, Partition] = {}
 
     def __len__(self) -> int:
-        """Return the number of offsets, or, without `end`, the largest size of a dataset."""
+        """Return the number of offsets. Without `end`, return the largest possible size of a dataset."""
         return MOST if self._sizes is None else sum(self._sizes)
 
     def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
-        """Yield the size of each section of 128 batches, and the partitions that all workers read in it.
+        """Yield the size of each section of 128 batches, and the partitions that all workers read in the
+        section.
 
-        Returns None if no partitions are to be found.
+        Returns None without `find_partitions`.
         """
         return self._found_sections(batch_size) if self.finds_partitions else None
 
@@ -190,10 +194,10 @@ class KafkaTopic:
         return [*self._start, *range(newest + 1, self._parts.count if self._parts else 0)]
 
     def _offset(self, number: int, turns: int, block: int) -> int:
-        """Return the first offset of a partition that comes after `turns` batches of the present section.
+        """Return a partition's first offset that comes after `turns` batches of the present section.
 
-        Partition number i of P gets the batches i, i + P, i + 2P, ... of the section (shifted by the
-        batches of earlier sections), so it has had ceil((turns - i) / P) of them, of `block` offsets each.
+        Of P partitions, number i gets the batches i, i + P, i + 2P, ... of the section (shifted by the
+        batches of earlier sections). So it has had ceil((turns - i) / P) batches of `block` offsets each.
         """
         numbers = self._numbers
         block_offset = (numbers.index(number) - self._turn) % len(numbers)
@@ -202,12 +206,12 @@ class KafkaTopic:
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
-        """Read the messages at these positions, waiting for those that are not written yet.
+        """Read the messages at these positions. Waits for messages that are not written yet.
 
-        With `idle`, the samples also depend on when this is called, unlike in other sources.
+        Unlike in other sources, the samples also depend on the time of the call if `idle` is set.
 
         Raises:
-            UsageError: The topic cannot be read, or a message cannot be used and bad messages are to fail.
+            UsageError: The topic cannot be read, or a message cannot be used and `bad_messages` is "fail".
         """
         if seed is not None:
             raise UsageError(
@@ -228,7 +232,7 @@ class KafkaTopic:
         )
         batch = self._batch(messages)
         refused = refused_samples(self.features, batch.features, len(batch)) if self._skips else {}
-        # If bad messages are to fail, the look-up raises its own error for a value that it refuses.
+        # If `bad_messages` is "fail", the lookup itself raises an error for a value that it refuses.
         for number, text in refused.items():
             self._bad(f"{messages[number][1]}: {text}", 1)
         if refused:
@@ -258,12 +262,17 @@ class KafkaTopic:
             low += count
 
     def _present(self, offset_ranges: Sequence[Place], block: int) -> list[Sample]:
-        """Return samples of these offsets and of offsets put off before, as far as they have messages now.
+        """Return samples of these offsets and of postponed offsets, as far as their messages exist now.
 
-        The number of samples is at most that of the offsets, so that a batch never gets larger. Offsets
-        without a message are put off. The method only returns an incomplete batch once the partitions of
-        `offset_ranges` are idle and there is something to go on with: a sample, or a message later in the
-        order in another partition. If the whole topic is quiet, it waits.
+        The number of samples is at most the number of offsets in `offset_ranges`, so that a batch never
+        gets larger. Offsets without a message are postponed. The batch is returned incomplete only if two
+        conditions hold:
+
+        - the partitions of `offset_ranges` are idle,
+        - reading can continue: there is a sample, or another partition has a message that comes later in
+          the order.
+
+        If the whole topic has no new messages, the method waits.
         """
         for number, low, high in offset_ranges:
             self._put_off[number].append(_Span(low, high))
@@ -288,23 +297,23 @@ class KafkaTopic:
     def _drain(
         self, number: int, samples_so_far: list[Sample], count: int, patience: float | None
     ) -> None:
-        """Read offsets of a partition that are put off, until there are `count` samples.
+        """Read postponed offsets of a partition, until there are `count` samples.
 
-        Offsets that have no message after `patience` seconds stay put off.
+        Offsets that have no message after `patience` seconds stay postponed.
         """
         spans, partition = self._put_off[number], self._partition(number)
         while spans and len(samples_so_far) < count:
             span = spans[0]
             samples = self._samples(number, span.low, span.high, patience)
             samples_so_far.extend(itertools.islice(samples, count - len(samples_so_far)))
-            # The span shrinks from its start, also if only some of its messages were there.
+            # Shorten the span from its start, even if only some of its messages exist.
             span.low = partition.next
             if span.low < span.high:
                 return
             spans.popleft()
 
     def _others_have(self, offsets: Place, block: int) -> bool:
-        """Return whether another partition has a message that comes later in the order than these offsets."""
+        """Return True if another partition has a message that comes later in the order than these offsets."""
         (number, _, high), numbers = offsets, self._numbers
         row = (high - 1 - self._first.get(number, 0)) // block
         turns = row * len(numbers) + (numbers.index(number) - self._turn) % len(numbers) + 1
@@ -315,11 +324,11 @@ class KafkaTopic:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the ranges of offsets that are put off (see `idle`), by number of the partition as text."""
+        """Return the ranges of postponed offsets (argument `idle`), by the partition's number as text."""
         return {str(n): [[s.low, s.high] for s in spans] for n, spans in self._put_off.items()}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the offsets that are put off. Partitions that are no longer read are left out."""
+        """Set the postponed offsets. Partitions that are no longer read are ignored."""
         self._put_off.clear()
         for number, spans in state.items():
             if int(number) in self._start or self.finds_partitions:
@@ -343,10 +352,10 @@ class KafkaTopic:
                 self._bad(f"{message_position}: {error}; the message is {value!r:.80}", 1)
 
     def _parsed(self, value: bytes | None) -> Any:
-        """Parse the value of a message into a mapping by column.
+        """Parse the content of a message to a mapping by column.
 
         Raises:
-            ValueError: The message has no value, or the parser raised any error.
+            ValueError: The message has no content, or the parser raised any error.
         """
         if value is None:  # a tombstone, which deletes a key of a compacted topic
             raise ValueError("it has no value")
@@ -358,7 +367,7 @@ class KafkaTopic:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def _lost(self, partition: int, low: int, high: int) -> None:
-        """Count or report offsets that the broker has deleted before they were read."""
+        """Count offsets that the broker has deleted before they were read, or raise an error for them."""
         self._bad(
             f"{self._topic} partition {partition} lacks the offsets {low} to {high - 1}", high - low
         )
@@ -373,7 +382,7 @@ class KafkaTopic:
             _log.warning(f"psfleet: {text}; it is skipped{suffix}")
 
     def close(self) -> None:
-        """Close the connections to the brokers. Reading again opens new ones."""
+        """Close the connections to the brokers. A later read opens new connections."""
         while self._partitions:
             number, partition = self._partitions.popitem()
             LAGS.pop(f"{self._topic}/{number}", None)

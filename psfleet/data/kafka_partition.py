@@ -1,9 +1,9 @@
-"""Reading of one partition of a Kafka topic, by offsets that the caller chooses.
+"""Reading of one partition of a Kafka topic, at offsets that the caller chooses.
 
-It is a thin layer over confluent_kafka's Consumer, which fetches ahead in threads of its own. The partition
-is assigned, not subscribed, so no consumer group takes part and nothing is committed. Not every offset has
-a message: transactions and compaction leave gaps, and the broker deletes old messages. Errors after which
-the client connects again by itself are passed over; any other error is a UsageError.
+A thin layer over confluent_kafka's Consumer, which fetches messages ahead in its own threads. The partition
+is assigned and not subscribed to, so there is no consumer group and nothing is committed. Not every offset
+has a message: transactions and compaction leave gaps, and the broker deletes old messages. Some errors are
+ignored because the client then connects again by itself. Any other error is a UsageError.
 
 Importing this module without the package `confluent-kafka` raises an error that says how to install it.
 """
@@ -29,7 +29,7 @@ _WAIT = (
     0.1  # seconds of one wait for messages; an interrupt (Ctrl-C) is only noticed between two waits
 )
 _AT_ONCE = 1000  # messages that are taken from the client at once
-_QUIET = 30.0  # seconds without a message after which a line says that reading waits
+_QUIET = 30.0  # seconds without a message after which a log line says that reading waits
 _ASK = 10.0  # seconds for the broker to reply
 
 
@@ -39,11 +39,11 @@ _PASSING = {
     kafka.KafkaError._TIMED_OUT,
     kafka.KafkaError._RESOLVE,
 }
-"""Errors after which the client connects again by itself."""
+"""Errors that are ignored, because the client then connects again by itself."""
 
 
 class Partition:
-    """Consumer of one partition, which yields messages by their offsets.
+    """Reader of one partition, which yields messages at requested offsets.
 
     Args:
         topic: Name of the topic.
@@ -51,7 +51,8 @@ class Partition:
         number: Number of the partition.
 
     Attributes:
-        next: Offset before which every message was yielded, or -1 before the first read.
+        next: Offset at which reading can continue, as all messages before it were yielded. -1 before the
+            first read.
 
     Raises:
         ConfigError: A setting is unknown or has a value that librdkafka does not accept.
@@ -67,18 +68,17 @@ class Partition:
         self.next = -1
         self._held: deque[Any] = deque()
         self._latest = monotonic()  # time of the last message
-        self._is_idle = False  # True once a line has said that no messages come, until one comes
+        self._is_idle = False  # True after a log line that no messages come, until a message comes
 
     @property
     def lag(self) -> int:
-        """Number of offsets in the broker that were not read yet, from what the client knows without
-        asking."""
+        """Number of offsets in the broker that have not been read. Known to the client without a call."""
         _, end = self._consumer.get_watermark_offsets(self._place(), cached=True)
         return max(end - self.next, 0) if self.next >= 0 else 0
 
     @property
     def end(self) -> int:
-        """Offset behind the last message. Asks the broker, and is 0 if the broker does not reply."""
+        """Offset after the last message. Each access calls the broker. 0 if the broker does not reply."""
         try:
             _, end = self._consumer.get_watermark_offsets(self._place(), timeout=_ASK)
         except kafka.KafkaException:
@@ -86,14 +86,18 @@ class Partition:
         return int(end)
 
     def count(self) -> int:
-        """Ask the broker for the number of partitions of the topic; return 0 if it does not reply."""
+        """Return the topic's number of partitions, which the broker is asked for, or 0 if the broker does
+        not reply.
+        """
         try:
             return len(self._consumer.list_topics(self._topic, _ASK).topics[self._topic].partitions)
         except kafka.KafkaException:
             return 0
 
     def say_idle(self) -> None:
-        """Log, once per quiet time, that reading goes on without this partition."""
+        """Log that reading continues without this partition. Logs once until the partition has messages
+        again.
+        """
         self._say("the order goes on without it, and its messages come as soon as they are there")
 
     def _say(self, text: str) -> None:
@@ -112,14 +116,15 @@ class Partition:
         note_lost: Callable[[int, int, int], None],
         patience: float | None = None,
     ) -> Iterator[Any]:
-        """Yield the messages at the offsets `low` to `high` - 1. Some offsets of a topic have no message.
+        """Yield the messages at the offsets `low` to `high` - 1. Some offsets have no message.
 
         Args:
-            low: First offset. Reading on from `next` is cheap; any other offset fetches again.
+            low: First offset. Continuing from `next` is cheap; any other offset makes the client fetch again.
             high: Offset to stop before.
-            note_lost: Function that is called with the number of the partition, and the first offset and the
-                offset behind the last, of messages that the broker has deleted.
-            patience: Seconds without a message after which to return early, or None to wait for all messages.
+            note_lost: Function that is called for messages that the broker has deleted: with the number of
+                the partition, the first offset, and the offset after the last.
+            patience: Number of seconds without a message after which to return early. None waits for all
+                messages.
         """
         if low != self.next:
             self._seek(low)
@@ -157,10 +162,11 @@ class Partition:
         self._consumer.assign([kafka.TopicPartition(self._topic, self._number, offset)])
 
     def _handle(self, event: Any, high: int, note_lost: Callable[[int, int, int], None]) -> None:
-        """Handle an event of the client that is no message: the end of the partition, or an error."""
+        """Handle an event of the client that is not a message: the end of the partition, or an error."""
         error = event.error()
         if error.code() == kafka.KafkaError._PARTITION_EOF:
-            # The last offsets before the end may have no message, as after a transaction: count them as read.
+            # The offsets before the end of the partition may have no message, as after a transaction. Count
+            # them as read.
             self.next = max(self.next, min(event.offset(), high))
         elif error.code() in (
             kafka.KafkaError._AUTO_OFFSET_RESET,
@@ -174,9 +180,9 @@ class Partition:
             )
 
     def _find_again(self, high: int, note_lost: Callable[[int, int, int], None]) -> None:
-        """Skip offsets that the broker has deleted, or wait for offsets that it does not have yet.
+        """Skip offsets that the broker has deleted, or wait for offsets that do not exist yet.
 
-        Both are reported by the client as the same error.
+        The client reports both cases as the same error.
         """
         topic_partition, begin = self._place(), self.next
         try:

@@ -1,20 +1,19 @@
-"""Decoded row groups in memory: bags in a shuffled order at half the size, and streams of rows in file order.
+"""Decoded row groups in memory: PackedBags for shuffled epochs, RowGroupStream for epochs in file order.
 
-A shuffled epoch keeps several whole row groups, which are mostly ids. PackedBags stores the ids of one
-feature as int32 where they fit, in the order of the file, and the epoch's order beside them:
+A bag is the list of a feature's ids in one row. A shuffled epoch keeps several whole row groups in memory,
+and most of their content is ids. PackedBags takes half the memory: it stores ids as int32 where they fit,
+in the order of the file, and the order of the epoch as a separate array:
 
     values     | 7 9 | 4 | 4 8 1 | ...     bags of the file's rows 0, 1, 2, ...
     offsets    0     2   3       6         bag k is values[offsets[k] : offsets[k + 1]]
     order      2  0  1                     the epoch's first bag is bag 2 of the file
 
-A batch copies its bags out of `values` and widens them to int64. So each id is copied twice: when its piece
-is decoded, which is then still in the processor's cache, and for its batch. Sorting a whole group first
-took one more copy and the memory of one more group (docs/decisions/0023-order-of-rows.md has the
-measurements).
+For a batch, its bags are copied and widened to int64. So each id is copied twice: after decoding, while the
+decoded rows are still in the processor's cache, and for its batch. Sorting a whole group first took one
+more copy and the memory of one more group (docs/decisions/0023-order-of-rows.md has the measurements).
 
-RowBuffers fills PackedBags again with new groups, because fresh memory from the system costs as much time
-as decoding into it. RowGroupStream serves epochs that are not shuffled. Only one thread at a time may use
-either.
+RowBuffers fills the same PackedBags with new groups, because getting fresh memory from the system takes as
+long as decoding. Only one thread at a time may use a RowBuffers or a RowGroupStream.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,18 +32,18 @@ Array = NDArray[Any]
 
 
 class PackedBags:
-    """Bags of one feature of one row group, read in another order than that of the file.
+    """Bags of one feature in one row group, stored in file order and read in another order.
 
-    Call `clear`, `append` for each decoded piece, then set `order`. A slice gives a Jagged. The arrays are
-    reused after the next `clear`, so a slice is always a copy.
+    Call `clear`, then `append` for each part that is decoded, then set `order`. A slice returns a Jagged.
+    It is always a copy, because the next `clear` reuses the arrays.
 
     Attributes:
-        order: Number in the file of each bag in the order of reading, int64 [n].
+        order: For each bag in the order of reading, its number in the file, int64 [n].
     """
 
     def __init__(self) -> None:
         self._wide = (
-            False  # True once an id did not fit into 32 bits; later groups are then not even tried
+            False  # True once an id did not fit into 32 bits: later groups are stored as int64
         )
         self._values: Array = np.empty(0, _INT32)
         self._weights: Array = np.empty(0, np.float32)
@@ -52,7 +51,7 @@ class PackedBags:
         self.clear(0)
 
     def clear(self, size: int) -> None:
-        """Remove all bags, and make room for the offsets of at most `size` new ones."""
+        """Remove all bags, and reserve memory for at most `size` new bags."""
         self._size, self._bags, self._count = size, 0, 0
         self.order = np.empty(0, np.int64)
         if len(self._offsets) <= size:
@@ -60,9 +59,9 @@ class PackedBags:
             self._offsets[0] = 0
 
     def append(self, part: Jagged) -> None:
-        """Copy the bags of a piece behind those of earlier pieces.
+        """Append copies of the bags of a decoded part of the group.
 
-        All pieces of a group have the same dtype, and either all have weights or none has.
+        All parts of a group must have the same dtype, and weights either in all parts or in none.
         """
         self._dtype, self._weighted = part.values.dtype, part.weights is not None
         ends = self._offsets[self._bags + 1 : self._bags + len(part) + 1]
@@ -78,24 +77,26 @@ class PackedBags:
             self._weights[before : self._count] = part.weights
 
     def _narrowed(self, values: NDArray[np.int64], before: int) -> bool:
-        """Copy the values behind those before as int32, and return True if all of them fit."""
+        """Try to append values as int32, after the first `before` values. Returns False if a value does not
+        fit.
+        """
         self._values = self._with_room(self._values, _INT32, before)
         fits = narrowed(values, self._values[before : self._count])
         self._wide = not fits
         return fits
 
     def _with_room(self, array: Array, dtype: np.dtype[Any], count: int) -> Array:
-        """Return an array for all values so far, `array` itself if it is large enough.
+        """Return an array with room for all values so far. If `array` is large enough, it is returned itself.
 
         Args:
-            array: Present array, of which the first `count` values are kept.
+            array: Present array. Its first `count` values are kept.
             dtype: Dtype of the values.
-            count: Number of values that earlier pieces have stored.
+            count: Number of values that earlier parts have stored.
         """
         if array.dtype == dtype and len(array) >= self._count:
             return array
-        # Estimate the size for the whole group from the bags so far, so that an array grows once at most if
-        # pieces are alike; a sixteenth more for pieces that are not.
+        # Estimate the size for the whole group from the bags so far. Then an array grows at most once if
+        # all parts are alike. A sixteenth is added for parts that are not.
         capacity = max(self._count * self._size // self._bags, self._count)
         larger = np.empty(capacity + capacity // 16, dtype)
         larger[:count] = array[:count]
@@ -105,7 +106,7 @@ class PackedBags:
         return len(self.order)
 
     def __getitem__(self, rows: slice) -> Jagged:
-        """Copy the bags at these positions of the order."""
+        """Return copies of the bags at these positions of `order`."""
         starts, lengths = bags_at(self._offsets, self.order[rows])
         weights = chosen_bags(self._weights, starts, lengths) if self._weighted else None
         return Jagged(
@@ -114,14 +115,15 @@ class PackedBags:
 
 
 class RowGroupStream:
-    """Rows of a row group in the order of the file, decoded piece by piece as they are read.
+    """Rows of a row group in file order, decoded a few thousand at a time while they are read.
 
-    Only one piece is in memory, and it stays in the processor's cache. Reading rows before the present piece
-    decodes the group from its start.
+    Only the rows decoded last are in memory, and they stay in the processor's cache. Reading earlier rows
+    decodes the group again from its start.
 
     Args:
-        size: Number of rows of the group, including rows that cannot be read.
-        begin: Function that starts to decode. Rows that its iterator lacks at the end cannot be read.
+        size: Number of rows in the group, including rows that cannot be read.
+        begin: Function that starts decoding and returns an iterator of decoded rows. Rows that the iterator
+            lacks at its end cannot be read.
     """
 
     def __init__(self, size: int, begin: Callable[[], Iterator[Rows]]) -> None:
@@ -132,10 +134,10 @@ class RowGroupStream:
     def _restart(self) -> None:
         self._row_parts = self._begin()
         self._rows: Rows | None = None
-        self._first = self._end = 0  # the present piece has the rows _first to _end - 1
+        self._first = self._end = 0  # the decoded rows in memory are _first to _end - 1
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
-        """Yield the rows `low` to `high` - 1 in parts. A number n stands for n rows that cannot be read."""
+        """Yield the rows `low` to `high` - 1 in parts. An integer n represents n rows that cannot be read."""
         if low < self._first:
             self._restart()
         while low < high:
@@ -155,24 +157,25 @@ class RowGroupStream:
 
 
 class RowBuffers:
-    """Pool of PackedBags for row groups in a shuffled order.
+    """Pool of PackedBags for decoded row groups of a shuffled epoch.
 
-    Fresh memory from the system costs as much time as decoding into it, so the memory of a group that is no
-    longer needed is given back and used for the next one.
+    Getting fresh memory from the system takes as long as decoding. So the memory of a group that is no
+    longer needed is given back, and the next group uses it.
     """
 
     def __init__(self) -> None:
         self._free: list[dict[str, PackedBags]] = []
 
     def ordered(self, parts: Iterator[Rows], order: NDArray[np.int64]) -> Rows | None:
-        """Put the decoded pieces of a row group in an order, with bags as `PackedBags`.
+        """Put the rows of a row group into a new order. Their bags are stored in `PackedBags` of the pool.
 
         Args:
-            parts: Pieces in the order of the file. Each is copied while it is in the processor's cache.
-            order: Number in the file of each row, in the new order; int64 [n].
+            parts: Decoded rows in file order. Each part is copied while it is in the processor's cache.
+            order: For each row in the new order, its number in the file, int64 [n].
 
         Returns:
-            The rows that the pieces have, in the new order, or None if there is no piece.
+            The rows in the new order, without rows that `parts` lacks at the end, or None if there is no
+            part.
         """
         bags = self._free.pop() if self._free else {}
         for feature_bags in bags.values():
@@ -190,7 +193,7 @@ class RowBuffers:
         return rows
 
     def give_back(self, rows: Rows) -> None:
-        """Take back the memory of these rows for a later group. The caller must not use the rows again."""
+        """Return the memory of these rows to the pool. The caller must not use the rows afterwards."""
         features = rows.features.items()
         self._free.append(
             {name: value for name, value in features if isinstance(value, PackedBags)}
@@ -198,7 +201,7 @@ class RowBuffers:
 
 
 def _without_bags(part: Rows, size: int, bags: dict[str, PackedBags]) -> Rows:
-    """Copy the bags of a piece into `bags`, and return the piece without them."""
+    """Copy the bags of a decoded part into `bags`, and return the part without its bags."""
     other_features = {}
     for name, value in part.features.items():
         if not isinstance(value, Jagged):

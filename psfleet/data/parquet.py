@@ -1,11 +1,11 @@
 """Training on Parquet files: ParquetFiles, a source of `fleet.dataset`.
 
-files = ParquetFiles("clicks/", features, labels=["click"])
-for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
-    values = embed(batch.features)
-    loss = loss_fn(values, batch.labels["click"])
+    files = ParquetFiles("clicks/", features, labels=["click"])
+    for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
+        values = embed(batch.features)
+        loss = loss_fn(values, batch.labels["click"])
 
-`row_groups.py` has everything but the reading of one row group.
+This module reads one row group. `row_groups.py` has everything that is the same for all file formats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from psfleet.data.sample_batch import SampleBatch
 
 __all__ = ["ParquetFiles", "RowGroup", "SampleBatch"]
 
-_BUFFER = 1 << 16  # bytes that are read at once of a column
+_BUFFER = 1 << 16  # bytes of a column that are read at once
 
 
 class ParquetFiles(RowGroupSource):
@@ -29,23 +29,24 @@ class ParquetFiles(RowGroupSource):
 
         ParquetFiles("s3://bucket/clicks/dt=2026-11-*", features, ["click"], bad_rows="skip")
 
-    Creating the source reads only the files' metadata. All workers must pass the same files.
+    The constructor reads only the metadata of the files. All workers must pass the same files.
 
     Args:
-        paths: A file, a folder, a pattern such as `clicks/*.parquet`, or a list of these. Of a folder its
-            `.parquet` files are read, and those of partitions in it, such as `dt=2026-11-01`. A URL such as
-            `s3://bucket/clicks/` is read through fsspec.
-        features: Features of a sample. Each has a column of its name, or the column that it names. A cell
-            is a value or a list of values, and null is a missing feature.
-        labels: Columns of labels, which must be numbers.
-        bad_rows: Handling of rows with an unusable value, such as a label that is null, and of row groups and
-            files that cannot be read. "fail" raises UsageError. "skip" leaves them out, counts their rows in
-            `skipped` and logs the first few; it also tries the features' transforms on each row.
-        interleave: Number of row groups that are read in turn. In sync mode, if the number of workers divides
-            it, no two workers decode the same row group.
+        paths: A file, a folder, a pattern such as `clicks/*.parquet`, or a list of these. A folder means
+            the `.parquet` files in it and in its partitions, which are folders such as `dt=2026-11-01`. A
+            URL such as `s3://bucket/clicks/` is read through fsspec.
+        features: Features of a sample. Each is read from the column that it names, by default the column of
+            its own name. A cell is a value or a list of values. Null is a missing feature.
+        labels: Columns with the labels, which must be numbers.
+        bad_rows: Treatment of rows that have an unusable value, such as a null label, and of row
+            groups and files that cannot be read. "fail" raises UsageError. "skip" leaves them out, counts
+            their rows in `skipped` and logs the first few. To find all bad rows, "skip" also tries the
+            features' transforms on each row.
+        interleave: Number of row groups that are read in turn. In sync mode, if this is a multiple of the
+            number of workers, no two workers decode the same row group.
 
     Attributes:
-        skipped: Number of rows that this process has skipped.
+        skipped: Number of rows that this process has left out.
 
     Raises:
         UsageError: A file cannot be read or lacks a column, or the files have no row.

@@ -1,11 +1,10 @@
-"""Predictions for all rows of some files, written as Parquet files by any number of processes (`psfleet
-predict`).
+"""Predictions for all rows of some files, written as Parquet files by any number of processes.
 
-The work is divided into parts, each of some whole row groups of one file. A process that writes a part
-holds a lock on `.part-00003.parquet.partial`, and renames it to `part-00003.parquet` at the end. So
-processes share the work without talking to each other, a part is complete or absent, and a process that
-starts later or again does the parts that are missing. `_predictions.json` in the folder says what the
-predictions are of, and a run with other settings is refused.
+`psfleet predict` uses this module. The work is divided into parts, each of which covers some whole row
+groups of one file. A process that writes part 3 locks `.part-00003.parquet.partial` and at the end renames
+it to `part-00003.parquet`. So processes share the work without any communication, and a part is complete or
+absent. A process that starts later writes the parts that are missing. `_predictions.json` in the folder
+describes the model and the inputs, and a run with other settings is refused.
 """
 
 import contextlib
@@ -28,14 +27,14 @@ from psfleet.data.row_groups import RowGroupSource
 _FORMAT = Format("predictions")
 _PLAN = "_predictions.json"  # readers of Parquet folders skip names that begin with "_"
 _FORMER_PLAN = "predictions.json"  # name of the plan in folders of earlier versions
-_LONGEST = 256 << 20  # bytes of the plan
+_LONGEST = 256 << 20  # maximum bytes of the plan
 _SKIPPED = b"psfleet.skipped"
 Predict = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class _PredictionPart:
-    """File to write, and the numbers of the row groups whose rows it gets."""
+    """File to write, and the numbers of the row groups whose rows it covers."""
 
     name: str
     groups: tuple[int, ...]
@@ -46,15 +45,16 @@ class ParquetPredictions:
 
     Args:
         files: Source of the rows. It needs no labels.
-        target: Folder to write, which is created, or has some parts of the same predictions already.
-        columns: Columns of the files to write beside the predictions.
-        batch_size: Number of rows in a call of the model. A batch never crosses a row group, so that
-            batches, and the bits of the predictions, do not depend on the number of processes.
-        part_rows: Number of rows after which a part ends, together with the row group that reaches it.
-        model: Text that identifies the model, for the folder's plan.
+        target: Folder to write. It is created, or already has some parts of the same predictions.
+        columns: Columns of the input files to copy beside the predictions.
+        batch_size: Number of rows in a call of the model. A batch is always from one row group. So the
+            batches, and the exact bits of the predictions, do not depend on the number of processes.
+        part_rows: Minimum number of rows in a part. A part ends after the row group in which it reaches
+            this number.
+        model: Text that identifies the model. A later run with another text is refused.
 
     Raises:
-        UsageError: The folder has something else, or a file lacks a column.
+        UsageError: The folder has other content, or an input file lacks a column.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ParquetPredictions:
             check_columns(self._columns, self._files.names(group), group.file)
 
     def _settle(self, plan: dict[str, Any]) -> None:
-        """Write the plan, or check that the folder's plan is the same.
+        """Write the plan, which describes model and inputs, or check that the folder's plan is the same.
 
         Raises:
             UsageError: The folder has other predictions, or Parquet files without a plan.
@@ -112,23 +112,25 @@ class ParquetPredictions:
                 )
 
     def write(self, predict: Predict) -> None:
-        """Write all parts that no other process writes, and return when every part is complete.
+        """Write all parts that no other process writes. Returns when all parts are complete.
 
         Args:
-            predict: Function from the features of a batch (as in `SampleBatch`) to predictions: an array or
-                tensor [n], [n, 1] or [n, k] for the column "prediction", or a mapping from columns to these.
+            predict: Function from the features of a batch, as in `SampleBatch`, to predictions. It returns
+                an array or tensor [n], [n, 1] or [n, k] for the column "prediction", or a mapping from
+                columns to such arrays.
 
         Raises:
-            UsageError: A row cannot be used and bad rows are to fail, or the predictions cannot be written.
+            UsageError: A row cannot be used and `bad_rows` of the source is "fail", or the predictions
+                cannot be written.
         """
-        # First the parts that no process writes. Then wait for those of other processes: if one of these is
-        # killed, its lock is free and its part is written here.
+        # First write the parts that no process is writing. Then wait for the parts of other processes: if
+        # such a process is killed, its lock becomes free, and this process writes the part.
         for waits in (False, True):
             for part in self._parts:
                 self._take(part, predict, waits)
 
     def summary(self) -> tuple[int, int]:
-        """Return the numbers of rows with predictions and of rows that were skipped, in all parts."""
+        """Return the number of rows with predictions and the number of skipped rows, over all parts."""
         files = [pq.read_metadata(self._target / part.name) for part in self._parts]
         rows: int = sum(metadata.num_rows for metadata in files)
         return rows, sum(int(metadata.metadata[_SKIPPED]) for metadata in files)
@@ -143,7 +145,8 @@ class ParquetPredictions:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
                 return
-            # Another process may have finished the part before the lock was taken, and this `partial` is new.
+            # Another process may have finished the part before this process got the lock. Then this process
+            # has created a new `partial`.
             if where.exists():
                 partial.unlink(missing_ok=True)
                 return
@@ -160,7 +163,7 @@ class ParquetPredictions:
         pq.write_table(whole.replace_schema_metadata({_SKIPPED: skipped}), str(partial))
 
     def _table(self, number: int, predict: Predict) -> Any:
-        """Return the chosen columns of a row group together with its predictions."""
+        """Return the columns to copy from a row group, together with its predictions."""
         rows = self._files.group(number)
         columns = self._files.columns(number, self._columns, rows.numbers)
         for name, values in self._predicted(rows, predict).items():
@@ -187,8 +190,9 @@ class ParquetPredictions:
 
 
 def _parts(files: RowGroupSource, part_rows: int) -> Iterator[_PredictionPart]:
-    """Divide the row groups of each file into parts of at least `part_rows` rows, except a file's last
-    part."""
+    """Divide the row groups of each file into parts of at least `part_rows` rows. Only a file's last part
+    may be smaller.
+    """
     count, numbers, rows = 0, [], 0
     groups = list(files.groups)
     for number, group in enumerate(groups):
@@ -206,8 +210,7 @@ def _named(predictions: Any) -> dict[str, Any]:
 
 
 def _column(values: Any) -> Any:
-    """Return predictions as an Arrow column: of numbers for [n] or [n, 1], of lists of k numbers for [n,
-    k]."""
+    """Convert predictions to an Arrow column: [n] or [n, 1] to numbers, [n, k] to lists of k numbers."""
     if values.ndim > 2 or values.ndim < 1:
         raise ShapeError(
             f"a prediction is of shape {values.shape}; it must be [n], [n, 1] or [n, k]"

@@ -1,8 +1,9 @@
-"""Looking ahead in a script's data: iterators that show their next item, and reading batches in a thread.
+"""Looking ahead in a script's data: iterators that show their next item, and a thread that reads batches
+early.
 
-The fleet pulls rows for the next step while the present step computes, for which it must know the next batch.
-Peekable and its subclasses show it without consuming it. ReadAhead decodes the next batches of a source in a
-thread, while the script trains.
+While a step computes, the fleet already pulls the rows for the next step, and for this it must know the
+next batch. Peekable and its subclasses show the next item without consuming it. ReadAhead reads and decodes
+the next batches of a source in a thread while the script trains.
 """
 
 import itertools
@@ -21,13 +22,17 @@ Prepare = Callable[[Ranges], Callable[[], Any]]
 
 
 class Peekable(Generic[T]):
-    """Iterator that can show its next item.
+    """Iterator that can show its next item without consuming it.
+
+        batches = Peekable(iter(items), peek)
+        batches.peek()   # the next item
+        next(batches)    # the same item, now consumed
 
     Args:
         items: Items to yield.
-        peek: Function that returns the next item without consuming it and without its side effects, or None
-            if the item is unknown or there is none. `next` then returns the same object, unless the source
-            changes its course.
+        peek: Function that returns the next item without consuming it and without its side effects. It
+            returns None if the next item is unknown or there is none. `next` then returns the same object,
+            unless the source has been changed meanwhile.
     """
 
     def __init__(self, items: Iterator[T], peek: Callable[[], T | None]) -> None:
@@ -41,12 +46,12 @@ class Peekable(Generic[T]):
         return next(self._items)
 
     def peek(self) -> T | None:
-        """Return the next item without consuming it, or None if it is unknown or there is none."""
+        """Return the next item without consuming it, or None if the next item is unknown or there is none."""
         return self._peek()
 
 
 class RepeatablePeekable(Peekable[T]):
-    """Peekable over a source that can be read again: each `for` loop starts from the beginning."""
+    """Peekable over a source that can be read several times. Each `for` loop starts from the beginning."""
 
     def __init__(self, begin: Callable[[], Peekable[T]]) -> None:
         self._begin = begin
@@ -60,12 +65,12 @@ class RepeatablePeekable(Peekable[T]):
         return next(self._now or iter(self))
 
     def peek(self) -> T | None:
-        """Return the next item of the present loop, or the first item if no loop has begun."""
+        """Return the next item of the current loop. Before the first loop, return the first item."""
         return (self._now or iter(self)).peek()
 
 
 class SizedPeekable(RepeatablePeekable[T]):
-    """Peekable over a source that can be read again and knows its number of items."""
+    """Peekable over a source that can be read several times and knows its number of items."""
 
     def __init__(self, begin: Callable[[], Peekable[T]], count: Callable[[], int]) -> None:
         super().__init__(begin)
@@ -79,7 +84,7 @@ class SizedPeekable(RepeatablePeekable[T]):
 
 
 class BufferedPeekable(Generic[T]):
-    """Peekable over any iterator. `peek` reads one item ahead, including its side effects."""
+    """Peekable over any iterator. `peek` reads the next item early, with all its side effects."""
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items
@@ -92,18 +97,19 @@ class BufferedPeekable(Generic[T]):
         return self._seen.pop() if self._seen else next(self._items)
 
     def peek(self) -> T | None:
-        """Return the next item, or None if there is none."""
+        """Return the next item without consuming it, or None if there is none."""
         if not self._seen:
             self._seen.extend(itertools.islice(self._items, 1))
         return self._seen[0] if self._seen else None
 
 
 def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[tuple[T, T | None]]:
-    """Yield each item together with the item after it, or with None.
+    """Yield each item together with the next item, or with None if the next item is not known.
 
     Args:
-        items: Items to yield. If they are no Peekable, one item is read ahead.
-        looks_ahead: Function that returns whether to look ahead now. If not, the second item is None.
+        items: Items to yield. If this is no Peekable, one item is read ahead.
+        looks_ahead: Function that is called for each item. If it returns False, the next item is not looked
+            at and None is yielded for it.
     """
     iterator = iter(items)
     source = iterator if isinstance(iterator, Peekable) else BufferedPeekable(iterator)
@@ -114,13 +120,14 @@ def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[t
 class ReadAhead:
     """Thread that reads the batches of a source before they are needed.
 
-    The coordinator assigns positions, so the next ones are a guess: the same distance as between the last
-    two. A wrong guess costs only the time of reading, because bad rows are counted and reported when a
-    batch is taken, in the thread that takes it.
+    The coordinator assigns the positions, so the positions of the next batches must be guessed: their
+    distance is taken to be that of the last two batches. A wrong guess costs only the time of reading. Bad
+    rows are not reported until a batch is used, and then in the thread that takes it.
 
     Args:
-        prepare: Function that reads the samples at given positions, and returns a function that reports bad
-            rows and returns the samples. `prepare` is called in the reading thread, the latter in `take`.
+        prepare: Function that reads the samples at given positions. It is called in the reading thread. It
+            returns a second function, which reports bad rows and returns the samples; `take` calls this
+            function.
         size: Number of samples in an epoch.
         depth: Number of batches to read ahead.
     """
@@ -129,14 +136,15 @@ class ReadAhead:
         self._prepare = prepare
         self._size = size
         self._depth = depth
-        self._last = -1  # first position of the batch before
+        self._last = -1  # first position of the previous batch
         self._thread = ThreadPoolExecutor(1, "psfleet-read-ahead")
         self._ahead: OrderedDict[Ranges, Future[Callable[[], Any]]] = OrderedDict()
 
     def take(self, ranges: Ranges) -> Any:
-        """Return the samples at these positions, read before or now, and start to read the next ones.
+        """Return the samples at these positions, which were read ahead or are read now. Then start to read
+        the next batches.
 
-        Batches that were read on a wrong guess are dropped.
+        Batches that were read ahead because of a wrong guess are dropped.
         """
         next_ranges = self._next_ranges(ranges)
         for old_ranges in [
@@ -156,18 +164,19 @@ class ReadAhead:
         return list(probable(ranges[0], step, self._size, self._depth))
 
     def close(self) -> None:
-        """End the thread, after the batch that it is reading."""
+        """End the thread after the batch that it is reading now."""
         self._thread.shutdown(cancel_futures=True)
 
 
 def probable(present: Range, step: int, size: int, count: int) -> Iterator[Ranges]:
-    """Yield the positions of the next steps within the epoch, if all steps have the same distance.
+    """Guess the positions of the next steps in the epoch. The distance from step to step is taken to be
+    constant.
 
     Args:
         present: Positions of the present step.
         step: Distance from the first position of one step to that of the next.
         size: Number of samples in an epoch.
-        count: Largest number of steps to yield.
+        count: Maximum number of steps to yield.
     """
     low, high = present
     end = (low // size + 1) * size

@@ -1,11 +1,12 @@
 """Training on Arrow data of other libraries, such as Polars, Hugging Face or Ray: RecordBatches.
 
-rows = RecordBatches(datasets.load_dataset("csv", data_files="clicks.csv")["train"], features, ["click"])
-for batch in fleet.dataset(rows, batch_size=1024, epochs=2, shuffle_seed=7):
-    loss = loss_fn(embed(batch.features), batch.labels["click"])
+    rows = RecordBatches(datasets.load_dataset("csv", data_files="clicks.csv")["train"], features, ["click"])
+    for batch in fleet.dataset(rows, batch_size=1024, epochs=2, shuffle_seed=7):
+        loss = loss_fn(embed(batch.features), batch.labels["click"])
 
-The data is divided into row groups of 65,536 rows, of its own fragments or blocks, or, if it can only be
-iterated over, into a single one. `row_groups.py` has everything after that.
+The data is divided into row groups, which are read as a whole. These have 65,536 rows, or are the data's
+own fragments or blocks. Data that can only be iterated over is a single row group. `row_groups.py` does
+everything after that.
 """
 
 import functools
@@ -32,8 +33,8 @@ class RecordBatches(RowGroupSource):
         RecordBatches(polars_frame, features, ["click"])
         RecordBatches(lambda: read_batches("clicks"), features, ["click"], rows=1_000_000)
 
-    All workers, and a job that resumes, must pass data with the same rows in the same order. The other
-    arguments and the errors are those of `psfleet.data.parquet.ParquetFiles`.
+    All workers, and a job that resumes, must pass data with the same rows in the same order. The arguments
+    that are not listed here, and the errors, are those of `psfleet.data.parquet.ParquetFiles`.
 
     Args:
         data: Rows in one of these forms.
@@ -41,10 +42,10 @@ class RecordBatches(RowGroupSource):
             - A `pyarrow.Table`, a list of `pyarrow.RecordBatch`, or any object with `__arrow_c_stream__`,
               such as a data frame of Polars.
             - A `pyarrow.dataset.Dataset`.
-            - A Dataset of Hugging Face, or of Ray, whose blocks are then made in order.
+            - A Dataset of Hugging Face, or of Ray. Ray then computes the blocks in their order.
             - An iterable of RecordBatches or Tables, or a function that returns one. It must give the same
-              batches each time. Every worker reads all of them, in order, and they cannot be shuffled.
-        rows: Number of rows to use of an iterable. With None it is read once to count them.
+              batches each time. Every worker reads all batches, in order, and they cannot be shuffled.
+        rows: Number of rows to use, if `data` is an iterable. None reads the iterable once to count its rows.
     """
 
     @checked
@@ -111,9 +112,9 @@ class RecordBatches(RowGroupSource):
         """Divide data that can be sliced into row groups.
 
         Args:
-            name: Name of the data, for messages.
+            name: Name of the data, for error messages.
             rows: Number of rows.
-            read: Function that returns the rows from a first one on, given their number.
+            read: Function from the number of a first row and a number of rows to these rows.
         """
 
         def part(low: int, count: int) -> list[Any]:
@@ -129,7 +130,7 @@ class RecordBatches(RowGroupSource):
         check_schema(dataset.schema, self.features, self.labels, "the dataset")
         try:
             fragments = list(dataset.get_fragments())
-        except ValueError as error:  # it is filtered
+        except ValueError as error:  # a filtered dataset gives no fragments
             raise UsageError(f"{error}; or pass its to_batches, an iterable") from None
         options = {"schema": dataset.schema, "columns": self._columns}
         for fragment in fragments:
@@ -154,9 +155,10 @@ class RecordBatches(RowGroupSource):
 
 
 def _rows(fragment: Any) -> int:
-    """Return the number of rows of a fragment.
+    """Return the number of rows in a fragment.
 
-    For a fragment of one Parquet row group `count_rows` counts the whole file, so the metadata is used.
+    For a fragment that is one Parquet row group, `count_rows` would count the whole file, so its metadata
+    is used.
     """
     groups = getattr(fragment, "row_groups", None)
     if groups is None:
@@ -175,7 +177,7 @@ def _table(data: Any) -> Any:
 
 
 def _ray_blocks(dataset: Any) -> Iterator[RowGroup]:
-    """Yield the blocks of a Ray dataset as row groups. A block stays in Ray's store until it is read."""
+    """Yield the blocks of a Ray dataset as row groups. Ray's object store holds a block until it is read."""
     import ray
 
     dataset.context.execution_options.preserve_order = True

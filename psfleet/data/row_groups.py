@@ -1,17 +1,18 @@
-"""Base class of all sources that read files or Arrow tables: RowGroupSource.
+"""Base class of all data sources that read files or Arrow tables: RowGroupSource.
 
-A format (Parquet, text, Arrow data) says which row groups there are, and reads one of them piece by piece
-with pyarrow: `_row_groups` and `_records`. All else is here and the same for every format: the order of an
-epoch, shuffles, reading at any position, bad rows, and files that cannot be read to their end.
+A row group is a number of rows that are read together. Each format (Parquet, text, Arrow data) lists its
+row groups in `_row_groups`, and reads a row group with pyarrow in `_records`. Everything else is here and
+the same for every format: the order of an epoch, shuffles, reading at any position, bad rows, and files
+that cannot be read to their end.
 
-Reading a row group costs much more than a batch of it, so decoded rows are kept. Without a shuffle a group
-is a stream: pieces of about 8,192 rows are decoded as positions advance (RowGroupStream). In a shuffled
-epoch a whole group is decoded and put in order (RowBuffers), and `interleave` + 1 groups are in memory at
-most.
+Reading a row group takes much longer than a batch of its rows, so decoded rows are kept. Without a shuffle,
+a group is decoded about 8,192 rows at a time as positions advance (RowGroupStream). In a shuffled epoch a
+whole group is decoded and put into the epoch's order (RowBuffers), and at most `interleave` + 1 groups are
+in memory.
 
-Bad rows keep their positions, because counting only good rows would mean to read all files before the first
-step. A batch with bad rows is smaller. One thread at a time uses a source; `fleet.dataset` may read ahead
-in a thread of its own, so bad rows are only reported when a batch is taken (`prepare`).
+Bad rows have positions like good rows. Otherwise all files would have to be read before the first step, to
+count the good rows. A batch with bad rows is smaller. Only one thread at a time uses a source.
+`fleet.dataset` may read ahead in a thread, so bad rows are not reported until a batch is used (`prepare`).
 """
 
 import functools
@@ -42,19 +43,19 @@ _log = log_of(__name__)
 
 T = TypeVar("T")
 _SAID = 5  # number of bad rows that are logged
-_ROWS = 8192  # rows that are decoded at once: a piece then stays in the processor's cache while it is copied
+_ROWS = 8192  # rows decoded at once, which stay in the processor's cache until they are copied
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a file that are read together.
+    """Part of a file that is read at once: a number of consecutive rows.
 
     Attributes:
-        file: Path or URL of the file, or a name of data that is in no file.
-        number: Number of the row group in its file.
+        file: Path or URL of the file, or a name for data that is not in a file.
+        number: Number of the row group within its file.
         rows: Number of rows, including bad ones.
-        schema: Arrow schema of the file's columns, or None for data that is in no file.
-        content: Data that the format needs to read the rows, such as a position in the file.
+        schema: Arrow schema of the file's columns, or None for data that is not in a file.
+        content: Data that the format needs in order to read the rows, such as a position in the file.
     """
 
     file: str
@@ -66,13 +67,13 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Piece of a row group, as Arrow has read it.
+    """Some rows of a row group, as Arrow has read them.
 
     Attributes:
         table: Columns of the rows, as a pyarrow.Table.
-        bad: Reason for each row that has no cells, such as a broken line, by its number from 0 within the
-            table. The row is in the table, with null in each cell.
-        lines: Line of each row in the file, or None for a format without lines.
+        bad: Reason for each row that could not be parsed, such as a broken line, by the row's number in the
+            table. The table has such a row too, with null in each cell.
+        lines: Line in the file of each row, or None for a format without lines.
     """
 
     table: Any
@@ -81,16 +82,17 @@ class Records:
 
 
 class RowGroupSource(ABC):
-    """Rows of files or tables as samples of a feature set: a source of `fleet.dataset`.
+    """Rows of files or tables as samples of a feature set: a source of `fleet.dataset`. Each format is a
+    subclass.
 
-    Each format is a subclass. The other arguments and the errors are those of
-    `psfleet.data.parquet.ParquetFiles`.
+    The arguments that are not listed here, and the errors, are those of `psfleet.data.parquet.ParquetFiles`.
 
     Args:
-        paths: Files, or the data itself for a format without files, as the subclass's `_row_groups` takes it.
+        paths: Files, or the data itself for a format without files, in a form that the subclass's
+            `_row_groups` takes.
 
     Attributes:
-        skipped: Number of rows that this process has skipped.
+        skipped: Number of rows that this process has left out.
     """
 
     waits = False
@@ -122,22 +124,24 @@ class RowGroupSource(ABC):
 
     @abstractmethod
     def _row_groups(self, paths: Any) -> Iterator[RowGroup]:
-        """Yield all row groups of the files, in their order."""
+        """Yield all row groups of the files, in the order of the files."""
 
     @abstractmethod
     def _records(
         self, group: RowGroup, names: Sequence[str], rows: int, is_raw: bool = False
     ) -> Iterator[Records]:
-        """Yield the rows of a group in order, in pieces of at most `rows` rows.
+        """Yield the rows of a row group in file order, at most `rows` rows at a time.
 
-        An OSError or an error of Arrow means that the remaining rows of the group cannot be read.
+        If this raises an OSError or an error of Arrow, the remaining rows of the group are taken as
+        unreadable.
 
         Args:
             group: Row group to read.
-            names: Columns to read. Columns that only the names of the file's folders have may be left out.
-            rows: Largest number of rows in a piece.
-            is_raw: If True, leave texts as they are in the file. A format without types would otherwise split
-                them into lists and replace missing values.
+            names: Columns to read. Columns that the file lacks, because only its folders name them, may be
+                left out.
+            rows: Maximum number of rows to yield at a time.
+            is_raw: True to return texts exactly as they are in the file. Otherwise a format without types
+                splits texts into lists and replaces missing values.
         """
 
     def __len__(self) -> int:
@@ -146,22 +150,22 @@ class RowGroupSource(ABC):
 
     @property
     def groups(self) -> Sequence[RowGroup]:
-        """Row groups of all files, in order."""
+        """Row groups of all files, in the order of the files."""
         return self._groups
 
     def names(self, group: RowGroup) -> Sequence[str]:
-        """Return the columns of a group's file, and those in the names of its folders (such as `day=3/`)."""
+        """Return the columns of a group's file, and the columns that its folders name (such as `day=3/`)."""
         file_names = group.schema.names
         return [*file_names, *(name for name in partition_of(group.file) if name not in file_names)]
 
     def group(self, number: int) -> Rows:
-        """Read the usable rows of one row group, in the order of the file.
+        """Read the good rows of one row group, in the order of the file.
 
         Args:
             number: Number of the row group among all files.
 
         Raises:
-            UsageError: A row or the file is bad, and bad rows are to fail; see `read`.
+            UsageError: A row or the file cannot be read, and `bad_rows` is "fail".
         """
         group = self._groups[number]
         parts = list(self._decoded(group, _ROWS))
@@ -171,11 +175,11 @@ class RowGroupSource(ABC):
         return usable
 
     def columns(self, number: int, names: Sequence[str], rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Read raw columns of some rows of a row group, as pyarrow arrays by name.
+        """Read columns of some rows of a row group without converting them. Returns pyarrow arrays by column.
 
         Args:
             number: Number of the row group among all files.
-            names: Columns to read, which need not belong to a feature.
+            names: Columns to read. They need not belong to a feature.
             rows: Numbers of the rows within the group, int64 [n].
 
         Raises:
@@ -197,7 +201,9 @@ class RowGroupSource(ABC):
         return {name: table.column(name) for name in names}
 
     def _decoded(self, group: RowGroup, rows: int) -> Iterator[Rows]:
-        """Yield the rows of a group piece by piece, up to the first row that cannot be read."""
+        """Yield the converted rows of a group, some thousand at a time, up to the first row that cannot be
+        read.
+        """
         count = 0
         try:
             for records in self._records(group, self._columns, rows):
@@ -212,24 +218,24 @@ class RowGroupSource(ABC):
             self._skip_unreadable(failure, f"its {group.rows - count} rows are skipped")
 
     def _skip_unreadable(self, failure: str, consequence: str) -> None:
-        """Report data that cannot be read, or raise UsageError if bad rows are to fail."""
+        """Count and log rows that cannot be read, or raise UsageError if `bad_rows` is "fail"."""
         if not self._skips:
             raise UsageError(failure) from None
         self._say(f"{failure}; {consequence}")
 
     def _rows_of(self, group: RowGroup, records: Records, first: int) -> Rows:
-        """Convert a piece of a group to features and labels.
+        """Convert rows of a group to features and labels.
 
         Args:
-            group: Row group of the piece.
-            records: Piece as Arrow has read it.
-            first: Number of the piece's first row in the group.
+            group: Row group of the rows.
+            records: Rows as Arrow has read them.
+            first: Number within the group of the first of these rows.
         """
         table = with_partition(records.table, group.file, self._columns)
         rows, bad = rows_of(table, self.features, self.labels, records.bad)
         rows.numbers += first
-        # If bad rows are to fail, the look-up raises its own error for a value that it refuses. To skip such
-        # rows, they must be found before.
+        # If `bad_rows` is "fail", the lookup itself raises an error for a value that it refuses. To skip
+        # rows with such values, they must be found here.
         if self._skips:
             good = np.flatnonzero(~np.isin(np.arange(len(rows)), list(bad)))
             features = rows.features if len(good) == len(rows) else rows.chosen(good).features
@@ -249,28 +255,29 @@ class RowGroupSource(ABC):
         return Rows(no_samples(self.features), labels, np.empty(0, np.int64))
 
     def read(self, ranges: Sequence[Range], batch_size: int, seed: int | None) -> SampleBatch:
-        """Read the samples at these positions. Row i in the order of epoch e has the position e * len + i.
+        """Read the samples at these positions. Position e * len + i is row i in the order of epoch e.
 
-        The same positions give the same samples for any number of workers. Bad rows are left out.
+        The samples at a position do not depend on the number of workers. Bad rows are left out.
 
         Args:
             ranges: Ranges of positions (psfleet.core.engine.round_plan).
-            batch_size: Batch size of the dataset, on which the order depends: a block of this many positions
-                is from one row group.
+            batch_size: Batch size of the dataset. It affects the order, because a block of `batch_size`
+                positions is read from one row group.
             seed: Seed that shuffles each epoch, or None for the order of the files.
 
         Raises:
-            UsageError: A row cannot be used, or a file cannot be read, and bad rows are to fail.
+            UsageError: A row cannot be used or a file cannot be read, and `bad_rows` is "fail".
         """
         return self.prepare(ranges, batch_size, seed)()
 
     def prepare(
         self, ranges: Sequence[Range], batch_size: int, seed: int | None
     ) -> Callable[[], SampleBatch]:
-        """Read the samples at these positions, and return a function that reports bad rows and returns them.
+        """Read the samples at these positions, and return a function that returns them when the batch is
+        used.
 
-        This method may run ahead, in another thread. Calling the function means that the batch is used: only
-        then bad rows are counted, logged, or raised.
+        This method may run ahead in another thread. Only the returned function counts and logs bad rows, or
+        raises an error for them.
         """
         good, bad, unreadable = [], [], 0
         for low, high in ranges:
@@ -299,7 +306,7 @@ class RowGroupSource(ABC):
     def _parts(
         self, low: int, high: int, batch_size: int, seed: int | None
     ) -> Iterator[tuple[RowGroup, Rows | int]]:
-        """Yield the rows at these positions in parts. A number n stands for n rows that cannot be read."""
+        """Yield the rows at these positions in parts. An integer n represents n rows that cannot be read."""
         epoch, first = divmod(low, self._size)
         order = self._order(batch_size, seed, epoch)
         for span in order.ranges(first, first + high - low):
@@ -320,10 +327,11 @@ class RowGroupSource(ABC):
         return self._sequences[key]
 
     def _stream(self, number: int, batch_size: int) -> RowGroupStream:
-        """Return the stream of a group's rows in the order of the file, begun before or now."""
+        """Return the stream that decodes a group in file order. If there is none yet, start it."""
         key, group = (number, batch_size), self._groups[number]
         if key not in self._streams:
-            # Pieces of whole blocks: a block then never needs two pieces.
+            # Decode whole blocks of `batch_size` rows, so that a block is never split between two decoded
+            # parts.
             blocks = max(_ROWS // batch_size, 1)
             begin = functools.partial(self._decoded, group, blocks * batch_size)
             self._streams[key] = RowGroupStream(group.rows, begin)
@@ -334,7 +342,7 @@ class RowGroupSource(ABC):
     def _shuffled_group(
         self, order: RowSequence, number: int, seed: int, epoch: int
     ) -> "_ShuffledGroup":
-        """Return the rows of a group in the epoch's order, decoded before or now."""
+        """Return the rows of a group in the epoch's order. If they are not in memory, decode them now."""
         key = (number, seed, epoch)
         if key not in self._shuffled:
             # Make room before decoding, so that the memory of the oldest group is used for the new one.
@@ -350,7 +358,7 @@ class RowGroupSource(ABC):
         return self._shuffled[key]
 
     def _say(self, text: str) -> None:
-        """Log a line about a bad row, for the first five."""
+        """Log a message about a bad row. Only the first five messages are logged."""
         self._told += 1
         if self._told <= _SAID:
             suffix = "; more such lines are left out" if self._told == _SAID else ""
@@ -358,14 +366,15 @@ class RowGroupSource(ABC):
 
 
 class _ShuffledGroup:
-    """Decoded rows of a group in the order of a shuffled epoch, some of which may be unreadable.
+    """Decoded rows of a group in the order of a shuffled epoch. Some rows may be unreadable.
 
-    A file that breaks at row r has the rows before r. In a shuffled order they are scattered, and
-    `_before[i]` counts the readable rows among the first i of the order, as a running sum.
+    If a file cannot be read from its row r on, only the rows before r are decoded. In a shuffled order the
+    readable rows are scattered. So `_before[i]` is the number of readable rows among the first i rows of
+    the order.
 
     Args:
-        file_positions: Row in the file of each row in the epoch's order, int64 [n].
-        readable: Rows that could be read, in the epoch's order, or None if there are none.
+        file_positions: For each row in the epoch's order, its number in the file, int64 [n].
+        readable: Rows that could be read, in the epoch's order, or None if no row could.
     """
 
     def __init__(self, file_positions: NDArray[np.int64], readable: Rows | None) -> None:
@@ -374,8 +383,9 @@ class _ShuffledGroup:
         self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_readable)])
 
     def rows(self, low: int, high: int) -> Iterator[Rows | int]:
-        """Yield the readable rows at the positions `low` to `high` - 1, then the number of unreadable
-        ones."""
+        """Yield the readable rows at the positions `low` to `high` - 1, and then the number of unreadable
+        rows.
+        """
         first, end = int(self._before[low]), int(self._before[high])
         if self.readable is not None:
             yield self.readable.chosen(slice(first, end))
@@ -383,7 +393,7 @@ class _ShuffledGroup:
 
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
-    """Return the usable rows, and a text about each bad row."""
+    """Return the good rows, and a message for each bad row."""
     bad = [row for row in rows.numbers.tolist() if row in rows.bad] if rows.bad else []
     if not bad:
         return rows, []
@@ -392,5 +402,7 @@ def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
 
 
 def _trim(cache: OrderedDict[Any, T], limit: int) -> list[T]:
-    """Drop the entries of a cache that were used longest ago, down to `limit`; return the dropped values."""
+    """Drop the least recently used entries of a cache until `limit` are left, and return the
+    dropped values.
+    """
     return [cache.popitem(last=False)[1] for _ in range(len(cache) - limit)]

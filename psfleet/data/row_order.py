@@ -1,15 +1,17 @@
-"""Order in which an epoch reads the rows of files: blocks of one batch, from a few row groups in turn.
+"""Order in which an epoch reads the rows of files: one block (batch) at a time, from a few row groups in
+turn.
 
-Positions of `fleet.dataset` count rows in this order. It is a pure function of the groups' sizes, the batch
-size, the seed and the epoch, so that every worker, and a job that resumes, reads the same row at each
-position. An epoch of three groups with a window (`interleave`) of 2 and blocks of 4 rows:
+The positions of `fleet.dataset` are positions in this order. The order depends only on the sizes of the row
+groups, the batch size, the seed and the epoch. So every worker, and a job that resumes, reads the same row
+at the same position. Row groups are read in windows of `interleave` groups. An example with three groups,
+windows of 2 groups and blocks of 4 rows:
 
     group 0: 10 rows    group 1: 8 rows    group 2: 6 rows
 
     0[0:4]  1[0:4]  0[4:8]  1[4:8]  2[0:4]  0[8:10]  2[4:6]
     |-- window of groups 0, 1 ---|  | 2  |  |-remainders--|
 
-docs/decisions/0023-order-of-rows.md has the reasons and what was not done.
+docs/decisions/0023-order-of-rows.md has the reasons, and the alternatives that were rejected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows `low` to `high` - 1 of a row group, counted in the epoch's order of the group's rows."""
+    """Rows `low` to `high` - 1 of a row group. Rows are numbered in the epoch's order of the group."""
 
     group: int
     low: int
@@ -31,21 +33,21 @@ class RowRange:
 
 
 class RowSequence:
-    """Order of the rows of one epoch.
+    """Order of the rows in one epoch.
 
-    Row groups are read in windows of `interleave` groups, which give blocks of `batch_size` rows in turn.
-    In sync mode workers take blocks in turn too. If their number divides `interleave`, each worker always
-    meets the same groups of a window, and no two workers decode the same group. Rows left at the end of a
-    group, fewer than a block, come at the end of the epoch: blocks then stay aligned with the rounds, and
-    lie in one group.
+    `interleave` row groups at a time form a window, and their blocks of `batch_size` rows are read in turn.
+    In sync mode workers take blocks in turn too. So if `interleave` is a multiple of the number of workers,
+    each worker always reads from the same groups of a window, and no two workers decode the same group. The
+    rows left at the end of a group, fewer than a block, come at the end of the epoch. So all earlier blocks
+    are full, each from a single group, and stay aligned with the rounds.
 
     Args:
         sizes: Number of rows of each row group.
         batch_size: Number of rows in a block.
         interleave: Number of row groups in a window.
-        seed: Seed that shuffles the groups, and the rows within each group, or None for the order of the
+        seed: Seed that shuffles the groups and the rows within each group, or None for the order of the
             files.
-        epoch: Number of the epoch, which gives each shuffled epoch another order.
+        epoch: Number of the epoch. With a seed, each epoch has another order.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class RowSequence:
         self._ends = self._full + ends
 
     def _blocks(self, groups: Ids, interleave: int) -> tuple[Ids, Ids]:
-        """Return the group of each whole block of the epoch, and its first row: two int64 arrays [blocks]."""
-        # Sorted by window, then by block within the group, then by group: which takes the groups in turn.
+        """Return for each full block of the epoch its group, and the first of its rows: two int64 arrays
+        [blocks].
+        """
+        # Sort by window, then by block within the group, then by group. This takes the groups of a window
+        # in turn.
         counts = self._sizes[groups] // self._block
         window = np.repeat(np.arange(len(groups)) // interleave, counts)
         group_ranks = np.repeat(np.arange(len(groups)), counts)
@@ -75,11 +80,13 @@ class RowSequence:
         return np.random.default_rng((abs(self._seed), self._seed < 0, self._epoch, group + 1))
 
     def rows_of(self, group: int) -> Ids:
-        """Return the row in the file of each row of a group, in a shuffled epoch's order: int64 [rows]."""
+        """Return the order of a group's rows in a shuffled epoch, as numbers of rows in the file, int64
+        [rows].
+        """
         return self._dice(group).permutation(self._sizes[group])
 
     def ranges(self, low: int, high: int) -> Iterator[RowRange]:
-        """Yield the row ranges at the positions `low` to `high` - 1 of the epoch, in order."""
+        """Yield the rows at the positions `low` to `high` - 1 of the epoch, as one range after the other."""
         while low < high:
             rows, length = self._at(low)
             count = min(length, high - low)
@@ -87,7 +94,9 @@ class RowSequence:
             low += count
 
     def _at(self, position: int) -> tuple[RowRange, int]:
-        """Return the rows from this position to the end of its block or remainder, and their number."""
+        """Return the rows from this position to the end of its block or remainder, and the number of these
+        rows.
+        """
         if position < self._full:
             block, skip = divmod(position, self._block)
             group, first = int(self._groups[block]), int(self._starts[block])

@@ -1,7 +1,7 @@
-"""Batch of samples that every source yields (SampleBatch), and batches of samples that come one by one.
+"""SampleBatch, the batch that every data source yields, and conversion of single samples to such a batch.
 
 Files are read by column (`arrow_rows.py`). Messages, such as JSON from Kafka, come as one mapping for each
-sample: `sample_of` checks a mapping, and `batch_of` joins the checked ones to a batch.
+sample. `sample_of` checks one mapping, and `batch_of` joins checked mappings to a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from psfleet.data.feature_sets.value_types import Kind, as_typed, is_missing, is
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Samples of one step, by feature and label.
+    """Samples of one step, as values of each feature and each label.
 
         loss = loss_fn(embed(batch.features), batch.labels["click"])
 
     Attributes:
-        features: Values by name of the feature, as `FeatureLookup`, `psfleet.features.feed` and
-            `FeatureEmbedding` accept them: a Jagged, or float32 [n, dim] for a Number.
-        labels: Values by column, float32 [n].
+        features: Values of each feature, by its name: a Jagged, or float32 [n, dim] for a Number.
+            `FeatureLookup`, `psfleet.features.feed` and `FeatureEmbedding` take them in this form.
+        labels: Values of each label column, by its name, float32 [n].
     """
 
     features: dict[str, Any]
@@ -37,12 +37,12 @@ class SampleBatch:
 
 
 def chosen_columns(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
-    """Select samples of each column, by a slice, a mask or indices."""
+    """Return some samples of each column: those that a slice, a mask or indices select."""
     return {name: values[rows] for name, values in columns.items()}
 
 
 def joined_columns(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the columns of one or more parts. A single part is not copied."""
+    """Join several parts column by column. A single part is returned without copying."""
     return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -53,15 +53,15 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[str, list[Any]]:
-    """Check one sample, and return the list of values of each column.
+    """Check one sample, and return its values in each column as a list.
 
     Args:
         features: Features of a sample.
-        labels: Columns of labels, which must have one number each.
-        values: Mapping from each column to a value, a list or array of values, or None if it is missing.
+        labels: Columns with the labels. Each must have exactly one number.
+        values: Value of each column: a single value, a list or array of values, or None for a missing value.
 
     Raises:
-        ValueError: `values` is no mapping, or a value cannot be used. The text names the column.
+        ValueError: `values` is no mapping, or has a value that cannot be used. The message names the column.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"it is a {type(values).__name__}, not an object with columns")
@@ -83,10 +83,10 @@ def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[
 
 
 def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
-    """Return the value or values of a column as a list.
+    """Return one or more values of a column as a list.
 
     Raises:
-        ValueError: A value is neither missing nor of this kind.
+        ValueError: A value is neither missing nor of the given kind.
     """
     if isinstance(value, list | tuple):
         members = list(value)
@@ -102,7 +102,7 @@ def _listed(column: str, value: Any, kind: Kind) -> list[Any]:
 def batch_of(
     features: FeatureSet, labels: Sequence[str], samples: Sequence[Mapping[str, list[Any]]]
 ) -> SampleBatch:
-    """Join samples that `sample_of` has returned to a batch."""
+    """Join samples, as `sample_of` returns them, to a batch."""
     columns = (
         {name: _joined_samples(feature, samples) for name, feature in features.given.items()}
         if samples

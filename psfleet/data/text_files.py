@@ -1,14 +1,14 @@
-"""Training on text files, CSV, TSV or libsvm, also compressed with gzip: TextFiles, a source of
-`fleet.dataset`.
+"""Training on text files, also compressed with gzip: TextFiles, a source of `fleet.dataset` for CSV, TSV
+and libsvm.
 
-files = TextFiles("clicks.tsv", features, labels=["click"])
-for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
-    loss = loss_fn(embed(batch.features), batch.labels["click"])
+    files = TextFiles("clicks.tsv", features, labels=["click"])
+    for batch in fleet.dataset(files, batch_size=1024, epochs=2, shuffle_seed=7):
+        loss = loss_fn(embed(batch.features), batch.labels["click"])
 
-Text files have no index, so all files are read once when the source is made: each 65,536 lines become a row
-group, whose first byte and line number are kept. Later a group is read from there. Of a gzip file, the same
-pass notes points at which decompression can begin (`gzip_file.py`). `text_lines.py` parses the lines, and
-`row_groups.py` has the rest.
+Text files have no index, so the constructor reads all files once. It makes a row group of every 65,536
+rows, and records the position and line number at which each begins. Later, reading starts at these
+positions. In a gzip file, the same pass saves points at which decompression can start (`gzip_file.py`).
+`text_lines.py` parses the lines, and `row_groups.py` does everything else.
 """
 
 import codecs
@@ -41,11 +41,11 @@ _Quote = Annotated[str, Must(lambda quote: len(quote) == 1 and quote.isascii(), 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Start of a row group in its file.
+    """Position of a row group in its file.
 
     Attributes:
-        position: Position of the first line's first byte, in the decompressed file.
-        line: Number of the first line.
+        position: Position of the row group's first byte in the decompressed file.
+        line: Number of the row group's first line.
         dialect: Format of the lines.
     """
 
@@ -58,28 +58,27 @@ class TextFiles(RowGroupSource):
     """Lines of CSV, TSV and libsvm files as samples of a feature set: a source of `fleet.dataset`.
 
         TextFiles("logs/", features, ["click"])                                 # all text files of a folder
-        TextFiles("part-*", features, ["click"], format="tsv", columns=names)   # files without a first line
+        TextFiles("part-*", features, ["click"], format="tsv", columns=names)   # files without a header line
 
-    The first line of a `.csv` or `.tsv` file has the names of the columns, unless `columns` names them. A
-    cell has one value, or several with `|` between them. A cell that is empty or `\\N` is a missing
+    The first line of a `.csv` or `.tsv` file has the names of the columns, unless `columns` is given. A
+    cell has one value, or several values separated by `|`. A cell that is empty or `\\N` is a missing
     feature. Cells cannot contain line breaks.
 
     A line of a `.libsvm` file, `label index:value index:value ...`, has the columns "label", "index" and
     "value": `Feature("x", table, weighted=True, column="index", weights_column="value")`. A `#` begins a
-    comment. Empty lines are no rows.
+    comment. Empty lines are ignored.
 
-    All files are read once when the source is made, to count their lines. A file whose name ends with `.gz`
-    is decompressed. The other arguments, the attributes and the errors are those of
-    `psfleet.data.parquet.ParquetFiles`. Values of a hashed feature are texts, even if they look like
-    numbers.
+    The constructor reads all files once, to count their lines. Files whose names end with `.gz` are
+    decompressed. Values of a hashed feature are texts, even if they look like numbers. The arguments that
+    are not listed here, the attributes and the errors are those of `psfleet.data.parquet.ParquetFiles`.
 
     Args:
-        format: Format of all files, or None if it follows from the ending of each file's name.
-        columns: Names of the columns of all files, whose first line is then a row.
-        null_values: Further texts that stand for a missing value, such as "NA".
-        quote: Character around cells that contain the delimiter, doubled within them. With None, quotes are
-            part of the texts.
-        encoding: Encoding of the files, one that extends ASCII, such as "latin-1". A row that cannot be
+        format: Format of all files. None means the format that the ending of each file's name says.
+        columns: Names of the columns of all files. The first line of each file is then a row.
+        null_values: Further texts that mean a missing value, such as "NA".
+        quote: Character around cells that contain the delimiter. Inside such a cell it is doubled. None
+            means that quotes are part of the texts.
+        encoding: Encoding of the files, which must extend ASCII, such as "latin-1". A row that cannot be
             decoded is bad.
     """
 
@@ -126,7 +125,7 @@ class TextFiles(RowGroupSource):
                 self._skip_unreadable(failure, "it is skipped")
 
     def _counted(self, file: str, content: Any, dialect: Dialect) -> Iterator[RowGroup]:
-        """Count the rows of an open file, and yield its row groups."""
+        """Read an open file to its end, and yield its row groups."""
         columns: tuple[str, ...] = (self._header or ()) if dialect.delimiter else _LIBSVM
         position, line = 0, 1
         if not columns and (text := content.readline()):
@@ -139,13 +138,14 @@ class TextFiles(RowGroupSource):
             position, line = len(text), 2
         schema = pa.schema([(name, pa.string()) for name in columns])
         group_start, rows, number = _Place(position, line, dialect), 0, 0
+        # A group has a whole number of reads, so that it ends after exactly _GROUP rows.
         while (lines := read_lines(content, line, max(_GROUP // 8, 1), dialect.delimiter)).size:
             rows += len(lines.texts)
             position, line = position + lines.size, lines.next_number
             if rows == _GROUP:
                 yield RowGroup(file, number, rows, schema, group_start)
                 group_start, rows, number = _Place(position, line, dialect), 0, number + 1
-        if position:  # an empty file, of which Spark makes some, has no rows
+        if position:  # not in an empty file, such as Spark writes
             folder_columns = partition_of(file)
             names = [
                 name for name in self._columns if name in columns or name not in folder_columns
@@ -180,7 +180,9 @@ class TextFiles(RowGroupSource):
         return opened(file) if "://" in file else Path(file).open("rb", _BUFFER)
 
     def _parsed(self, group: RowGroup, lines: Lines, names: Sequence[str], is_raw: bool) -> Records:
-        """Parse lines into columns of texts, or of lists of texts if a cell has several values."""
+        """Parse lines into columns of texts. If a cell can have several values, its column has lists of
+        texts.
+        """
         dialect = group.content.dialect
         if dialect.delimiter:
             nulls = [] if is_raw else self._nulls
@@ -190,7 +192,7 @@ class TextFiles(RowGroupSource):
         if bad:
             is_good = np.ones(len(lines.texts), np.bool_)
             is_good[list(bad)] = False
-            # Give each bad line a row of nulls again, so that rows and lines have the same numbers.
+            # Insert a row of nulls for each bad line, so that row numbers and lines agree again.
             table = table.take(pa.array(np.cumsum(is_good) - 1, mask=~is_good))
         table = with_partition(table, group.file, names)
         for index, name in enumerate(table.column_names):
@@ -205,10 +207,11 @@ class TextFiles(RowGroupSource):
 
 
 def _codec(encoding: str) -> str:
-    """Return Python's name of an encoding.
+    """Return the name that Python gives to an encoding.
 
     Raises:
-        UsageError: The encoding is unknown, or does not extend ASCII: lines could not be split as bytes.
+        UsageError: The encoding is unknown, or does not extend ASCII, so that lines could not be split as
+            bytes.
     """
     ascii_texts = bytes(range(128))
     try:
@@ -223,7 +226,7 @@ def _codec(encoding: str) -> str:
 
 def _checked(group: RowGroup, names: Sequence[str], column: Any) -> Any:
     try:
-        return column.cast(pa.binary()).cast(pa.string())  # which checks that it is UTF-8
+        return column.cast(pa.binary()).cast(pa.string())  # the casts check that it is UTF-8
     except pa.ArrowInvalid:
         raise UsageError(
             f"{group.file} has a text that is not UTF-8 in {', '.join(names)}; pass its encoding"

@@ -1,10 +1,10 @@
 """Parsing of CSV, TSV and libsvm lines into Arrow columns, thousands of lines at a time.
 
-`read_lines` reads the next lines of a file that are rows. `csv_cells` and `libsvm_cells` parse such a piece
-as a whole with Arrow's CSV reader, which for libsvm takes a third of the time of parsing line by line. Only
-if a piece has an unusual line (another number of cells, a stray quote, a byte order mark, ...) is each line
-brought into the usual form in Python, and only there bad lines are told from good ones. A bad line does
-not stop the piece, and is returned with a reason.
+`read_lines` reads the next lines of a file. `csv_cells` and `libsvm_cells` parse these lines all at once
+with Arrow's CSV reader, which for libsvm takes a third of the time of parsing line by line. If a line is
+unusual (another number of cells, a stray quote, a byte order mark, ...), all lines are first converted in
+Python, one by one, to the form that Arrow can parse. Only this conversion finds bad lines. A bad line is
+returned with a reason and does not stop the parsing.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _NO_CELLS = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Format of the lines of a file.
+    """Format of the lines in a file.
 
     Attributes:
-        delimiter: Delimiter of the columns, or "" for the lines of libsvm.
-        quote: Character around cells that contain the delimiter, or None.
-        encoding: Name of the encoding, one that extends ASCII.
+        delimiter: Delimiter between columns, or "" for libsvm.
+        quote: Character around cells that contain the delimiter, or None for no quotes.
+        encoding: Name of the encoding, which extends ASCII.
     """
 
     delimiter: str
@@ -49,13 +49,13 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of a file that are rows, and how far the file was read for them.
+    """Next rows of a text file, and the amount that was read to get these rows.
 
     Attributes:
-        texts: Lines including their line ends.
-        numbers: Number of each line in the file, counted from 1.
-        size: Number of bytes that were read, including lines that are no rows.
-        next_number: Number of the first line that was not read.
+        texts: Lines of the rows, including their line ends.
+        numbers: Number of each of these lines in the file, from 1.
+        size: Number of bytes that were read, including skipped lines.
+        next_number: Number of the next line to read.
     """
 
     texts: list[bytes]
@@ -65,15 +65,15 @@ class Lines:
 
 
 def read_lines(content: Any, number: int, rows: int, delimiter: str) -> Lines:
-    """Read the next lines of an open file, until `rows` of them are rows or the file ends.
+    """Read the next lines of an open file, until there are `rows` rows or the file ends.
 
-    Empty lines are no rows, and neither are lines of libsvm that have only a comment.
+    Empty lines are skipped, and also lines of libsvm that have only a comment.
 
     Args:
         content: Open file, as an iterator of lines.
         number: Number of the next line.
         rows: Number of rows to read.
-        delimiter: Delimiter of the columns, or "" for libsvm.
+        delimiter: Delimiter between columns, or "" for libsvm.
     """
     texts: list[bytes] = []
     numbers: list[int] = []
@@ -82,8 +82,8 @@ def read_lines(content: Any, number: int, rows: int, delimiter: str) -> Lines:
         size += sum(map(len, lines))
         line_numbers = range(number, number + len(lines))
         number += len(lines)
-        # Only a line that begins with one of these bytes can be no row. Looking at first bytes takes 40 ns a
-        # line; usually no line has such a byte, and the lines need not be looked at one by one.
+        # Only a line that begins with one of these bytes can be a line to skip. Usually there is none, so
+        # that single lines need not be examined. Comparing first bytes takes 40 ns a line.
         if not signs.isdisjoint(map(_first_byte, lines)):
             are_rows = [_is_row(line, delimiter) for line in lines]
             lines = [*itertools.compress(lines, are_rows)]
@@ -107,14 +107,15 @@ def csv_cells(
     """Parse lines of CSV or TSV into columns of texts.
 
     Args:
-        lines: Lines that are rows.
+        lines: Lines of the rows.
         columns: All columns of the file, in order.
         names: Columns to return.
         dialect: Format of the lines.
-        nulls: Texts that stand for a missing value.
+        nulls: Texts that mean a missing value.
 
     Returns:
-        An Arrow table with a row for each good line, and the reason of each bad line by its index in `lines`.
+        An Arrow table with a row for each good line, and the reason for each bad line, by its index in
+        `lines`.
     """
     data, bad, table = _usual_form(b"".join(lines), dialect), dict[int, str](), None
     if data is not None:
@@ -168,10 +169,11 @@ def _csv_table(
 
 
 def csv_names(line: bytes, dialect: Dialect) -> tuple[str, ...]:
-    """Return the names of the columns in the first line of a file. Bytes that cannot be decoded are escaped.
+    """Return the names of the columns from the first line of a file. Bytes that cannot be decoded are
+    escaped.
 
     Raises:
-        ValueError: The quotes of the line do not match.
+        ValueError: A cell of the line begins with a quote but does not end with one.
     """
     text = line.rstrip(b"\r\n").removeprefix(_MARK)
     if not _csv_form(dialect).line.fullmatch(text):
@@ -185,16 +187,16 @@ def csv_names(line: bytes, dialect: Dialect) -> tuple[str, ...]:
 def libsvm_cells(
     lines: list[bytes], names: Sequence[str], dialect: Dialect
 ) -> tuple[Any, dict[int, str]]:
-    """Parse lines of libsvm, `label index:value index:value ... # comment`, into texts.
+    """Parse lines of libsvm, `label index:value index:value ... # comment`, into columns of texts.
 
     Args:
-        lines: Lines that are rows.
-        names: Columns that are read. A bad label is no mistake if "label" is not among them.
+        lines: Lines of the rows.
+        names: Columns that are needed. If "label" is not among them, a line with a bad label is still good.
         dialect: Format of the lines.
 
     Returns:
-        An Arrow table with a row for each good line and the columns "label", "index" and "value" (lists of
-        texts), and the reason of each bad line by its index in `lines`.
+        An Arrow table with a row for each good line, and the reason for each bad line, by its index in
+        `lines`. The table's columns are "label", "index" and "value". The last two have lists of texts.
     """
     bad: dict[int, str] = {}
     data = _usual_form(b"".join(lines), dialect)
@@ -210,12 +212,12 @@ def libsvm_cells(
 
 
 def _usual_line(text: bytes, row: int, names: Sequence[str], bad: dict[int, str]) -> bytes:
-    """Return a line with one blank between its words. A bad line's reason is added to `bad`."""
+    """Return a line with a single blank between its words. If the line is bad, add the reason to `bad`."""
     if text.decode(errors="replace").encode() != text:
         bad[row] = f"{text!r:.80} is not UTF-8; pass its encoding"
         return text
     label, *words = text.split() or [b""]
-    if not label:  # of a line with a byte order mark alone
+    if not label:  # the line has nothing but a byte order mark
         bad[row] = "label is ''"
     elif wrong := [word for word in words if not _PAIR.fullmatch(word)]:
         bad[row] = f"{wrong[0].decode()!r:.80} is not index:value"
@@ -227,10 +229,11 @@ def _usual_line(text: bytes, row: int, names: Sequence[str], bad: dict[int, str]
 
 
 def _words(data: bytes, rows: int) -> Any:
-    """Split lines of libsvm into words with Arrow's CSV reader; return None if a line is unusual.
+    """Split lines of libsvm into words with Arrow's CSV reader. Returns None if a line is unusual.
 
-    Each blank becomes a line break, so that each word is a line of two cells, index and value, with ":" as
-    the delimiter. The label, which has no ":", gets the index "#", which also shows where a line begins:
+    Each blank is replaced by a line break. Arrow then reads each word as a line with two cells, index and
+    value, separated by ":". A label has no ":", so it gets the index "#", which also marks the beginning of
+    a line of the file:
 
         1 5:0.5 7:2           #:1
         0 5:1           ->    5:0.5
@@ -238,7 +241,7 @@ def _words(data: bytes, rows: int) -> Any:
                               #:0
                               5:1
 
-    No other word has a `#`, because comments were removed.
+    No other word contains `#`, because comments were removed before.
     """
     data = _COMMENT.sub(b"", data) if b"#" in data else data
     try:
@@ -263,14 +266,17 @@ def _words(data: bytes, rows: int) -> Any:
         return None
     labels, is_pair = value.filter(is_label), pc.invert(is_label)
     index, value = index.filter(is_pair), value.filter(is_pair)
-    # Line k begins at word starts[k], of which k are labels: they are not among the pairs.
+    # starts[k] is the first word of line k. Up to there, k words are labels, which are no index-value
+    # pairs.
     offsets = pa.array((np.append(starts, len(is_label)) - np.arange(rows + 1)).astype(np.int32))
     lists = (pa.ListArray.from_arrays(offsets, flat) for flat in (index, value))
     return pa.table(dict(zip(("label", "index", "value"), (labels, *lists), strict=True)))
 
 
 def _usual_form(data: bytes, dialect: Dialect) -> bytes | None:
-    """Return lines in UTF-8 that Arrow can parse at once, or None if a line may be bad or must be changed."""
+    """Return lines in UTF-8 that Arrow can parse at once. Returns None if a line may be bad or must be
+    converted.
+    """
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
     if _MARK in data or b"\r" in data:
@@ -287,7 +293,7 @@ def _usual_form(data: bytes, dialect: Dialect) -> bytes | None:
 
 
 def _texts(lines: list[bytes], dialect: Dialect, bad: dict[int, str]) -> list[bytes]:
-    """Return lines without their ends, in UTF-8. A line that cannot be decoded is added to `bad`."""
+    """Return lines in UTF-8 without their line ends. If a line cannot be decoded, add the reason to `bad`."""
     texts = [line.rstrip(b"\r\n").removeprefix(_MARK) for line in lines]
     if dialect.encoding == "utf-8":
         return texts
@@ -301,12 +307,12 @@ def _texts(lines: list[bytes], dialect: Dialect, bad: dict[int, str]) -> list[by
 
 @dataclass(frozen=True, slots=True)
 class _CsvForm:
-    """Patterns for lines of a dialect in which each cell that begins with a quote also ends with one.
+    """Patterns for lines of a CSV dialect in which each cell that begins with a quote also ends with one.
 
     Attributes:
-        line: One line without its end.
-        lines: Any number of lines, each with a line feed.
-        cell_end: A cell and the delimiter behind it.
+        line: Pattern of one line without its line end.
+        lines: Pattern of any number of lines, each with a line feed.
+        cell_end: Pattern of one cell and the delimiter after it.
     """
 
     line: re.Pattern[bytes]

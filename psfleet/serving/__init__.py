@@ -1,10 +1,10 @@
-"""Prediction with trained models, in this process or as a service; docs/serving.md has the guide.
+"""Prediction with trained models, in this process or as a service. docs/serving.md has the guide.
 
     model = psfleet.serving.load("model", "features.toml")
     chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
 
-Read model.py first (a model and its versions), then row_source.py (where rows come from), follower.py (a copy
-of a running job's weights) and prediction_server.py (the service).
+To understand the code, begin with model.py (a model and its versions). Then read row_source.py (origin of
+the weights), follower.py (a copy of a running job's weights) and prediction_server.py (the service).
 """
 
 import importlib
@@ -38,7 +38,7 @@ _HOMES = {
     "Server": ("psfleet.serving.prediction_server", "PredictionServer"),
     "ServingClient": ("psfleet.serving.serving_client", "ServingClient"),
 }
-"""Module and attribute of each name that needs gRPC. It is imported at the first use only."""
+"""Module and class of each name that needs gRPC. The module is imported when the name is first used."""
 
 
 def __getattr__(name: str) -> Any:

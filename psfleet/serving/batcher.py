@@ -1,14 +1,15 @@
 """Dynamic batching: requests of many clients that arrive at about the same time are predicted together.
 
-There is no thread of its own. Every thread that waits for its prediction takes the lock `_running`; the one
-that gets it makes a batch of all waiting requests, its own included. Later threads find their requests done
-when they get the lock. So while one batch is computed, the next one collects:
+Batching needs no thread of its own. A thread with a request puts it into the queue and waits for the lock
+`_running`. The thread that gets the lock makes a batch of all waiting requests and computes it. A thread
+that gets the lock later usually finds its prediction done. While one batch is computed, requests for the
+next batch queue up:
 
     thread A   submit -- lock -- predict [A]                    -> result
     thread B      submit -- wait ............. predict [B, C]   -> result
     thread C        submit -- wait ........................ lock -> result is there already
 
-If a batch fails, each of its requests is predicted alone, so that only the faulty one gets the error.
+If a batch fails, each of its requests is predicted alone, so that only the faulty request gets the error.
 """
 
 import threading
@@ -28,10 +29,10 @@ from psfleet.data.feature_sets.value_types import typed
 
 
 class QueueFull(LimitExceeded):
-    """Refusal of a request because too many requests wait.
+    """Error of a request that is refused because too many requests wait.
 
     Attributes:
-        seconds: Estimated time in seconds after which the client should try again.
+        seconds: Estimated number of seconds after which the client should try again.
     """
 
     def __init__(self, text: str, seconds: float) -> None:
@@ -40,7 +41,7 @@ class QueueFull(LimitExceeded):
 
 
 class PendingPrediction:
-    """Request for predictions, which later holds the predictions or an error.
+    """Request for predictions that waits in a Batcher, and later has the predictions or an error.
 
     Args:
         batch: Values of the inputs by name, all with the same number of samples.
@@ -59,11 +60,11 @@ class PendingPrediction:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Names, dtypes and shapes of the inputs. Only requests of the same kind share a batch."""
+        """Names, dtypes and shapes of the inputs. Requests are batched together only if these are equal."""
         return tuple(sorted((name, *_kind(value)) for name, value in self.batch.items()))
 
     def finish(self, values: Any, error: Exception | None = None) -> None:
-        """Set the predictions, or the error in place of them."""
+        """Set the predictions, or the error if there is one."""
         self.values, self.error, self.done = values, error, True
 
     def result(self) -> Any:
@@ -74,17 +75,22 @@ class PendingPrediction:
 
 
 class Batcher:
-    """Queue of requests that are predicted in batches. Any thread may call it.
+    """Queue of requests, which are predicted in batches. Any thread may call it.
+
+        batcher = Batcher(model, max_batch=256)
+        chances = batcher.predict({"user": users}, len(users))
 
     Args:
-        predict: Function from the inputs of a batch to its predictions.
-        max_batch: Maximum number of samples in a batch, and in a request.
-        max_delay: Seconds for which a request may wait for further requests, so that batches get larger.
-        max_queue: Maximum number of waiting requests; further requests are refused.
-        observe: Called for each batch with its numbers of samples and requests and its duration in seconds.
+        predict: Function from the inputs of a batch to the batch's predictions.
+        max_batch: Maximum number of samples in a batch, and therefore in a request.
+        max_delay: Maximum number of seconds that a request waits for other requests, so that batches get
+            larger.
+        max_queue: Maximum number of waiting requests. Further requests are refused.
+        observe: Function that is called after each batch with its number of samples, number of requests and
+            duration in seconds.
     """
 
-    @checked  # only here: the other methods are called for every request
+    @checked  # not the other methods, which run for every request
     def __init__(
         self,
         predict: Callable[[dict[str, Any]], Any],
@@ -124,7 +130,7 @@ class Batcher:
             self._changed.notify()
 
     def predict(self, batch: dict[str, Any], samples: int) -> Any:
-        """Return the predictions of a batch, which may be computed together with batches of other callers.
+        """Return the predictions of a batch. It may be computed together with batches of other threads.
 
         Raises:
             UsageError: The batch does not fit the model, or has too many samples.
@@ -135,9 +141,11 @@ class Batcher:
         return self.settle(request)
 
     def settle(self, request: PendingPrediction) -> Any:
-        """Return the predictions of a submitted request, once this or another thread has made them."""
-        # With the lock held, the request is either done or still in the queue, never half-way: batches are
-        # taken and finished under this lock. The loop is for requests that did not fit into the first batch.
+        """Return the predictions of a submitted request. If no other thread has computed them, compute them
+        here.
+        """
+        # Batches are taken from the queue and finished under this lock. So the request is now either done
+        # or still in the queue. The loop is for requests that do not fit into the next batch.
         with self._running:
             while not request.done:
                 self._wait()
@@ -154,7 +162,7 @@ class Batcher:
                 self._changed.wait(seconds)
 
     def _taken(self) -> list[PendingPrediction]:
-        """Remove from the queue, and return, the first requests that fit into one batch, in order."""
+        """Remove the oldest requests that fit into one batch from the queue, and return them."""
         with self._changed:
             requests: list[PendingPrediction] = []
             samples = 0
@@ -177,7 +185,8 @@ class Batcher:
             self._make(requests)
         finally:
             for request in requests:
-                if not request.done:  # KeyboardInterrupt or the like: no waiting thread may hang
+                # After a KeyboardInterrupt, for example: no waiting thread may hang.
+                if not request.done:
                     request.finish(None, PsfleetError("the prediction was interrupted"))
         seconds = time.monotonic() - start
         self._seconds += (seconds - self._seconds) / 8
@@ -190,8 +199,8 @@ class Batcher:
             if len(requests) == 1:
                 requests[0].finish(None, error)
                 return
-            # One request with a bad value would make the whole batch fail: predict each alone, so that only
-            # that request gets the error.
+            # One request with a bad value makes the whole batch fail. Predict each request alone, so that
+            # only the bad request gets the error.
             for request in requests:
                 self._make([request])
             return
@@ -217,7 +226,9 @@ class Batcher:
 
 
 def _kind(value: Any) -> tuple[Any, ...]:
-    """Return the properties that two values must share to be concatenated."""
+    """Return the properties of a value that must be equal in two requests for their values to be
+    concatenated.
+    """
     if isinstance(value, Jagged):
         return "jagged", value.values.dtype.kind, value.weights is None
     return "array", value.dtype.kind, value.shape[1:]
@@ -232,7 +243,7 @@ def _together(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any], int]:
-    """Convert the inputs of a request to arrays and bags, and count its samples.
+    """Convert the inputs of a request to arrays and bags (lists of ids), and count the samples.
 
     Args:
         features: Feature set of the model, or None for a model that takes arrays by name.
@@ -256,8 +267,7 @@ def samples_of(features: FeatureSet | None, inputs: Any) -> tuple[dict[str, Any]
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Convert an input of a program to an array of numbers: int64 or float32, unless it is an array
-    already."""
+    """Return an input of a program as an array: an array unchanged, and other values as int64 or float32."""
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
     except ValueError:

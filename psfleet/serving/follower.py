@@ -1,9 +1,12 @@
 """Followers: read-only copies of a running job's weights that stay up to date, for prediction.
 
-This module does the work: a thread, calls to servers, retries and reconnection. The decisions, such as what
-to ask for next and when to copy everything again, are in following.py, which does no I/O and so can be
-tested without servers. The thread asks every 50 ms for changes; look-ups in other threads read the copy
-under a lock and see one cut at a time. If the job stops answering, look-ups go on with the last values and
+A follower takes the job's weights at one *cut* after another. A cut is the state of all weights at one
+point of the training. This module has the thread, the calls to servers, the retries and the reconnection.
+The decisions, such as the next request and a new copy of everything, are in following.py, which does no I/O
+and so can be tested without servers.
+
+Every 50 ms the thread requests the changes since the last cut. Lookups in other threads read the copy under
+a lock, so that each lookup sees a single cut. If the job does not reply, lookups use the last values and
 `age` rises.
 """
 
@@ -52,54 +55,66 @@ Ids = NDArray[np.int64]
 _log = log_of(__name__)
 
 _INTERVAL = 0.05  # seconds between cuts
-_RETRY = 0.2  # seconds before servers that do not answer are called again
+_RETRY = 0.2  # seconds before servers that do not reply are called again
 
 
 class JobReader(Protocol):
-    """Calls of a follower to a job's servers. psfleet_worker.reader_runtime.ReaderRuntime implements them."""
+    """Calls from a follower to the servers of a job. psfleet_worker.reader_runtime.ReaderRuntime implements
+    them.
+    """
 
     @property
     def server_num(self) -> int: ...
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> Sequence[ChangesReply]:
-        """Ask servers for their changes, all at once. A server whose request is None is not called."""
+        """Request the changes of all servers at the same time. A server whose request is None is
+        not called.
+        """
 
     def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
-        """Ask one server for a page of rows."""
+        """Request some rows from one server, as many as one reply carries."""
 
     def close(self) -> None:
-        """Close the connections. Safe to call twice."""
+        """Close the connections. A second call has no effect."""
 
 
 class Follower:
-    """Copy of a running job's weights. Implements psfleet.serving.row_source.RowSource.
+    """Read-only copy of a running job's weights, which a thread keeps up to date.
 
         with psfleet.serving.Follower("logs/my-job") as rows:
             rows.look_up("user", np.array([17, 42]))
             print(rows.cut, rows.age)
 
-    The constructor returns once the first copy is complete; then a thread asks the servers for changes. In
-    sync mode each cut is one round of all servers. In the other modes a cut has, for each server, all pushes
-    that this server had acknowledged. If the job does not answer, the follower keeps its values, its age
-    rises, and it continues when the servers answer again.
+    The constructor returns once the first copy is complete. From then on the weights move from one *cut* to
+    the next. A cut is the state of the job at one point of its training:
+
+    - In sync mode, it is the state of all servers after the same round.
+    - In the other modes, it has from each server all pushes that the server had acknowledged.
+
+    If the job does not reply, the follower keeps its values while `age` rises. It continues when the
+    servers reply again.
+
+    Implements psfleet.serving.row_source.RowSource.
 
     Args:
-        job: Folder of the job's logs, or the endpoints of its servers, as for psfleet.connect(job=...).
-        rows: Form in which rows are kept.
-        snapshot: Snapshot of the job, or a folder of its snapshots, to begin with, so that not all rows have
-            to come from the servers. "" looks in the job's folder. A snapshot is used if the servers still
-            know what has changed since: they do for the last two that were written.
-        part: Part of the ids to hold, as (number from 0, number of parts). (0, 1) holds all ids.
+        job: Folder of the job's logs, or the endpoints of its servers, as in psfleet.connect(job=...).
+        rows: Number format in which rows are kept, such as "float32" or "int8".
+        snapshot: Snapshot of the job, or a folder of its snapshots, that the first copy is read from, in
+            order to load the servers less. "" searches the job's folder. The servers must still know the
+            changes since the snapshot, which they do for the two that they wrote last. Otherwise all rows
+            come from the servers.
+        part: Share of the ids to keep, as (number from 0, number of parts), if several followers divide
+            them. (0, 1) keeps all ids.
         interval: Seconds between cuts.
-        tls, insecure: As for psfleet.connect.
+        tls, insecure: As in psfleet.connect.
 
     Attributes:
-        ages: Histogram of the ages of rows that look-ups have read.
-        changed: Number of rows that changes have brought.
-        failure: Error of the last request to the servers, or None if it was answered.
+        ages: Histogram of the age of the rows that lookups have read.
+        changed: Number of rows that were updated since the first copy.
+        failure: Error of the last request to the servers, or None if they replied.
 
     Raises:
-        ServerUnavailable: A server of the job does not answer.
+        ServerUnavailable: A server of the job does not reply.
         ConfigError: There is no such job, or a value is invalid.
     """
 
@@ -128,8 +143,8 @@ class Follower:
             self._reader.server_num, self._new_copy, self._newest, interval, time.monotonic
         )
         self._rows = self._following.copy.rows
-        # Held while a cut is applied, during a look-up, and by `held` for several look-ups of one thread. For
-        # these it must be reentrant.
+        # Held while a cut is applied and during a lookup. `held` keeps it for several lookups of one
+        # thread, so the lock must be reentrant.
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._closing = threading.Event()
@@ -148,8 +163,6 @@ class Follower:
     def _new_copy(self) -> WeightCopy:
         return WeightCopy(self._environment.job or "the job", self._form, self._part)
 
-    # -- values --------------------------------------------------------------------------------
-
     def specs(self) -> Mapping[str, TableSpec]:
         return self._rows.specs()
 
@@ -166,39 +179,41 @@ class Follower:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Return a context in which all look-ups of this thread see the same cut."""
+        """Return a context manager under which all lookups of this thread see the same cut."""
         with self._lock:
             yield
 
     @property
     def position(self) -> FollowedCut:
-        """Cut that the values are of."""
+        """Cut of the present values."""
         assert self._following.cut is not None
         return self._following.cut
 
     @property
     def cut(self) -> int:
-        """Number of the cut."""
+        """Number of the present cut: the round in sync mode, and a count of pushes in the other modes."""
         return self.position.number
 
     @property
     def gaps(self) -> int:
-        """Number of times that everything was copied again because servers no longer knew the changes."""
+        """Number of times that all rows were copied again because the servers no longer knew the changes."""
         return self._following.gaps
 
     @property
     def snapshot(self) -> str:
-        """Path of the snapshot that the copy began with, or "" if all rows came from the servers."""
+        """Path of the snapshot that the first copy was read from, or "" if all rows came from the
+        servers.
+        """
         return self._following.snapshot
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that all values take."""
+        """Memory that all values take, in bytes."""
         return self._rows.bytes
 
     @property
     def age(self) -> float:
-        """Seconds since the values were those of the training."""
+        """Seconds since the training had the present values."""
         return self.position.age
 
     def measured(self, model: str) -> list["Metric"]:
@@ -213,14 +228,14 @@ class Follower:
         ]
 
     def await_cut(self, number: int, timeout: float = 60.0) -> FollowedCut:
-        """Wait until the cut's number is at least `number`, and return the cut.
+        """Wait until the number of the present cut is at least `number`, and return the cut.
 
         Args:
-            number: Number of the cut: the round in sync mode, or else a count of pushes.
-            timeout: Seconds to wait at most.
+            number: Number of the cut: the round in sync mode, and a count of pushes in the other modes.
+            timeout: Maximum number of seconds to wait.
 
         Raises:
-            ServerUnavailable: The cut has not come in time.
+            ServerUnavailable: The cut has not come within `timeout`.
         """
         with self._lock:
             if not self._news.wait_for(lambda: self.cut >= number, timeout):
@@ -228,8 +243,6 @@ class Follower:
                     f"the follower has come to cut {self.cut} in {timeout:g} seconds, and not to {number}"
                 )
             return self.position
-
-    # -- following -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -252,8 +265,9 @@ class Follower:
         return "the job"
 
     def _warn_of(self, error: PsfleetError) -> None:
-        """Log that the follower is cut off. A call's own text on a lost server is long, so it is for
-        debug."""
+        """Log that the job does not reply. The call's own message is long, so it is logged for debugging
+        only.
+        """
         is_gone = isinstance(error, ServerUnavailable)
         why = "its servers do not answer" if is_gone else str(error)
         text = (
@@ -263,7 +277,7 @@ class Follower:
         _log.debug(f"the call of the follower has failed: {error}")
 
     def _reconnect(self) -> None:
-        """Connect to other endpoints if the job has been started again elsewhere."""
+        """Connect again if the job has been restarted at other endpoints."""
         with contextlib.suppress(PsfleetError):
             environment = self._find()
             if environment != self._environment:
@@ -273,9 +287,10 @@ class Follower:
                 self._following.begin_anew(reader.server_num)
 
     def _follow(self) -> None:
-        """Carry out one step of `Following`: to the next cut, or closer to it.
+        """Carry out the actions of one `Following.next_step`, which lead to the next cut or closer to it.
 
-        The generator yields actions. Each action's result is sent back to it, or its error thrown into it.
+        The step is a generator of actions. The result of each action is sent back to the generator, or its
+        error is thrown into it.
         """
         step = self._following.next_step()
         resume: Callable[[], Any] = step.__next__
@@ -288,15 +303,15 @@ class Follower:
                     resume = partial(step.throw, error)
 
     def perform(self, action: AskChanges | AskRows | TakeCut | Rest) -> Any:
-        """Carry out an action of `Following`, and return the servers' replies if the action asks for any."""
+        """Carry out one action, and return the servers' replies to a request."""
         match action:
             case AskChanges(requests):
                 return self._reader.read_changes(requests)
             case AskRows(server, request):
                 began = time.monotonic()
                 page = self._reader.read_rows(server, request)
-                # A pause of twice the page's time leaves the servers to training: copying all rows of a large
-                # table must not slow it down.
+                # Wait twice as long as this page of rows took, so that copying a large table leaves two
+                # thirds of the servers' time to training.
                 if self._closing.wait(min(2 * (time.monotonic() - began), _INTERVAL)):
                     raise ServerUnavailable("the follower is closed")
                 return page
@@ -322,7 +337,9 @@ class Follower:
         )
 
     def close(self) -> None:
-        """End the thread and the connections; the values can still be read. Safe to call twice."""
+        """Stop following: end the thread and close the connections. The values can still be read. Safe to
+        call twice.
+        """
         self._closing.set()
         self._reader.close()
         if self._thread is not threading.current_thread():
@@ -337,15 +354,16 @@ class Follower:
 
 
 def _newest(location: str) -> str:
-    """Return the newest snapshot in a folder or URL, the location itself if it is a snapshot, or "" if
-    none."""
+    """Return the newest snapshot in a folder or at a URL, or `location` if it is a snapshot, or "" if there
+    is none.
+    """
     if not location or is_whole(location):
         return location
     return latest_snapshot(location)
 
 
 class FollowerRuntime(SourceRuntime):
-    """Read-only runtime on a follower. Closing the runtime closes the follower.
+    """Read-only runtime whose tables have a follower's values. Closing the runtime closes the follower.
 
     Args:
         follower: Source of the values.

@@ -1,15 +1,16 @@
-"""State machine of a follower: the requests that lead from cut to cut, and how replies are applied. No I/O.
+"""State machine of a follower: decides the requests from cut to cut, and applies the replies. Does no I/O.
 
-A WeightCopy holds rows and, for each server, the version of the changes applied last. `Following` drives it
-as a generator of actions, which psfleet.serving.follower carries out:
+A *cut* is the state of a job's weights at one point of the training. A WeightCopy has the weights and
+remembers, for each server, the version of the last changes. `Following` yields actions, which
+psfleet.serving.follower carries out:
 
     AskChanges  ->  replies of all servers after the same round   ->  TakeCut, Rest, next round
                     replies of different rounds                   ->  ask for a later round
                     a server no longer knows the changes (a gap)  ->  new copy, from a snapshot or by AskRows
 
-In a mode with rounds, a cut must have the same round from every server. So a request names a round that has
-not closed yet (`_target`), and each server replies when it closes that round. In the other modes servers
-reply at once.
+In a mode with rounds, all servers must reply with their state after the same round. So a request names a
+round that has not closed yet (`_target`), and each server replies when it closes that round. In the other
+modes servers reply at once.
 """
 
 import math
@@ -47,10 +48,11 @@ _MOST_AHEAD = 64  # maximum number of rounds between the present round and a req
 
 @dataclass(frozen=True)
 class AskChanges:
-    """Action: ask servers for their changes. Its result is the list of replies, in the order of servers.
+    """Action: request the changes of the servers. Its result is the list of replies, in the order of the
+    servers.
 
     Attributes:
-        requests: The request for each server, or None for a server that is not asked.
+        requests: Request for each server, or None for a server that gets no request.
     """
 
     requests: Sequence[ChangesRequest | None]
@@ -58,7 +60,7 @@ class AskChanges:
 
 @dataclass(frozen=True)
 class AskRows:
-    """Action: ask a server for a page of rows. Its result is the reply."""
+    """Action: request some rows from one server. Its result is the reply."""
 
     server: int
     request: RowsRequest
@@ -68,12 +70,12 @@ Filling = Generator[AskChanges | AskRows, Any, None]
 
 
 class WeightCopy:
-    """Copy of a job's weights that knows, for each server, the version of the changes applied last.
+    """Copy of a job's weights that remembers, for each server, the version of the last changes.
 
     Args:
-        source: Name of the job, for messages.
-        form: Form of the rows.
-        part: Part of the ids to hold, as (number from 0, number of parts). (0, 1) holds all ids.
+        source: Name of the job, for error messages.
+        form: Number format of the rows.
+        part: Share of the ids to keep, as (number from 0, number of parts). (0, 1) keeps all ids.
 
     Attributes:
         rows: Rows and dense values.
@@ -84,26 +86,28 @@ class WeightCopy:
         self._part, self._parts = part
         self._specs: dict[int, TableSpec] = {}
         self._reached: dict[int, tuple[int, int]] = {}  # boot and version of each server
-        # Ids of tables that always come whole, for each server: an id that is missing next time is gone.
+        # Ids of tables that a server always sends whole. An id that is missing in the next reply has lost
+        # its row.
         self._whole: dict[tuple[int, str], Ids] = {}
-        # Slices, by range, of dense tables that not all servers have created yet.
+        # Slices of dense tables that not all servers have created yet, by their range.
         self._slices: dict[str, dict[tuple[int, int], Floats]] = {}
 
     def begin(self, rows: ServedRows) -> None:
-        """Begin with the values of a snapshot. The caller then applies the changes since the snapshot."""
+        """Take the values of a snapshot. The caller must then apply the changes since that snapshot."""
         self.rows = rows
         self._specs = {spec.key: spec for spec in rows.specs().values()}
 
     def request(
         self, server: int, round: int = 0, seconds: float = 0.0, snapshot: str = ""
     ) -> ChangesRequest:
-        """Return the request for a server's changes since the version that this copy has.
+        """Return the request to a server for its changes since this copy's version.
 
         Args:
             server: Number of the server.
-            round: Round whose end the server is to wait for, or 0 to reply at once.
-            seconds: Time in seconds that the server may wait for that round.
-            snapshot: SHA-256 of the server's file of a snapshot, to get the changes since the snapshot.
+            round: Round for whose end the server is to wait before it replies, or 0 to reply at once.
+            seconds: Maximum number of seconds that the server may wait for that round.
+            snapshot: SHA-256 of the server's file in a snapshot, to request the changes since the snapshot.
+                "" requests those since this copy's version.
         """
         boot, version = self._reached.get(server, (0, 0))
         return ChangesRequest(
@@ -117,13 +121,13 @@ class WeightCopy:
         )
 
     def fill(self, replies: Sequence[ChangesReply]) -> Filling:
-        """Copy all rows from the servers, page by page.
+        """Copy all rows from the servers into this empty copy. Yields the necessary requests.
 
-        Training goes on meanwhile. So changes are asked for every few pages, before the servers forget them.
-        A table that a server creates meanwhile comes with these changes.
+        Training goes on meanwhile. So changes are requested too, every few pages of rows, before the
+        servers forget them. They include tables that a server creates meanwhile.
 
         Args:
-            replies: Each server's reply to a request of an empty copy, with its tables and their dense
+            replies: Replies to the first request of an empty copy, with each server's tables and dense
                 values.
         """
         self.apply(replies)
@@ -150,9 +154,9 @@ class WeightCopy:
                     self.apply([changes])
 
     def apply(self, replies: Sequence[ChangesReply]) -> int:
-        """Apply changes, and return the number of rows in them.
+        """Apply changes of all servers, and return the number of rows that they contain.
 
-        A dense table is added once its slices from all servers have come.
+        A dense table is split over servers, and is added once its slices from all servers are here.
         """
         rows = 0
         dense: dict[str, Floats] = {}
@@ -178,7 +182,7 @@ class WeightCopy:
         return rows
 
     def _add_slice(self, change: ChangedTable, reply: ChangesReply) -> None:
-        """Store a server's slice of a dense table, and add the table if this completes it."""
+        """Store a server's slice of a dense table. If it is the last missing slice, add the table."""
         name = change.spec.name
         slices = self._slices.setdefault(name, {})
         slices[dense_range(change.spec, reply.server, reply.servers)] = change.weights
@@ -201,11 +205,12 @@ class WeightCopy:
 
 @dataclass(frozen=True)
 class TakeCut:
-    """Action: apply the replies with `Following.take`, under the lock that look-ups hold.
+    """Action: apply replies with `Following.take`, under the lock of lookups, so that each lookup sees a
+    single cut.
 
     Attributes:
         replies: The changes of all servers.
-        at: Time of the cut, in seconds of the clock.
+        at: Time at which the training had these values, in seconds of `Following`'s clock.
     """
 
     replies: Sequence[ChangesReply]
@@ -214,19 +219,19 @@ class TakeCut:
 
 @dataclass(frozen=True)
 class Rest:
-    """Action: wait for this number of seconds."""
+    """Action: wait for a number of seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class FoundSnapshot:
-    """Snapshot that a copy may begin with.
+    """Snapshot that a copy may be read from.
 
     Attributes:
-        name: Path or URL, for messages.
-        checksums: SHA-256 of each server's file.
-        read: Function that reads the weights.
+        name: Path or URL, for log messages.
+        checksums: SHA-256 of each server's file, in the order of the servers.
+        read: Function that reads the weights of the snapshot.
     """
 
     name: str
@@ -235,24 +240,24 @@ class FoundSnapshot:
 
 
 Step = Generator[AskChanges | AskRows | TakeCut | Rest, Any, None]
-"""Generator that yields actions. Send it the result of each action, or throw the error into it."""
+"""Generator of actions. Send the result of each action to it, or throw the action's error into it."""
 
 
 class Following:
-    """State machine that takes a copy of a job's weights from cut to cut.
+    """State machine that brings a copy of a job's weights from one cut to the next.
 
     Args:
         servers: Number of servers.
-        new_copy: Makes an empty copy.
-        newest: Returns the newest snapshot, or None if there is none.
+        new_copy: Function that makes an empty copy.
+        newest: Function that returns the newest snapshot, or None if there is none.
         interval: Seconds between cuts.
-        clock: Returns the time in seconds.
+        clock: Function that returns the time in seconds.
 
     Attributes:
-        copy: The weights.
-        cut: The last cut, or None before the first one.
-        gaps: Number of times that everything was copied again because servers no longer knew the changes.
-        snapshot: Name of the snapshot that the copy began with, or "" if all rows came from the servers.
+        copy: The present copy of the weights.
+        cut: The present cut, or None before the first.
+        gaps: Number of times that all rows were copied again because the servers no longer knew the changes.
+        snapshot: Name of the snapshot that the copy was read from, or "" if all rows came from the servers.
     """
 
     def __init__(
@@ -270,23 +275,23 @@ class Following:
         self._servers = servers
         self._new_copy, self._newest = new_copy, newest
         self._interval, self._clock = interval, clock
-        self._target = 0  # round that the next cut is asked for
+        self._target = 0  # round of the next cut, as requests name it
         self._ahead = (
             1  # minimum distance of that round from the present one, doubled after each miss
         )
         self._rate = 0.0  # rounds per second
         self._ended = 0  # number of pushes of incarnations that have ended
         self._last = 0, 0.0  # round of the last cut, and the time when it came
-        # For each server process (boot): its CPU time, when it reported that, and the CPU time of that reply,
-        # in microseconds, seconds and microseconds.
+        # By server process (boot): its total CPU time in microseconds, the time in seconds at which it
+        # reported this, and the CPU time of that reply in microseconds.
         self._cpu: dict[int, tuple[int, float, int]] = {}
 
     def begin_anew(self, servers: int) -> None:
-        """Begin again with an empty copy, because the job has other servers now."""
+        """Start again with an empty copy, because the job now has other servers."""
         self._servers, self.copy = servers, self._new_copy()
 
     def next_step(self) -> Step:
-        """Yield the actions that lead to the next cut, or closer to it."""
+        """Yield the actions that lead to the next cut, or at least closer to it."""
         began = self._clock()
         wait = _ROUND_INTERVALS * self._interval
         copy = self.copy
@@ -298,8 +303,8 @@ class Following:
             return
         closed = max(reply.round for reply in replies)
         if not _are_one_cut(replies):
-            # Some servers had passed the round when the request came. The changes are dropped, and asked for
-            # again with a round that is further ahead.
+            # Some servers had already closed a later round when the request arrived. Drop these changes and
+            # request a round that is further ahead.
             self._ahead = min(2 * self._ahead, _MOST_AHEAD)
             self._target = closed + self._ahead
             return
@@ -313,11 +318,13 @@ class Following:
             yield Rest(max(pause - (self._clock() - began), 0.0))
 
     def _pause(self, reply: ChangesReply) -> float:
-        """Return the seconds to wait so that replies take about _SHARE of the server's CPU time.
+        """Return the seconds to wait before the next request, so that replies take about _SHARE of the
+        server's CPU time.
 
             pause = CPU time of the reply / (_SHARE * CPUs that the server keeps busy)
 
-        The cheaper of the last two replies counts, because either may have compiled or loaded a kernel.
+        The CPU time is that of the cheaper of the last two replies, because either may include
+        compiling or loading a kernel.
         """
         now, cpu, reply_cpu = self._clock(), reply.process_microseconds, reply.microseconds
         before, at, cost = self._cpu.get(reply.boot, (cpu, 0.0, 0))
@@ -326,7 +333,9 @@ class Following:
         return min(reply_cpu, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
 
     def take(self, replies: Sequence[ChangesReply], at: float) -> int:
-        """Apply the changes of a cut, make it the present one, and return the number of changed rows."""
+        """Apply the changes of all servers, record their cut as the present one, and return the number of
+        changed rows.
+        """
         rows = self.copy.apply(replies)
         closed = replies[0].round if replies[0].has_rounds else None
         pushes = tuple(
@@ -338,26 +347,27 @@ class Following:
         return rows
 
     def _count(self, pushes: Sequence[Mapping[int, tuple[int, int]]]) -> int:
-        """Return the number of all pushes, as the number of a cut without rounds.
+        """Return the number of pushes in the weights, which is the number of a cut in a mode without rounds.
 
-        `pushes` has only living incarnations. Pushes of incarnations that ended since the last cut are added
-        to `_ended`, so that the number never falls.
+        `pushes` has only the present incarnation (registered process) of each worker. Pushes of
+        incarnations that ended since the last cut are added to `_ended`, so that the number never falls.
         """
         before = self.cut.pushes if self.cut is not None else ()
-        if before and len(before) != len(pushes):  # each server of another number was as server 0
+        # If the number of servers has changed, take server 0's pushes as those of each new server before.
+        if before and len(before) != len(pushes):
             moved = before[:1] * len(pushes)
             self._ended += _total(before) - _total(moved)
             before = moved
         self._ended += sum(
             last
-            for old, new in zip(before, pushes, strict=False)  # none is before the first cut
+            for old, new in zip(before, pushes, strict=False)  # `before` is empty at the first cut
             for worker, (incarnation, last) in old.items()
             if worker not in new or new[worker][0] != incarnation
         )
         return self._ended + _total(pushes)
 
     def _aim(self, closed: int, pause: float) -> None:
-        """Choose a round for the next cut that no server will have closed when the request arrives.
+        """Choose a round for the next request that no server will have closed when the request arrives.
 
         Args:
             closed: Round of this cut.
@@ -372,8 +382,7 @@ class Following:
         self._ahead = max(self._ahead // 2, 1)
 
     def _recopy(self) -> Step:
-        """Copy everything again, from the newest snapshot if possible. Look-ups use the old copy
-        meanwhile."""
+        """Copy all rows again, from the newest snapshot if possible. Lookups read the old copy meanwhile."""
         if self.cut is not None:
             self.gaps += 1
         try:
@@ -390,14 +399,14 @@ class Following:
         self.copy = copy
 
     def _begin_with_snapshot(self) -> Generator[AskChanges, Any, bool]:
-        """Make a copy from the newest snapshot and the changes since its cut.
+        """Make a copy from the newest snapshot and the changes since then. Returns True if this has worked.
 
-        The servers are asked before the snapshot is read, so that they remember the changes that happen while
-        it is read. Each server compares the checksum with its own file, so a snapshot of another job is not
-        used by mistake.
+        The changes are requested before the snapshot is read, so that the servers remember the changes that
+        happen during the reading. Each server compares the checksum with that of its own file. So a
+        snapshot of another job cannot be used by mistake.
 
         Returns:
-            False if there is no snapshot, or the servers no longer know the changes since it.
+            False if there is no snapshot, or the servers no longer know the changes since the snapshot.
         """
         snapshot = self._newest()
         if snapshot is None or len(snapshot.checksums) != self._servers:
@@ -416,7 +425,9 @@ class Following:
 
 
 def _are_one_cut(replies: Sequence[ChangesReply]) -> bool:
-    """Return whether the servers are in the same mode and, if it has rounds, after the same round."""
+    """Return True if all servers are in the same mode and, in a mode with rounds, replied after the same
+    round.
+    """
     modes = {reply.has_rounds for reply in replies}
     rounds = {reply.round for reply in replies}
     return len(modes) == 1 and (False in modes or len(rounds) == 1)

@@ -1,8 +1,9 @@
 """gRPC side of a prediction service: predictions, rows, versions, health and reflection.
 
-Calls arrive in the thread of their connection (psfleet's own HTTP/2 server). A prediction is not computed at
-once: it is put into the model's queue and settled after all calls that arrived with it are read, so that they
-share a batch. Calls that may wait for long, such as loading a version, run in a pool of threads instead.
+Calls arrive in the thread of their connection (psfleet's own HTTP/2 server). This thread puts a prediction
+into the model's queue. It computes the queued predictions only after it has read all calls that arrived
+together, so that they share a batch. Calls that may wait for long, such as loading a version, run in a pool
+of threads.
 """
 
 import importlib
@@ -49,7 +50,7 @@ class GrpcPrediction:
     """Handlers of the gRPC services psfleet.v1.Prediction, health and server reflection.
 
     Args:
-        service: Service whose models are offered.
+        service: Service with the models.
     """
 
     def __init__(self, service: PredictionService) -> None:
@@ -77,20 +78,22 @@ class GrpcPrediction:
                 self._guarded(self._reflect), IncomingCall.close
             ),
         }
-        """Handlers of calls, by path."""
+        """Handler of each call, by the call's path."""
 
     def stop(self) -> None:
-        """Tell clients that watch the service's health that it stops serving."""
+        """Notify clients that watch the service's health that it is going to stop."""
         self._health.enter_graceful_shutdown()
 
     def close(self) -> None:
-        """End the threads. Call this once no more calls can arrive."""
+        """End the threads. Call this when no more calls can arrive."""
         self._waiting.shutdown()
 
     def _replying(
         self, method: str, kind: Any, handle: Callable[[Any], Any]
     ) -> Callable[[bytes, IncomingCall], None]:
-        """Return a handler that parses a request, replies at once, and turns an error into a status."""
+        """Return a handler that parses a request, calls `handle` and replies at once. An error becomes a
+        gRPC status.
+        """
 
         def behave(content: bytes, call: IncomingCall) -> None:
             name = ""
@@ -107,7 +110,9 @@ class GrpcPrediction:
         return behave
 
     def _predict(self, content: bytes, call: IncomingCall) -> None:
-        """Put a request into its model's queue, to be answered together with requests that arrive with it."""
+        """Put a prediction into its model's queue, so that it shares a batch with predictions that arrive
+        with it.
+        """
         name = ""
         try:
             request = _parsed(messages.PredictRequest, content)
@@ -121,8 +126,9 @@ class GrpcPrediction:
             self._fail(call, "predict", name, error)
             return
         settle = partial(self._settle, name, prediction.version, pending, call)
-        # `settle` blocks for up to max_delay, which the connection's thread must not: it reads the requests
-        # that this one waits for. Without a delay that thread settles, after the calls that it has read.
+        # `settle` blocks for up to max_delay to wait for further requests. The connection's thread must
+        # read these requests, so it must not block. Without a delay, this thread calls `settle` after it
+        # has read all calls.
         if batcher.max_delay:
             self._waiting.submit(settle)
         else:
@@ -145,7 +151,9 @@ class GrpcPrediction:
         call.end(content)
 
     def _route_apart(self, content: bytes, call: IncomingCall) -> None:
-        """Route in another thread, because loading a version would hold up other calls of the connection."""
+        """Handle Route in another thread, because loading a version would delay other calls of the
+        connection.
+        """
         self._waiting.submit(
             self._replying("route", messages.RouteRequest, self._route), content, call
         )
@@ -161,7 +169,7 @@ class GrpcPrediction:
         if not isinstance(error, PsfleetError):
             error = PsfleetError(f"the model failed: {error!r:.200}")
         code, details, metadata = channel.status_of(error)
-        # A gRPC client with a retry policy waits for this time before it tries again.
+        # A gRPC client with a retry policy waits for this time before it repeats the call.
         if isinstance(error, QueueFull):
             metadata = ((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),)
         call.set_trailing_metadata(metadata)
@@ -185,12 +193,12 @@ class GrpcPrediction:
             if status is not None:
                 call.write(status.SerializeToString())
                 if status.status == self._health_messages.HealthCheckResponse.NOT_SERVING:
-                    call.close()  # nothing comes after it
+                    call.close()  # no message follows
 
         self._health.Watch(_parsed(self._health_messages.HealthCheckRequest, content), call, send)
 
     def _reflect(self, content: bytes, call: IncomingCall) -> None:
-        """Reply to one request of a streaming reflection call."""
+        """Reply to one request in a stream of server reflection."""
         request = _parsed(self._reflection_messages.ServerReflectionRequest, content)
         for reply in self._reflection.ServerReflectionInfo(iter([request]), call):
             call.write(reply.SerializeToString())
@@ -227,7 +235,7 @@ def _parsed(kind: Any, content: bytes) -> Any:
 
 
 def _values(message: Any) -> Any:
-    """Convert the message of one input to an array or to bags."""
+    """Convert one input in a message to an array or to bags (lists of ids)."""
     contents = {"ids": message.ids, "texts": message.texts, "numbers": message.numbers}
     fields = [name for name, content in contents.items() if content]
     if len(fields) > 1:
@@ -253,9 +261,10 @@ def _freshness(version: ModelVersion) -> Any:
 
 
 def refusal(credentials: Credentials) -> Callable[[str, str], str]:
-    """Return a check of a call's path and authorization, which returns "" or the reason of a refusal.
+    """Return a function that checks a call's path and authorization, and returns "" or the reason for a
+    refusal.
 
-    The token of the credentials allows every call. The token of readers allows every call except Route.
+    The token of the credentials permits every call. The token for readers permits every call except Route.
 
     Args:
         credentials: Credentials whose tokens are accepted.

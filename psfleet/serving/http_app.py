@@ -4,9 +4,10 @@
     POST /v1/models/NAME/versions/2:predict      {"inputs": {"user": [17], "item": [[3, 5]]}}
     GET  /v1/models, /v1/models/NAME, /metrics, /healthz, /readyz
 
-Each connection has a thread that reads requests with httptools and answers them in order (HttpConnection).
-HttpApp turns a request into a reply and never raises. Credentials are checked when the headers are complete,
-before a body is read, so that strangers cannot fill the memory.
+Each connection has a thread that reads requests with httptools and replies in the order of the requests
+(HttpConnection). HttpApp computes the reply to a request and never raises. Credentials are checked as soon
+as the headers are complete, before a body is read, so that a client without credentials cannot fill the
+memory.
 """
 
 import importlib
@@ -39,9 +40,9 @@ from psfleet.serving.model import ModelVersion, ServedModel
 from psfleet.serving.service import PredictionService, UnknownModel
 
 LONGEST = 64 << 20
-"""Maximum bytes of a request's body."""
+"""Maximum size of a request's body, in bytes."""
 Reply = tuple[int, bytes, str, list[tuple[bytes, bytes]]]
-"""Status, body, content type, further headers."""
+"""Reply: status, body, content type, and further headers."""
 _LONGEST_HEAD = 32 << 10  # maximum bytes of a request's path and headers
 _IDLE = 75.0  # seconds without a byte after which a connection is closed
 _BUFFER = 64 << 10
@@ -53,15 +54,15 @@ _OPEN = (b"/healthz", b"/readyz")
 
 @dataclass
 class HttpRequest:
-    """HTTP request, which grows while it is read.
+    """HTTP request, which is filled in while it is read.
 
     Attributes:
         path: Path with the query, as the client sent it.
-        headers: Headers as (name, value) in the order of the request, names in lower case.
-        method: GET, POST or another method.
+        headers: Headers as (name, value), in the order of the request. Names are in lower case.
+        method: HTTP method, such as GET or POST.
         body: The whole body.
-        refusal: Reply that refuses the request, or None if it is accepted.
-        keeps_open: True if the connection stays open for another request.
+        refusal: Reply that refuses the request, or None if the request is accepted.
+        keeps_open: True if the connection stays open after the reply.
     """
 
     path: bytes = b""
@@ -73,13 +74,15 @@ class HttpRequest:
 
 
 class HttpConnection:
-    """The server's end of a connection. Implements
-    psfleet.core.net.http2.connection_admission.ServedConnection.
+    """Server side of one HTTP connection.
+
+    Implements psfleet.core.net.http2.connection_admission.ServedConnection.
 
     Args:
-        transport: Sends and receives the connection's bytes.
-        check: Called with path and headers. Returns None, or a reply that refuses the request.
-        reply_to: Returns the reply to a request. It does not raise.
+        transport: Transport of the connection's bytes.
+        check: Function from a request with its path and headers to a reply that refuses it, or None to
+            accept it.
+        reply_to: Function from a request to its reply. It does not raise.
         too_large: Reply to a request that is too large.
     """
 
@@ -97,7 +100,7 @@ class HttpConnection:
         self._parser: Any = self._httptools.HttpRequestParser(self)
         self._view = memoryview(bytearray(_BUFFER))
         self._request = HttpRequest()
-        self._body = bytearray()  # a list of chunks would take far more memory if chunks are short
+        self._body = bytearray()  # a list of short parts would take far more memory
         self._size = 0  # bytes of the headers so far, later of the body
         self._whole: list[HttpRequest] = []
         self._last = time.monotonic()
@@ -125,7 +128,7 @@ class HttpConnection:
         return request
 
     def _send_reply(self, request: HttpRequest) -> None:
-        self.is_busy = True  # a server that stops waits for busy connections
+        self.is_busy = True  # a stopping server waits for busy connections
         status, body, kind, headers = request.refusal or self._reply_to(request)
         keeps_open = request.keeps_open and not self._is_ending
         head = _head(status, kind, int(time.time()))
@@ -140,16 +143,17 @@ class HttpConnection:
             raise ConnectionBroken("the connection has ended")
 
     def _pass_over(self) -> None:
-        """Read and drop the rest of a refused request.
+        """Read and drop the remaining bytes of a refused request.
 
         If the socket were closed with unread bytes, the client would get a reset and might not see the reply.
         """
-        self._last = time.monotonic() - _IDLE  # so that `tick` ends this as soon as nothing arrives
+        # Makes `tick` end the connection as soon as no bytes arrive.
+        self._last = time.monotonic() - _IDLE
         for _ in range(LONGEST // _BUFFER):
             self.transport.receive(self._view, self.tick)
 
     def on_message_begin(self) -> None:
-        """Begin a request. This and the next methods are httptools' callbacks, called by `feed_data`."""
+        """Start a new request. httptools calls this method and the following ones during `feed_data`."""
         self._request, self._body, self._size = HttpRequest(), bytearray(), 0
 
     def on_url(self, url: bytes) -> None:
@@ -163,7 +167,9 @@ class HttpConnection:
         self._request.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Check the credentials, now that all headers are here, and ask for the body if the client waits."""
+        """Check the credentials, now that all headers are here. Send "100 Continue" if the client waits for
+        it.
+        """
         request, self._size = self._request, 0
         request.method = self._parser.get_method().decode("ascii")
         request.refusal = self._check(request)
@@ -179,7 +185,7 @@ class HttpConnection:
         self._body += part
 
     def on_message_complete(self) -> None:
-        """Queue the complete request for `run`, which replies once all received bytes are parsed."""
+        """Queue the complete request. `run` replies after all received bytes are parsed."""
         self._request.body = bytes(self._body)
         self._request.keeps_open = self._parser.should_keep_alive()
         self._whole.append(self._request)
@@ -198,22 +204,24 @@ class HttpConnection:
         return 0
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """Close the connection after the next reply."""
+        """Close the connection after the next reply. Other connections may stay open."""
         self._is_ending = True
 
 
 @lru_cache(64)
 def _head(status: int, kind: str, second: int) -> bytes:
-    """Return the first lines of a reply, cached for all replies within a second."""
+    """Return the first lines of a reply. They contain the time in seconds, so they are cached for each
+    second.
+    """
     date, phrase = formatdate(second, usegmt=True), HTTPStatus(status).phrase
     return f"HTTP/1.1 {status} {phrase}\r\ndate: {date}\r\ncontent-type: {kind}\r\n".encode()
 
 
 class HttpListener(Http2Server):
-    """HTTP/1.1 server on a listening socket. It accepts and limits connections as Http2Server does.
+    """HTTP/1.1 server on a listening socket, which accepts and limits connections as Http2Server does.
 
     Args:
-        connection: Function of an accepted connection's transport that returns the object which serves it.
+        connection: Function from the transport of an accepted connection to the object that serves it.
         arguments: Further arguments of Http2Server.
     """
 
@@ -250,7 +258,7 @@ except ImportError:
 
 
 class _TooLarge(UsageError):
-    """Error of a request with too many bytes."""
+    """Error of a request that has too many bytes."""
 
 
 class _NoSuchPath(UsageError):
@@ -258,7 +266,7 @@ class _NoSuchPath(UsageError):
 
 
 class _WrongMethod(UsageError):
-    """Error of a request for a path that exists for another method."""
+    """Error of a request whose path exists, but not for this method."""
 
 
 _STATUS: dict[type[Exception], int] = {
@@ -274,18 +282,18 @@ _STATUS: dict[type[Exception], int] = {
 
 
 class HttpApp:
-    """Application that answers HTTP requests with a prediction service.
+    """Replies to the HTTP requests of a prediction service.
 
     Args:
-        service: Service whose models are offered.
-        credentials: Credentials whose token, or readers' token, every call must carry, or None to accept
-            calls without a token.
+        service: Service with the models.
+        credentials: Credentials whose token, or token for readers, every call must carry. With None, calls
+            need no token.
     """
 
     def __init__(self, service: PredictionService, credentials: Credentials | None = None) -> None:
         self._service = service
         self._credentials = credentials
-        serving_module("httptools")  # if it is missing, say so before the port is open
+        serving_module("httptools")  # raises before the port is open if httptools is missing
 
     def connection(self, transport: Transport) -> HttpConnection:
         """Return the server's end of a connection."""
@@ -293,7 +301,7 @@ class HttpApp:
         return HttpConnection(transport, self._check, self._reply_to, _failure(_TooLarge(text)))
 
     def _check(self, request: HttpRequest) -> Reply | None:
-        # Of two values of one header a proxy might use the first and this server the second.
+        # If a header occurs twice, a proxy might use the first value and this server the second.
         if twice := repeated(name.decode("latin-1") for name, _ in request.headers):
             return _failure(UsageError(f"the request has the header {twice} twice; send it once"))
         if self._credentials is None or request.path in _OPEN:
@@ -348,9 +356,10 @@ class HttpApp:
 
 
 def _inputs(content: bytes) -> Any:
-    """Parse a body, and return its inputs by name.
+    """Return the inputs of a request's JSON body, by name.
 
-    {"inputs": {"user": [17, 42]}} and {"instances": [{"user": 17}, {"user": 42}]} are the same batch.
+    Inputs may come by name or by sample: {"inputs": {"user": [17, 42]}} and {"instances": [{"user": 17},
+    {"user": 42}]} are the same batch.
     """
     try:
         document = _loads(content)
@@ -375,7 +384,9 @@ def _inputs(content: bytes) -> Any:
 
 
 def _plain(values: NDArray[Any]) -> Any:
-    """Return the values of an output as lists, with None for NaN and infinities, which JSON does not have."""
+    """Return the values of an output as lists for JSON. NaN and infinities become None, because JSON has no
+    such numbers.
+    """
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
         return np.where(finite, values.astype(object), None).tolist()  # type: ignore[call-overload]
@@ -383,7 +394,10 @@ def _plain(values: NDArray[Any]) -> Any:
 
 
 def freshness_of(version: ModelVersion) -> dict[str, Any]:
-    """Return the version, cut and age of the values, as fields of a JSON document."""
+    """Return a version's number, and the cut and age of its weights, as fields of a JSON document.
+
+    The cut is the number of the training state that the weights are from.
+    """
     rows = version.model.rows
     age = rows.age
     document = {"version": version.number, "cut": rows.cut}
@@ -391,7 +405,7 @@ def freshness_of(version: ModelVersion) -> dict[str, Any]:
 
 
 def status_of(model: ServedModel) -> dict[str, Any]:
-    """Return a model's name and versions as a JSON document."""
+    """Return a model's name and the state of its versions as a JSON document."""
     versions = []
     for number, version, percentage in model.versions():
         entry: dict[str, Any] = {"version": number, "loaded": version is not None}

@@ -1,9 +1,9 @@
-"""Models for prediction: loading one, following a running job, and serving several versions side by side.
+"""Models for prediction: load a model, follow a running job, and serve several versions side by side.
 
-`load` and `follow` make a Model, which is a function from a batch of features to predictions. A
-VersionedModel finds numbered folders such as `ctr/1` and `ctr/2`; a ServedModel holds the loaded versions
-of one model and chooses a version for each request. A new version is loaded while the active one goes on
-answering, and one that cannot be loaded is logged and left out.
+`load` and `follow` make a Model, a function from a batch of features to predictions. A VersionedModel finds
+the versions of a model in numbered folders, such as `ctr/1` and `ctr/2`. A ServedModel has the loaded
+versions of one model and chooses a version for each request. While a new version is loaded, the active
+version goes on predicting. A version that cannot be loaded is logged and skipped.
 """
 
 import os
@@ -38,26 +38,29 @@ from psfleet.serving.row_source import (
 )
 
 FEATURES = ("features.toml", "features.json")
-"""Names of the file in a model's folder that describes its inputs. The first one that exists is used."""
+"""Names of the file in a model's folder that describes the model's inputs. The first that exists is used."""
 
 
 _log = log_of(__name__)
 
 
 class Model:
-    """Model that predicts, with its features and weights. Any thread may call it.
+    """Model for prediction, with its features and weights. Any thread may call it.
+
+        model = psfleet.serving.load("model", "features.toml")
+        chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
 
     Args:
         name: Folder of an inference model, or MODULE:NAME of a function.
-        features: Inputs of the model, or None for a model that takes the feeds of a program or the arguments
-            of a module.
-        rows: Source of its rows and dense values.
+        features: Inputs of the model. None means that the model takes the feeds of a program or the
+            arguments of a module.
+        rows: Source of the weights: rows of sparse tables, and dense values.
 
     Attributes:
-        name, features, rows: As given.
+        name, features, rows: As passed.
 
     Raises:
-        ConfigError, CheckpointError: The model cannot be made with these rows.
+        ConfigError, CheckpointError: There is no such model, or the weights do not fit it.
     """
 
     def __init__(self, name: str, features: FeatureSet | None, rows: RowSource) -> None:
@@ -68,23 +71,24 @@ class Model:
         self._predict = find_predictor(name, features, SourceRuntime(rows, name))
 
     def __call__(self, features: Any) -> Any:
-        """Return the predictions of a batch.
+        """Predict a batch.
 
         Args:
             features: Values by name, in any form that `psfleet.features.FeatureLookup` takes.
 
         Returns:
-            An array [n], [n, 1] or [n, k] for n samples, or a dict of arrays if the model has several
+            An array [n], [n, 1] or [n, k] for n samples, or a dict of such arrays if the model has several
             outputs.
 
         Raises:
             UsageError: The batch does not fit the model.
         """
-        # All look-ups of a prediction see the same cut: a follower applies the next cut under this lock.
+        # `held` makes all lookups of a prediction see the same state of the weights: a follower applies
+        # changes under this lock.
         with self.rows.held():
             if self._cut != self.rows.cut:
                 self._cut = self.rows.cut
-                if hasattr(self._predict, "refresh"):  # a module's copies of dense values
+                if hasattr(self._predict, "refresh"):  # a torch module has copies of dense values
                     self._predict.refresh()
             predictions = self._predict(features)
         if isinstance(predictions, Mapping):
@@ -92,16 +96,16 @@ class Model:
         return _array(predictions)
 
     def look_up(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the rows of ids, int64 [n], of a table, as float32 [n, dim].
+        """Return the rows of ids, int64 [n], of a sparse table, as float32 [n, dim].
 
         Raises:
-            UnknownTable: There is no such sparse table.
+            UnknownTable: There is no sparse table of this name.
         """
         return self.rows.look_up(table, ids)
 
 
 def _array(values: Any) -> NDArray[Any]:
-    # np.asarray of a tensor takes ten times as long
+    # np.asarray takes ten times as long for a tensor.
     array: NDArray[Any] = values.numpy() if hasattr(values, "numpy") else np.asarray(values)
     if array.ndim not in (1, 2):
         raise ShapeError(
@@ -117,18 +121,20 @@ def load(
     checkpoint: FilePath | None = None,
     rows: RowForm | None = None,
 ) -> Model:
-    """Load a model for prediction in this process, which needs neither a fleet nor optimizer state.
+    """Load a model for prediction in this process. It needs no fleet and no optimizer state.
 
         model = psfleet.serving.load("model", "features.toml")
         chances = model({"user": [17, 42], "item": [[3, 5], [8]]})
 
     Args:
-        model: Folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
+        model: Folder of an inference model, or MODULE:NAME of a function that returns a torch module or the
             variables of a program.
         features: Inputs of the model: a FeatureSet, a TOML or JSON file, or MODULE:NAME of a FeatureSet.
-            With None, the folder's features.toml or features.json counts, or else the feeds of the program.
-        checkpoint: Snapshot or export with the weights, or None for those in the model's folder.
-        rows: Form of the rows in memory. The default is the form of an export, and float32 otherwise.
+            None means the folder's features.toml or features.json or, if there is none, the feeds of the
+            program.
+        checkpoint: Snapshot or export with the weights. None means the weights in the model's folder.
+        rows: Number format of the rows in memory. None means the format of an export, and float32 for all
+            other weights.
 
     Raises:
         CheckpointError: The folder or the snapshot is missing or damaged.
@@ -139,10 +145,9 @@ def load(
 
 
 def features_of(model: str, features: FeatureSet | FilePath | None) -> FeatureSet | None:
-    """Return the feature set of a model, or None if it has none.
+    """Return the feature set of a model, or None if the model has none.
 
-    If transforms of the set are not fitted, their statistics are read from features.json in the model's
-    folder.
+    Statistics of transforms that are not fitted are read from features.json in the model's folder.
 
     Raises:
         ConfigError: The feature set cannot be read.
@@ -157,23 +162,25 @@ def features_of(model: str, features: FeatureSet | FilePath | None) -> FeatureSe
 
 
 def features_file(model: str) -> Path | None:
-    """Return the file in an inference model's folder that describes its inputs, or None if there is none."""
+    """Return the file in an inference model's folder that describes the inputs, or None if there is none."""
     files = [Path(model, name) for name in FEATURES] if is_folder(model) else []
     return next((file for file in files if file.exists()), None)
 
 
 def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float = 0) -> ServedRows:
-    """Read the weights of a model from its checkpoint or, without one, from its folder.
+    """Read the weights of a model from a checkpoint or, if `checkpoint` is "", from the model's folder.
 
     Args:
-        model: As for `load`.
-        checkpoint: As for `load`, but "" stands for the model's folder.
-        form: Form of the rows in memory, or None for that of an export, and float32 otherwise.
-        min_count: Minimum count of a row; rows with a smaller one are left out.
+        model: As in `load`.
+        checkpoint: As in `load`. "" means the model's folder.
+        form: Number format of the rows in memory. None means the format of an export, and float32 for all
+            other weights.
+        min_count: Minimum number of shows, or minimum frequency, of a row. Rows below it are left out.
 
     Raises:
         CheckpointError: The weights cannot be read.
-        ConfigError: There are no weights, or no counts although `min_count` is set.
+        ConfigError: There are no weights, or `min_count` is set and a table counts neither shows nor
+            frequency.
     """
     path = str(readable(checkpoint or model))
     if min_count and (not checkpoint or Path(path, EXPORT).exists()):
@@ -189,7 +196,7 @@ def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float
 
 
 class RowsModel(Model):
-    """Stand-in for a model that only looks up a job's rows, and refuses to predict.
+    """Model without computation, which only looks up the rows of a job. A call raises an error.
 
     Args:
         rows: Source of the rows.
@@ -211,17 +218,21 @@ def follow(
     features: FeatureSet | str | None = None,
     **settings: Any,
 ) -> Model:
-    """Make a model with the weights of a running job, which stay up to date. Close its `rows` in the end.
+    """Return a model whose weights follow a running job. Close the model's `rows` at the end.
+
+        model = psfleet.serving.follow("logs/my-job", "app:model", "features.toml")
+        chances = model({"user": [17, 42]})
+        model.rows.close()
 
     Args:
-        job: The job, as for Follower.
-        model: Folder of an inference model, or MODULE:NAME, as for `psfleet.serving.load`. With "", rows can
-            only be looked up.
-        features: Inputs of the model, as for `psfleet.serving.load`.
+        job: The job, as in Follower.
+        model: Folder of an inference model, or MODULE:NAME of a function, as in `psfleet.serving.load`.
+            With "" the model can only look rows up.
+        features: Inputs of the model, as in `psfleet.serving.load`.
         settings: Further arguments of Follower.
 
     Raises:
-        PsfleetError: The job does not answer, or there is no such model.
+        PsfleetError: The job does not reply, or there is no such model.
     """
     rows = Follower(job, **settings)
     try:
@@ -235,12 +246,12 @@ def follow(
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """Loaded version of a model.
+    """Version of a model that is loaded.
 
     Attributes:
         number: Number of the version.
-        model: The model itself.
-        batcher: Queue that makes batches of its requests.
+        model: The version's model.
+        batcher: Queue of the version's requests, which makes batches of them.
     """
 
     number: int
@@ -249,12 +260,17 @@ class ModelVersion:
 
 
 class VersionedModel:
-    """Finder of a model's versions: folders with numbers as names, such as `ctr/1` and `ctr/2`.
+    """Finder and loader of a model's versions, which are folders with numbers as names, such as `ctr/1` and
+    `ctr/2`.
+
+        ctr = VersionedModel("ctr")
+        model = ctr.load(max(ctr.numbers()))
 
     Args:
-        model: Folder or URL of an inference model or an export, a folder of such folders with numbers as
-            names, or MODULE:NAME of a function that makes a torch module or the variables of a program.
-        features, rows: As for `psfleet.serving.load`.
+        model: Folder or URL of an inference model or an export, or a folder of such folders with numbers as
+            names. May also be MODULE:NAME of a function that returns a torch module or the variables of a
+            program.
+        features, rows: As in `psfleet.serving.load`.
         checkpoint: Snapshot or export with the weights, or a folder of such folders with numbers as names.
 
     Attributes:
@@ -272,10 +288,10 @@ class VersionedModel:
         self.features = features
         self.rows: RowForm | None = rows
         self.checkpoint = checkpoint
-        self._whole: set[str] = set()  # folders that were complete once, and so need no second look
+        self._whole: set[str] = set()  # folders known to be complete, which are not checked again
 
     def _places(self) -> dict[int, str]:
-        """Return the folder or URL of each complete version, or {} if the folder is no folder of versions."""
+        """Return the folder or URL of each complete version. Returns {} if `model` is a single model."""
         root = self.checkpoint or self.model
         if self._is_whole(root):
             return {}
@@ -294,7 +310,7 @@ class VersionedModel:
         return sorted(self._places()) or [1]
 
     def load(self, number: int) -> Model:
-        """Load a version.
+        """Load the version with this number.
 
         Raises:
             PsfleetError: The version cannot be loaded.
@@ -306,21 +322,22 @@ class VersionedModel:
 
 
 class ServedModel:
-    """Loaded versions of one model. Requests go to the active version, and a share of them to another one.
+    """Loaded versions of one model, and their shares of the requests. Any thread may call it.
 
         served.route(3, 10)  # version 3 gets every tenth request
         served.route(3)      # version 3 becomes the active one
 
-    At most three versions stay loaded: the active one, the one that was active before it, so that going back
-    is immediate, and the one that gets a share. Any thread may call it.
+    At most three versions stay loaded: the active version, the previously active one for an immediate
+    return, and one that gets a share of the requests. All requests without a share go to the active
+    version.
 
     Args:
-        name: Name of the model, for clients.
-        numbers: Returns the numbers of all versions in ascending order.
-        load: Loads a version.
+        name: Name of the model, as clients give it.
+        numbers: Function that returns the numbers of all versions in ascending order.
+        load: Function that loads the version with a number.
 
     Attributes:
-        pinned: True after `route`. Newer versions then no longer become active by themselves.
+        pinned: True after `route` was called. Newer versions then do not become active by themselves.
 
     Raises:
         PsfleetError: The newest version cannot be loaded.
@@ -333,8 +350,9 @@ class ServedModel:
         self.numbers = numbers
         self.pinned = False
         self._load = load
-        # `_loading` is held while a version loads, which may take minutes; `_lock` only while routing is read
-        # or changed. Take `_loading` first. With a single lock, requests would wait for a load.
+        # `_loading` is locked while a version loads, which may take minutes; `_lock` only while routing is
+        # read or changed. Always lock `_loading` first. With a single lock, requests would wait until a
+        # load ends.
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._refused: set[int] = set()
@@ -348,14 +366,14 @@ class ServedModel:
 
     @property
     def active(self) -> ModelVersion:
-        """Version that gets all requests except the share of another version."""
+        """Version that gets all requests except those that another version gets as its share."""
         return self._loaded[self._active]
 
     def choose(self, number: int = 0) -> ModelVersion:
-        """Choose the version for a request.
+        """Choose the version that predicts a request.
 
         Args:
-            number: Version that the client asks for, or 0 to let the shares decide.
+            number: Version that the client requests, or 0 to choose by the shares.
 
         Raises:
             UsageError: The version is not loaded.
@@ -370,8 +388,8 @@ class ServedModel:
                     )
                 return version
             split_number, percentage = self._split
-            # Like a carry in addition: at 25 percent every fourth request passes 100. Exact, and without the
-            # clusters that random numbers would give.
+            # Adds up percentages like a carry: at 25 percent, each fourth request reaches 100. This is
+            # exact, and avoids the clusters that random numbers would give.
             self._turn += percentage
             if self._turn < 100:
                 return self._loaded[self._active]
@@ -379,15 +397,17 @@ class ServedModel:
             return self._loaded[split_number]
 
     def route(self, number: int, percentage: float = 100.0) -> None:
-        """Send a share of the requests to a version, from the next request on.
+        """Send a share of the requests to a version, beginning with the next request.
+
+            served.route(3, 10)  # version 3 gets every tenth request
 
         Args:
-            number: Number of the version, which is loaded first if necessary.
-            percentage: Share from 0 to 100. With 100 the version becomes the active one.
+            number: Number of the version. It is loaded first if necessary.
+            percentage: Share of the requests, 0 to 100. With 100 the version becomes the active one.
 
         Raises:
             UsageError: There is no such version, or the percentage is out of range.
-            PsfleetError: The version cannot be loaded. Routing then stays as it was.
+            PsfleetError: The version cannot be loaded. The shares are then unchanged.
         """
         if not 0 <= percentage <= 100:
             raise UsageError(f"the percentage is {percentage:g}; it must be 0 to 100")
@@ -414,7 +434,7 @@ class ServedModel:
             self._active,
             self._before,
             self._split[0],
-        }  # _before, so that `route` can go back at once
+        }  # keeps _before, so that `route` can return to it at once
         self._loaded = {
             loaded_number: versions[loaded_number]
             for loaded_number in versions
@@ -422,15 +442,15 @@ class ServedModel:
         }
 
     def refresh(self) -> None:
-        """Load the newest version and make it active, unless `route` has pinned one.
+        """Load the newest version and make it active. Does nothing after `route` was called.
 
-        A version that cannot be loaded is logged once, and not tried again.
+        A version that cannot be loaded is logged once and not tried again.
         """
         if self.pinned:
             return
         try:
             newest = self.numbers()[-1]
-        except PsfleetError as error:  # of a store, which may answer again
+        except PsfleetError as error:  # an object store may be reachable again later
             if not self._is_unlisted:
                 _log.warning(f"psfleet: the versions of {self.name!r} cannot be listed: {error}")
             self._is_unlisted = True
@@ -443,7 +463,7 @@ class ServedModel:
                 return
             try:
                 version = self._load(newest)
-            except Exception as error:  # of a user's module too: the active version goes on
+            except Exception as error:  # a user's module may raise any error
                 self._refused.add(newest)
                 _log.warning(
                     f"psfleet: version {newest} of the model {self.name!r} cannot be loaded: {error}"
@@ -454,7 +474,9 @@ class ServedModel:
         _log.info(f"psfleet: version {newest} of the model {self.name!r} is active")
 
     def versions(self) -> list[tuple[int, ModelVersion | None, float]]:
-        """Return for each version its number, the loaded version or None, and its percentage of requests."""
+        """Return all versions: for each its number, the loaded version or None, and its percentage of the
+        requests.
+        """
         with self._lock:
             versions, active, (split_number, percentage) = (
                 dict(self._loaded),

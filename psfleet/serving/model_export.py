@@ -1,7 +1,7 @@
 """Export of a trained model for prediction: weights without optimizer state, in few bytes, or as ONNX.
 
-`export` is what `psfleet export` calls. It writes to a temporary folder first, so that the target appears
-complete or not at all. row_source.py has the layout of the folder and reads it again.
+`psfleet export` calls `export`. It writes to a temporary folder first, so that the target folder appears
+complete or not at all. row_source.py describes the folder and reads it.
 """
 
 import importlib
@@ -39,36 +39,38 @@ def export(
     min_count: NonNegative = 0,
     example: Any = None,
 ) -> None:
-    """Write the weights of a model, without optimizer state, as a folder that `psfleet.serving.load` takes.
+    """Write the weights of a model, without optimizer state, to a folder for `psfleet.serving.load`.
 
         psfleet.serving.export("model", "small", rows="int8")
         psfleet.serving.load("small")
         psfleet.serving.export("app:model", "weights", checkpoint="snapshots/best")
         psfleet.serving.load("app:model", checkpoint="weights")
 
-    The export of an inference model has its operations too, so it is a model by itself. For a model that a
-    function makes, the export takes the place of the checkpoint.
+    The export of an inference model contains the model's operations too, so it can be loaded by itself. If
+    a function makes the model, load the export as its checkpoint.
 
     Args:
-        model: Folder of an inference model or an export, or MODULE:NAME of a function. The function is called
-            for "onnx" and "faiss" only.
-        target: Folder or URL to create, which must not exist. It appears complete or not at all.
-        kind: Kind of the file of arrays. "onnx" writes safetensors and `model.onnx`, whose inputs are the
-            feeds (or the tensors of a torch module) and the looked-up rows of each embedding. "faiss" writes
-            safetensors and `index.faiss`, an index for nearest neighbours.
-        rows: Form of the rows: float32, bfloat16, or int8 or int4 with a scale for each row. The default is
-            the form of the export, if the model is one, and float32 otherwise.
-        checkpoint: Snapshot with the weights, or None for the weights in the model's folder.
-        features: TOML or JSON file that describes the inputs, to be copied into the export, or None for the
-            model's own file, if it has one.
-        min_count: Minimum number of shows, or minimum frequency where a table counts that. Rows below it are
-            left out, so their ids get initial values again.
-        example: Example of the inputs, with at least two samples, for "onnx" of a torch module without
-            features. A tuple stands for several arguments.
+        model: Folder of an inference model or an export, or MODULE:NAME of a function that makes a model.
+            The function is called only if `kind` is "onnx" or "faiss".
+        target: Folder or URL to create. It must not exist, and appears complete or not at all.
+        kind: Kind of the file of weights. "onnx" and "faiss" write safetensors and one file more. For
+            "onnx" this is `model.onnx`, whose inputs are the feeds of a program or the tensors of a torch
+            module, and the looked-up rows of each embedding. For "faiss" it is `index.faiss`, an index for
+            nearest neighbours.
+        rows: Number format of the rows: float32, bfloat16, or int8 or int4 with a scale for each row. None
+            means the format of `model` if it is an export, and float32 otherwise.
+        checkpoint: Snapshot with the weights. None means the weights in the model's folder.
+        features: TOML or JSON file that describes the inputs. It is copied into the export. None means the
+            model's own file, if there is one.
+        min_count: Minimum number of shows of a row, or minimum frequency if the table counts frequencies.
+            Rows below it are left out, and their ids get initial values again.
+        example: Example of the inputs, with at least two samples. Only for "onnx", and necessary if a torch
+            module has no features. A tuple gives several arguments.
 
     Raises:
         CheckpointError: The weights cannot be read, or the folder cannot be written.
-        ConfigError: A table does not count, or there are no weights.
+        ConfigError: There are no weights, or `min_count` is set and a table counts neither shows nor
+            frequency.
     """
     url = url_of(target)
     with tempfile.TemporaryDirectory() as temporary:
@@ -140,14 +142,15 @@ def _unwritten(folder: Path, error: OSError) -> CheckpointError:
 
 
 def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
-    """Write a faiss index that finds the ids whose output vectors have the largest inner products.
+    """Write a faiss index for nearest neighbours: it finds the ids whose output vectors have the largest
+    inner products.
 
-    The index is exact (IndexFlatIP). It has the tower's output vector of each id that has a row.
+    The index is exact (IndexFlatIP). It has the output vector of each id that has a row.
 
     Args:
-        where: Path of the file.
-        tower: Model with one feature, whose ids are not hashed, and one output [n, k].
-        rows: Rows of the tower.
+        where: Path of the file to write.
+        tower: Model with one feature and one output [n, k]. The feature's ids must not be hashed.
+        rows: Weights of the tower.
 
     Raises:
         ConfigError: The tower has other inputs or outputs, or faiss is not installed.

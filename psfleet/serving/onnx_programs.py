@@ -1,10 +1,12 @@
 """Export of a program as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
 
-An embedding does not fit into a graph: its rows stay in a table. So the rows of each look-up become an input
-of the graph, and the graph's metadata names their table. Who runs the graph looks the rows up first.
+An embedding's rows do not fit into a graph and stay in a table. So the rows of each lookup become an input
+of the graph, and the graph's metadata names their table. A program that runs the graph must look the rows
+up first.
 
-Each operation has a method `_add_NAME`, which adds nodes for it; operations that ONNX has too are in _PLAIN
-and _REDUCTIONS. Prediction is meant: dropout scales, and gradient operations pass values through.
+Each operation has a method `_add_NAME` that adds nodes for it. Operations that ONNX has too are listed in
+_PLAIN and _REDUCTIONS. The graph is for prediction: dropout only scales, and gradient operations return
+their input.
 """
 
 import importlib
@@ -36,7 +38,7 @@ _PLAIN = {
     "min": "Min",
     "pow": "Pow",
 }
-"""ONNX operation with the same meaning and inputs, by the name of psfleet's operation."""
+"""ONNX operation with the same meaning and inputs, for each of psfleet's operations."""
 _ROWS = ("embedding", "dense_embedding", "pooled_embedding")
 _REDUCTIONS = {
     "reduce_sum": "ReduceSum",
@@ -60,13 +62,13 @@ def onnx_module() -> Any:
 
 
 class OnnxGraph:
-    """ONNX graph that is built from a program, one record after the other.
+    """ONNX graph of a program. The program's operations are added to the graph one after the other.
 
     Args:
-        inference: The program, its feeds and targets.
+        inference: The program, with its feeds and targets.
 
     Attributes:
-        rows: Table of each input of the graph that takes looked-up rows, by name of the input.
+        rows: For each input that takes looked-up rows, by its name: the name of their table.
     """
 
     def __init__(self, inference: Loaded) -> None:
@@ -79,10 +81,10 @@ class OnnxGraph:
         _, _, self._targets = inference
 
     def write(self, where: Path) -> None:
-        """Write the model to a file.
+        """Write the graph to a file.
 
         Raises:
-            ConfigError: An operation has no counterpart in ONNX; the error names it.
+            ConfigError: An operation has no counterpart in ONNX. The message names the operation.
         """
         for record in ancestors(self._targets):
             self._add(record)
@@ -118,8 +120,9 @@ class OnnxGraph:
         return output
 
     def _leaf(self, variable: Variable) -> str:
-        """Return the name of a variable. A leaf becomes an input of the graph, or a constant with its
-        value."""
+        """Return a variable's name in the graph, after adding a leaf as an input or as a constant with its
+        value.
+        """
         is_constant = any(constant.name == variable.name for constant in self._constants)
         if variable.record is not None or variable.name in self._inputs or is_constant:
             return variable.name
@@ -222,7 +225,7 @@ class OnnxGraph:
     ) -> None:
         if pool not in ("sum", "average", "sqrt", "max"):
             raise _refused(record.output, f"sequence_pool {pool}")
-        # Steps that are not part of a sequence become 0, or -inf for "max", and then all steps are reduced:
+        # Steps beyond the end of a sequence become 0, or -inf for "max". Then all steps are reduced:
         # average = sum / max(count, 1), sqrt = sum / sqrt(max(count, 1)). Empty sequences get `pad_value`.
         number, rank = record.output.dtype.type, len(record.inputs[0].shape)
         x = inputs[0]
@@ -245,7 +248,9 @@ class OnnxGraph:
         self._node("Where", [nothing, pad, y], record.output.name)
 
     def _present(self, inputs: list[str], record: Record, *, masked: bool) -> str:
-        """Add nodes for a mask, bool [batch, time], that is true for the steps of each sequence."""
+        """Add nodes for a mask, bool [batch, time], which is true for steps before the end of their
+        sequence.
+        """
         x, *lengths = inputs
         if masked:
             return self._node("Cast", lengths, to=self._onnx.TensorProto.BOOL)

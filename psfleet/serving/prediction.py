@@ -1,9 +1,9 @@
-"""Predictors: functions from a batch to predictions, made of torch modules, programs and inference models.
+"""Predictors: functions from a batch to predictions, made from torch modules, programs and inference models.
 
-`find_predictor` makes one from a name, for serving and batch prediction. `predictor_of` makes one from a
-model object in a training script; `evaluate_cut` uses it to evaluate a model on a snapshot in the background.
-A predictor reads weights from the runtime it was made with, so the same model can predict with the values of
-a snapshot, of an export or of a running job.
+`find_predictor` makes a predictor from a model's name, for serving and batch prediction. `predictor_of`
+makes it from a model object in a training script, and `evaluate_cut` then evaluates the model on a snapshot
+in the background. A predictor reads weights from the runtime that it was made with. So one model can
+predict with the weights of a snapshot, of an export or of a running job.
 """
 
 import contextlib
@@ -39,20 +39,25 @@ Predictor = Callable[[Any], Any]
 """Function from a batch of n samples to an array or tensor [n], [n, 1] or [n, k], or a mapping of these."""
 
 MakePredictor = Callable[[ScriptRuntime], Predictor]
-"""Function from a runtime, which has the weights, to a predictor."""
+"""Function from a runtime with the weights to a predictor."""
 
 
 PROGRAM = "program.json"
 
 
 def predictor_of(model: Any) -> MakePredictor:
-    """Return a function that makes a predictor from a runtime. The predictor computes as the model does.
+    """Return a function that makes a predictor from a runtime. The predictor computes what the model
+    computes.
 
-    The model is copied as it is now; later changes of it do not matter.
+        make = predictor_of(model)
+        chances = make(runtime)(batch)
+
+    The model is copied now, so later changes of the model have no effect.
 
     Args:
-        model: A variable of a program or a mapping of variables, or a torch module. The predictor of a
-            program takes a mapping of feeds. That of a module takes its argument, or a tuple of arguments.
+        model: A torch module, a variable of a program, or a mapping of such variables. The predictor of a
+            module takes its argument, or a tuple of its arguments. The predictor of a program takes a
+            mapping of feeds.
 
     Raises:
         UsageError: The model is something else.
@@ -84,8 +89,9 @@ def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
     """Return the predictor of a loaded program.
 
     Args:
-        loaded: The program, its feeds and targets.
-        names: Names of the predictions. With [""] the predictor returns a single array without a name.
+        loaded: The program, with its feeds and targets.
+        names: Names of the predictions, in the order of the targets. With [""] the predictor returns a
+            single array instead of a dict.
     """
     program, feeds, targets = loaded
     executor = Executor()
@@ -99,16 +105,16 @@ def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
 
 
 def is_folder(model: str) -> bool:
-    """Return whether a name is the folder of an inference model."""
+    """Return True if the name is the folder of an inference model."""
     return Path(model, PROGRAM).exists()
 
 
 def check_model(model: str, *, has_weights: bool) -> None:
-    """Refuse a name that is neither an inference model nor MODULE:NAME of a function.
+    """Check that a name is an inference model, or MODULE:NAME of a function.
 
     Args:
         model: The name.
-        has_weights: True if a checkpoint is given, which a function needs.
+        has_weights: True if there is a checkpoint. A model that a function makes needs one.
 
     Raises:
         ConfigError: There is no such model, or it has no weights.
@@ -132,14 +138,14 @@ def check_model(model: str, *, has_weights: bool) -> None:
 def find_predictor(
     model: str, features: FeatureSet | None, tables: ScriptRuntime | None
 ) -> Predictor:
-    """Return the predictor of a named model.
+    """Return the predictor of a model with this name.
 
     Args:
-        model: Folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
+        model: Folder of an inference model, or MODULE:NAME of a function that returns a torch module or the
             variables of a program.
-        features: Feature set of its inputs. With None the predictor takes the feeds of a program, or the
-            arguments of a module.
-        tables: Runtime with the weights, or None for those of the inference model.
+        features: Feature set of the inputs. None means that the predictor takes the feeds of a program or
+            the arguments of a module.
+        tables: Runtime with the weights. None means the weights in the folder of the inference model.
 
     Raises:
         ConfigError: There is no such model, or it has no weights.
@@ -157,7 +163,7 @@ def find_predictor(
 
 
 def find_graph(model: str, tables: ScriptRuntime) -> Any:
-    """Load a named model as a program or, if a function makes a torch module, return that module."""
+    """Load the model with this name as a program, or as a torch module if its function returns one."""
     if is_folder(model):
         return load_inference(model, tables)
     check_model(model, has_weights=True)
@@ -168,19 +174,18 @@ def find_graph(model: str, tables: ScriptRuntime) -> Any:
 
 @contextlib.contextmanager
 def _building(tables: ScriptRuntime) -> Iterator[None]:
-    """Let a function build its model on the tables of a runtime.
+    """Return a context manager under which a function builds its model with the tables of a runtime.
 
-    Tables that the function creates are then opened, and variables get the same names as in training, because
-    names are counted from the start.
+    Tables that the function creates are opened in the runtime. Generated names of variables are counted
+    from the start, so that they are the same as in training.
     """
     with using(tables), program_guard(Program()), names.guard():
         yield
 
 
 def _made(model: str) -> Any:
-    """Call the function, and return its mapping of variables or its torch module.
-
-    A single variable becomes a mapping with the name "".
+    """Call the function, and return its torch module or its mapping of variables. A single variable gets
+    the name "".
     """
     graph = find_object(model, "model", "name a folder, or MODULE:NAME of a function")()
     return {"": graph} if isinstance(graph, Variable) else graph
@@ -189,14 +194,14 @@ def _made(model: str) -> Any:
 def _of_program(
     inference: Loaded, features: FeatureSet | None, outputs: list[str] | None = None
 ) -> Predictor:
-    """Return a function that runs a program on the features of a batch."""
+    """Return a predictor that runs a program on a batch of features."""
     program, feeds, targets = inference
     several = [target.name for target in targets] if len(targets) > 1 else [""]
     predict = program_predictor(inference, outputs or several)
     if features is None:
         return predict
-    # A program input with the name of a feature takes all ids of each sample, independent of how the feature
-    # pools rows. With the pooling "sum", `feed` passes all ids and their lengths.
+    # A program input with the name of a feature takes all ids of each sample, however the feature pools rows.
+    # With the pooling "sum", `feed` passes all ids and their lengths.
     plainly = FeatureSet(
         replace(feature, pooling="sum")
         if isinstance(feature, Feature) and feature.name in feeds
@@ -215,7 +220,7 @@ def _of_program(
 
 
 def _plain(feeds: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any]:
-    """Return the ids of a feature as a program input with a fixed number of ids for each sample."""
+    """Return the ids of a feature as a program input that has a fixed number of ids for each sample."""
     ids, lengths = feeds.get(f"{variable.name}.ids"), feeds.get(f"{variable.name}.lengths")
     if ids is None or lengths is None:
         raise ConfigError(
@@ -231,10 +236,10 @@ def _plain(feeds: Mapping[str, NDArray[Any]], variable: Variable) -> NDArray[Any
 
 
 class CutEvaluation:
-    """Evaluation that runs in a thread of this process.
+    """Evaluation that runs in a thread, as `evaluate_cut` returns it.
 
     Attributes:
-        folder: Snapshot whose values it uses, or None if the snapshot is removed.
+        folder: Snapshot that is evaluated, or None if the snapshot is only temporary.
     """
 
     def __init__(self, run: Callable[[], dict[str, float]], folder: Path | None) -> None:
@@ -251,7 +256,7 @@ class CutEvaluation:
 
     @property
     def is_done(self) -> bool:
-        """True if `result` would not wait."""
+        """True if the evaluation has ended, so that `result` does not wait."""
         return self._found.done()
 
     def result(self, timeout: float | None = None) -> dict[str, float]:
@@ -262,7 +267,7 @@ class CutEvaluation:
 
         Raises:
             TimeoutError: The evaluation takes longer.
-            Exception: Any error of the model, the data or the metrics.
+            Exception: An error of the model, the data or the metrics, raised as it is.
         """
         try:
             return self._found.result(timeout)
@@ -280,19 +285,22 @@ def evaluate_cut(
     folder: Any = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> CutEvaluation:
-    """Take a snapshot and evaluate a model on it in a thread, while training goes on.
+    """Take a snapshot, and evaluate a model on it in a thread while training goes on.
+
+        evaluation = evaluate_cut(runtime, predictor_of(model), batches, [psfleet.metrics.Auc()])
+        metrics = evaluation.result()
 
     Args:
-        runtime: Runtime whose tables are saved.
-        make: Makes the predictor.
-        batches: Tuples (inputs, labels) or (inputs, labels, arguments); `arguments` is a mapping for the
-            metrics, such as {"weights": ..., "slices": ..., "groups": ...}. With several tasks, labels and
-            predictions are mappings by task. The evaluation's thread reads the batches.
-        metrics, slices: As for `FleetMetrics`.
-        folder: Folder for the snapshot, which is kept. All servers must see this path. With None the snapshot
-            goes to the folder for temporary files, which all servers must see too, and is removed.
-        transform: Function from the model's predictions, of each task, to those that the metrics get, or
-            None to leave them as they are.
+        runtime: Runtime with the tables to save.
+        make: Function from a runtime to a predictor, as `predictor_of` returns it.
+        batches: Tuples (inputs, labels) or (inputs, labels, arguments), which the thread reads. `arguments`
+            is a mapping of further arguments of the metrics, such as {"weights": ..., "slices": ...,
+            "groups": ...}. With several tasks, labels and predictions are mappings by task.
+        metrics, slices: As in `FleetMetrics`.
+        folder: Folder for the snapshot, which is kept. None means the folder for temporary files, from
+            which the snapshot is removed afterwards. All servers must see the folder under the same path.
+        transform: Function from the model's predictions of a task to the predictions for the metrics. None
+            means that they are the same.
 
     Raises:
         CheckpointError: The snapshot cannot be taken.
@@ -309,7 +317,8 @@ def evaluate_cut(
         _remove(temporary)
         raise
 
-    # FrozenRuntime reads the whole snapshot, so a temporary one is removed before the evaluation begins.
+    # FrozenRuntime reads the whole snapshot at once, so a temporary snapshot is removed before the
+    # evaluation starts.
     def run() -> dict[str, float]:
         try:
             tables = FrozenRuntime(str(cut))

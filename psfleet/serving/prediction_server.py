@@ -1,9 +1,8 @@
 """Prediction service of one process: gRPC on one port, HTTP with JSON on another.
 
-PredictionServer opens the ports, connects both protocols with the same PredictionService, and once a second
-looks for new versions of its models in a thread. psfleet's own HTTP/2 server accepts and limits connections
-for both ports, with the limits that a parameter server has. `psfleet serve` is this class with command-line
-flags.
+PredictionServer opens the ports, connects both protocols with one PredictionService, and in a thread looks
+for new versions of its models once a second. psfleet's own HTTP/2 server accepts connections on both ports,
+with the same limits as on a parameter server. `psfleet serve` is the command for this class.
 """
 
 import contextlib
@@ -47,32 +46,34 @@ _LIMITS = ServerLimits()
 
 @checked
 class PredictionServer:
-    """Service that answers other processes with predictions and rows, from construction until `close`.
+    """Service that sends predictions and rows to other processes, from its construction until `close`.
 
         with psfleet.serving.Server({"ctr": psfleet.serving.load("model")}) as server:
             print(server.http_address, server.grpc_address)
 
     Args:
         models: Models by name. New versions of a VersionedModel become active while the service runs.
-        host: Address to listen on. An address other than loopback needs `tls` or `insecure`.
-        port: Port of gRPC. 0 chooses a free port.
-        http_port: Port of HTTP. 0 chooses a free port.
+        host: Address to listen on. Any address but loopback needs `tls` or `insecure`.
+        port: Port of gRPC. 0 means any free port.
+        http_port: Port of HTTP. 0 means any free port.
         tls: Folder of a server's credentials, as `psfleet certs` makes it, or "" for a service without TLS.
-            With TLS both ends show a certificate, and each call carries the credentials' token.
-        insecure: Allow any address without TLS and token.
-        max_batch: Maximum number of samples in a batch, and in a request.
-        max_delay: Seconds for which a request may wait for further requests, so that batches get larger.
-        max_queue: Maximum number of waiting requests of a model. Further requests are refused, with the time
-            after which to try again.
-        follow_versions: Make versions active that appear in the folder of a VersionedModel.
+            With TLS, client and service show certificates, and each call carries the token of the
+            credentials.
+        insecure: True to permit any address without TLS and token.
+        max_batch: Maximum number of samples in a batch, and therefore in a request.
+        max_delay: Maximum number of seconds that a request waits for other requests, so that batches get
+            larger.
+        max_queue: Maximum number of waiting requests of a model. Further requests are refused, and the
+            client is told when to try again.
+        follow_versions: True to load new versions in the folder of a VersionedModel, and to make them active.
 
     Attributes:
         service: Service with the models.
         grpc_address, http_address: Addresses, such as "127.0.0.1:8500".
 
     Raises:
-        ConfigError: The port is in use, other hosts could call the service without credentials, or the extra
-            `serve` is not installed.
+        ConfigError: The port is in use, other machines could call the service without credentials, or the
+            extra `serve` is not installed.
         PsfleetError: A model cannot be loaded.
     """
 
@@ -120,7 +121,7 @@ class PredictionServer:
             stack.callback(grpc.close)
             http, self.http_address = _listening("HTTP", host, http_port)
             stack.pop_all()
-        say = RateLimitedLog(_log).say  # limited, because any stranger can cause messages
+        say = RateLimitedLog(_log).say  # limited, because any client can cause messages
         self._servers = (
             Http2Server(
                 grpc, accepts(self._access, self.grpc_address), self._calls.behaviors, calls, say
@@ -147,7 +148,7 @@ class PredictionServer:
                 model.refresh()
 
     def close(self) -> None:
-        """Answer running requests, then close the ports. Safe to call twice."""
+        """Reply to running requests, then close the ports. Safe to call twice."""
         self._closing.set()
         self._calls.stop()
         stopping = [ServiceThread(server.stop, "stopping", (_GRACE,)) for server in self._servers]

@@ -1,17 +1,17 @@
-"""Weights for prediction: reading them from a snapshot, an inference model or an export, and exporting them.
+"""Weights for prediction: read from a snapshot, an inference model or an export, and written as an export.
 
-RowSource is the interface that a model looks rows up through. ServedRows implements it in memory, Follower
-(in follower.py) with a running job; SourceRuntime lets programs and modules read either as if it were a
-fleet.
+Models look rows up through the interface RowSource. ServedRows implements it with weights in memory, and
+Follower (in follower.py) with those of a running job. SourceRuntime lets programs and torch modules read a
+RowSource as if it were a fleet.
 
 An export is a folder:
 
-    export.json        definitions of the tables, form of the rows, name of the file of arrays
+    export.json        definitions of the tables, number format of the rows, name of the file of arrays
     rows.<sha256>.npz  (or .safetensors, .pt) dense tables `value/<name>`; sparse ones `ids/<name>`, int64,
-                       `rows/<name>` in the form, and `scales/<name>`, float32, where a row has a scale
+                       `rows/<name>`, and `scales/<name>`, float32, if the format has scales
     program.json, ...  of an inference model: its operations, as in the folder that was exported
 
-export.json is written last, so a folder that has it is complete. docs/formats.md has the layout.
+export.json is written last, so a folder that has export.json is complete. docs/formats.md has the layout.
 """
 
 import importlib
@@ -52,14 +52,16 @@ EXPORT = "export.json"
 Arrays = dict[str, NDArray[Any]]
 _FORMAT = Format("exported model")
 _ARRAYS = Format("arrays of an exported model")
-_LONGEST = 64 << 20  # bytes of export.json
+_LONGEST = 64 << 20  # maximum bytes of export.json
 
 
 class RowSource(Protocol):
-    """Source of a model's rows and dense values. Any thread may call it."""
+    """Source of a model's weights: rows of sparse tables, and values of dense tables. Any thread
+    may call it.
+    """
 
     def specs(self) -> Mapping[str, TableSpec]:
-        """Return the definitions of the tables by name."""
+        """Return the definition of each table, by name."""
 
     def look_up(self, table: str, ids: Ids) -> Floats:
         """Return the rows of ids, int64 [n], of a sparse table, as float32 [n, dim].
@@ -67,43 +69,48 @@ class RowSource(Protocol):
         An id without a row gets the initial value that it would have in training.
 
         Raises:
-            UnknownTable: There is no such sparse table.
+            UnknownTable: There is no sparse table of this name.
         """
 
     def dense(self, table: str) -> Floats:
-        """Return the value of a dense table, float32 in its shape. The array does not change later.
+        """Return the value of a dense table, float32 in the table's shape. Later changes do not affect the
+        array.
 
         Raises:
-            UnknownTable: There is no such dense table.
+            UnknownTable: There is no dense table of this name.
         """
 
     def held(self) -> AbstractContextManager[object]:
-        """Return a context in which all look-ups of this thread see the same cut."""
+        """Return a context manager under which all lookups of this thread see the same state of the
+        weights.
+        """
 
     @property
     def cut(self) -> int:
-        """Number of the training's cut that the values are of. It rises with each change."""
+        """Number of the cut, the training state that the present weights are from. It rises with
+        each change.
+        """
 
     @property
     def age(self) -> float | None:
-        """Seconds since the values were those of the training, or None if the source follows no training."""
+        """Seconds since the training had the present values, or None if the source follows no training."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that all values take."""
+        """Memory that all values take, in bytes."""
 
 
 class ServedRows:
-    """Rows and dense values in this process. Implements RowSource.
+    """Weights in the memory of this process. Implements RowSource.
 
     Args:
-        source: Description of their origin, for messages.
-        form: Form of the rows of all sparse tables.
+        source: Origin of the weights, for error messages.
+        form: Number format of the rows of all sparse tables.
 
     Attributes:
-        cut: Number of the cut that the values are of; stays 0.
-        age: None, because the values follow no training.
-        sparse: The sparse tables by name.
+        cut: Always 0, because the weights follow no training.
+        age: Always None, because the weights follow no training.
+        sparse: Sparse tables by name.
     """
 
     def __init__(self, source: str, form: RowForm = "float32") -> None:
@@ -117,12 +124,12 @@ class ServedRows:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that all values take."""
+        """Memory that all values take, in bytes."""
         dense = sum(value.nbytes for _, value in self._dense.values())
         return dense + sum(table.bytes for table in self.sparse.values())
 
     def held(self) -> AbstractContextManager[object]:
-        """Return a context in which look-ups of other threads wait."""
+        """Return a context manager under which lookups of other threads wait."""
         return self._lock
 
     def specs(self) -> Mapping[str, TableSpec]:
@@ -130,7 +137,7 @@ class ServedRows:
         return sparse | {name: spec for name, (spec, _) in self._dense.items()}
 
     def has(self, table: str) -> bool:
-        """Return whether there is a table of this name."""
+        """Return True if there is a table of this name."""
         return table in self.sparse or table in self._dense
 
     def look_up(self, table: str, ids: Ids) -> Floats:
@@ -149,7 +156,9 @@ class ServedRows:
         return UnknownTable(missing_table(table, list(self.specs())))
 
     def add(self, spec: TableSpec, value: Floats | None = None) -> None:
-        """Add a table. A dense table gets `value`, or zeros if that is None; a sparse table is empty."""
+        """Add a table. A sparse table is empty at first. A dense table gets `value`, or zeros if that is
+        None.
+        """
         if spec.kind == "sparse":
             self.sparse[spec.name] = ServedTable(spec, self.form)
         else:
@@ -157,7 +166,7 @@ class ServedRows:
             self._dense[spec.name] = spec, zeros if value is None else value.reshape(spec.shape)
 
     def put_dense(self, table: str, value: Floats) -> None:
-        """Set the value of a dense table. The caller must not change the array afterwards."""
+        """Set the value of a dense table. The array is kept, so the caller must not change it afterwards."""
         spec, _ = self._dense[table]
         self._dense[table] = spec, value.reshape(spec.shape)
 
@@ -169,9 +178,9 @@ def rows_of_snapshot(
 
     Args:
         path: Folder of the snapshot.
-        form: Form of the rows in memory.
+        form: Number format of the rows in memory.
         min_count: Minimum number of shows, or minimum frequency, of a row. Other rows are left out.
-        part: Part of the ids to read, as (number from 0, number of parts). (0, 1) reads all ids.
+        part: Share of the ids to read, as (number from 0, number of parts). (0, 1) reads all ids.
 
     Raises:
         CheckpointError: The snapshot is missing, incomplete or damaged.
@@ -201,7 +210,7 @@ def rows_of_snapshot(
 
 
 def _counts(spec: TableSpec, scores: Floats) -> Floats:
-    """Return each row's frequency if the table counts that, or else its number of shows."""
+    """Return the frequency of each row if the table counts frequencies, and otherwise its number of shows."""
     if not spec.scores:
         raise ConfigError(
             f"table {spec.name!r} does not count how often an id comes; train it with a ShowClickEntry, or "
@@ -212,7 +221,7 @@ def _counts(spec: TableSpec, scores: Floats) -> Floats:
 
 
 def rows_of_program(path: str, form: RowForm = "float32") -> ServedRows:
-    """Read the weights of an inference model.
+    """Read the weights in the folder of an inference model.
 
     Raises:
         CheckpointError: The folder is no inference model, or is damaged.
@@ -226,14 +235,14 @@ def rows_of_program(path: str, form: RowForm = "float32") -> ServedRows:
 
 
 class SourceRuntime(ReadOnlyRuntime):
-    """Read-only runtime on a RowSource, so that programs and modules compute with its values.
+    """Read-only runtime whose tables have the values of a RowSource, for programs and torch modules.
 
-    A RowSource looks up ids but cannot list them, so `read_table` and `evictions` are refused.
+    `read_table` and `evictions` raise an error, because a RowSource can look up ids but not list them.
 
     Args:
         rows: Source of the values.
-        name: Name of the source, for messages.
-        instead: Advice for messages: how to change the tables.
+        name: Name of the source, for error messages.
+        instead: Advice on how to change the tables, for error messages.
     """
 
     def __init__(self, rows: RowSource, name: str, instead: str = "train on a fleet") -> None:
@@ -260,8 +269,8 @@ class SourceRuntime(ReadOnlyRuntime):
             return [self._pull(read) for read in reads]
 
     def _pull(self, read: Read) -> Floats:
-        # A read has the table's key, a RowSource knows names. The map is built again if a key is missing,
-        # because a running job may create tables.
+        # A read names its table by key, and a RowSource by name. If a key is unknown, build the map again,
+        # because a running job may have created tables.
         name, ids = self._names.get(read.table), read.ids
         if name is None:
             self._names = {key_of(name): name for name in self.rows.specs()}
@@ -331,8 +340,8 @@ _FILES: dict[ArrayFormat, _ArrayFile] = {
 def write_rows(folder: Path, rows: ServedRows, kind: ArrayFormat) -> None:
     """Write all tables to an existing folder: the file of arrays first, then export.json.
 
-    The name of the file of arrays has its SHA-256, so export.json always names exactly the file it belongs
-    to.
+    The name of the file of arrays contains its SHA-256, so an export.json cannot be combined with another
+    file.
     """
     arrays: Arrays = {}
     for name, spec in rows.specs().items():
@@ -343,8 +352,8 @@ def write_rows(folder: Path, rows: ServedRows, kind: ArrayFormat) -> None:
         arrays |= {f"ids/{name}": ids, f"rows/{name}": codes}
         if len(scales):
             arrays[f"scales/{name}"] = scales
-    # The arrays are on disk under their final name before export.json names them. So after a crash the folder
-    # has either no export.json or a complete export.
+    # The arrays are on disk under their final name before export.json names them. So after a crash the
+    # folder has no export.json, or the export is complete.
     file = _FILES[kind]
     partial = folder / f".rows.{os.getpid()}.partial"
     file.write(partial, arrays)
@@ -376,7 +385,7 @@ def rows_of_export(path: str, rows_form: RowForm | None = None) -> ServedRows:
 
     Args:
         path: Folder of the export.
-        rows_form: Form of the rows in memory, or None to keep the form of the export.
+        rows_form: Number format of the rows in memory, or None to keep the format of the export.
 
     Raises:
         CheckpointError: The folder is no export, or is damaged.
@@ -422,7 +431,7 @@ def _fill(
         raise Misfit(f"has rows of {spec.name!r} of the shape {codes.shape} and {codes.dtype}")
     rows.add(spec)
     scales = arrays.get(f"scales/{spec.name}", np.empty(0, np.float32))
-    # Rows in the wanted form are taken over as they are, without a second rounding.
+    # Rows in the requested format are copied unchanged, so that they are not rounded twice.
     if form == rows.form:
         rows.sparse[spec.name].put_codes(ids, codes, scales)
     else:

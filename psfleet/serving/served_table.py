@@ -1,14 +1,15 @@
-"""Rows of one sparse table in memory for prediction, as float32, bfloat16, int8 or int4 codes.
+"""Rows of one sparse table in memory for prediction, stored as float32, bfloat16, int8 or int4.
 
-A table has dense arrays of ids, codes and scales, and an index of slots that leads from an id to its position
-in these arrays (compiled, in the kernel source `served_index`):
+A table has dense arrays of ids, encoded rows (codes) and scales. A hash index leads from an id to its
+position in these arrays. The index is compiled (kernel source `served_index`):
 
     _slots   [ 0 2 0 0 1 0 3 ]         uint32: position + 1, or 0 for a free slot
     _keys    [ id | id | id | ... ]    the first _count entries are rows
     _codes   [ row | row | row | ... ]
     _scales  [ s | s | s | ... ]       only int8 and int4
 
-As long as all ids are smaller than the number of slots, an id is simply the number of its slot (`_direct`).
+As long as all ids are smaller than the number of slots, the slot of an id has the id as its number
+(`_direct`), and no hash is needed.
 """
 
 from collections.abc import Callable
@@ -29,23 +30,23 @@ Floats = NDArray[np.float32]
 Codes = NDArray[Any]
 
 
-_SMALLEST = 2.0**-100  # smallest scale; a row that would need a smaller one becomes zeros
+_SMALLEST = 2.0**-100  # smallest scale; a row that needs a smaller scale becomes zeros
 _NO_SCALES: Floats = np.empty(0, np.float32)
 Ids = NDArray[np.int64]
-_GROWTH = 9, 8  # new length over old length (9/8) of an array that is full
+_GROWTH = 9, 8  # a full array grows to 9/8 of its length
 _SLOTS = 5, 4  # minimum number of index slots per row (5/4)
 
 
 @dataclass(frozen=True)
 class RowCodec:
-    """Encoding of rows in one form.
+    """Encoding of rows in one number format.
 
     Attributes:
-        dtype: Dtype of a code.
-        per_code: Number of values in a code.
-        encode: Function from rows, float32 [n, dim], to codes [n, width] and scales, float32 [n]. Scales are
-            [0] if the form has none.
-        decode: Function from codes, scales and dim back to rows.
+        dtype: NumPy type of a code, the unit of an encoded row.
+        per_code: Number of values in one code.
+        encode: Function from rows, float32 [n, dim], to codes [n, width] and scales, float32 [n]. Scales
+            have length 0 if the format has none.
+        decode: Function from codes, scales and dim to rows, float32 [n, dim].
     """
 
     dtype: Any
@@ -55,11 +56,11 @@ class RowCodec:
 
     @property
     def has_scales(self) -> bool:
-        """True if each row has a scale."""
+        """True if the format has a scale for each row."""
         return self.dtype in (np.int8, np.uint8)
 
     def width(self, dim: int) -> int:
-        """Return the number of codes in a row of `dim` values."""
+        """Return the number of codes that a row of `dim` values takes."""
         return -(-dim // self.per_code)
 
 
@@ -76,7 +77,7 @@ def _of_bytes(codes: Codes, scales: Floats, dim: int) -> Floats:
 
 
 def _pairs(rows: Floats) -> tuple[Codes, Floats]:
-    """Encode rows as int4: two values in a byte, the even column in the low half.
+    """Encode rows as int4: two values in a byte, the value of the even column in the low half.
 
     scale = max(|row|) / 7,   half a byte = round(value / scale) + 8, which is 1 to 15
     """
@@ -115,11 +116,11 @@ CODECS: dict[RowForm, RowCodec] = {
 class ServedTable:
     """Map from ids to rows. An id without a row has the initial value that it would have in training.
 
-    Not thread-safe: ServedRows and Follower lock.
+    Not thread-safe: ServedRows and Follower use locks.
 
     Args:
         spec: Definition of the table.
-        form: Form of its rows.
+        form: Number format of the rows.
     """
 
     def __init__(self, spec: TableSpec, form: RowForm = "float32") -> None:
@@ -141,14 +142,14 @@ class ServedTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that rows and index take."""
+        """Memory that rows and index take, in bytes."""
         arrays = self._keys, self._codes, self._scales, self._slots
         return sum(array.nbytes for array in arrays)
 
     def look_up(self, ids: Ids) -> Floats:
         """Return the rows of ids, int64 [n], as float32 [n, dim]."""
-        # The kernel copies float32 rows while it finds them. Other forms are decoded afterwards, for all ids
-        # at once; the kernel then gets an array of width 0 and copies nothing.
+        # The kernel copies float32 rows while it finds them. Other formats are decoded afterwards, for all
+        # ids at once; for these the kernel gets an array of width 0 and copies nothing.
         spec, out = self.spec, self._codec.dtype is np.float32
         rows = np.empty((len(ids), spec.dim if out else 0), np.float32)
         positions, missing = self._places(ids, rows)
@@ -162,15 +163,15 @@ class ServedTable:
         return rows
 
     def has(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return for each id whether it has a row, as bool [n]."""
+        """Return bool [n]: True for each id that has a row."""
         return self._places(ids, np.empty((len(ids), 0), np.float32))[0] >= 0
 
     def _places(self, ids: Ids, rows: Floats) -> tuple[Ids, int]:
-        """Find the positions of ids.
+        """Find the positions of ids in the table's arrays.
 
         Args:
             ids: int64 [n].
-            rows: Output for the rows of a float32 table, [n, dim], or an array [n, 0] to copy none.
+            rows: Array into which rows of a float32 table are copied, [n, dim]. An array [n, 0] copies none.
 
         Returns:
             Positions, int64 [n], with -1 for an id without a row, and the number of such ids.
@@ -192,7 +193,7 @@ class ServedTable:
         self.put_codes(ids, *self._codec.encode(rows))
 
     def put_codes(self, ids: Ids, codes: Codes, scales: Floats) -> None:
-        """Set rows that are already encoded in the table's form."""
+        """Set rows that are already encoded in the table's format."""
         self._largest = max(self._largest, int(ids.view(np.uint64).max(initial=0)))
         self.reserve(self._count + len(ids))
         if self._direct and self._largest >= len(self._slots):
@@ -211,8 +212,9 @@ class ServedTable:
 
     def remove(self, ids: Ids) -> None:
         """Remove the rows of ids, int64 [n]. Ids without a row are ignored."""
-        # Rows stay dense: the last row moves into each hole. The kernel has done so for keys and slots, and
-        # lists the holes in its order; the same moves follow here for codes and scales.
+        # The last rows move into the positions of removed ones, so that rows stay dense. The kernel has
+        # moved keys and slots, and lists the positions in its order. The same moves follow here for codes
+        # and scales.
         holes, last = np.empty(len(ids), np.int64), self._count
         self._count = self._index.remove(
             ids, self._keys, self._slots, self._direct, self._count, holes
@@ -224,7 +226,7 @@ class ServedTable:
                 self._scales[hole] = self._scales[last]
 
     def reserve(self, count: int) -> None:
-        """Enlarge the arrays and the index for at least `count` rows."""
+        """Enlarge the arrays and the index so that at least `count` rows fit."""
         if count > len(self._keys):
             size = _grown(count, len(self._keys))
             self._keys = _longer(self._keys, size)
@@ -236,7 +238,7 @@ class ServedTable:
             self._index_anew(_grown(slots, len(self._slots)))
 
     def _index_anew(self, slots: int) -> None:
-        """Build the index again with this number of slots."""
+        """Build the index again, with this number of slots."""
         self._slots, self._direct = np.zeros(slots, np.uint32), self._largest < slots
         self._index.index(self._keys, self._slots, self._direct, self._count)
 
@@ -254,5 +256,5 @@ def _longer(array: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def _grown(count: int, before: int) -> int:
-    """Return the length of an array that is to have `count` entries; it had `before`."""
+    """Return the new length of an array of length `before` that must have at least `count` entries."""
     return max(count, before * _GROWTH[0] // _GROWTH[1])

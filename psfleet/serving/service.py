@@ -1,7 +1,7 @@
-"""Prediction service without a protocol: its models, the checks of a request, and its metrics.
+"""Prediction service without a network protocol: its models, the checks of a request, and its metrics.
 
-grpc_service.py and http_app.py translate calls to PredictionService and its results back. Any thread may
-call it.
+grpc_service.py and http_app.py translate their calls to calls of PredictionService, and translate the
+results. Any thread may call it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000]
 
 
 class ServingMetrics:
-    """Prometheus metrics of the models of one process, in a registry of their own."""
+    """Prometheus metrics of the models of one process, in a separate registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -76,40 +76,40 @@ class ServingMetrics:
         )
 
     def count(self, model: str, method: str, code: str) -> None:
-        """Count a request, with its result: "ok", or the name of the error's class."""
+        """Count a request by its result: "ok", or the name of the error's class."""
         self._call(model, method, code).inc()
 
     def observe(self, model: str, samples: int, requests: int, seconds: float) -> None:
-        """Count a batch, with its number of samples and requests and its duration in seconds."""
+        """Record a batch: its number of samples, number of requests, and duration in seconds."""
         times, sizes, counts = self._batch(model)
         times.observe(seconds)
         sizes.observe(samples)
         counts.inc(requests)
 
     def level(self, name: str, model: str, version: int, value: float) -> None:
-        """Set the present value of a gauge: age_seconds, cut, bytes or percentage."""
+        """Set a gauge to its present value. The gauges are age_seconds, cut, bytes and percentage."""
         self._levels[name].labels(model, str(version)).set(value)
 
     def forget_levels(self) -> None:
-        """Drop all gauges, so that versions that are gone do not show their last values forever."""
+        """Drop all gauges, so that unloaded versions do not show their last values forever."""
         for gauge in self._levels.values():
             gauge.clear()
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class UnknownModel(UsageError):
-    """Error of a request that names a model which is not served."""
+    """Error of a request for a model that is not served."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Checked request.
+    """Checked request, ready for prediction.
 
     Attributes:
-        version: Version that answers the request.
+        version: Version that predicts the request.
         batch: Values of the inputs by name.
         samples: Number of samples.
     """
@@ -120,15 +120,15 @@ class Prepared:
 
 
 class PredictionService:
-    """Models that one process serves.
+    """Prediction service of one process, without a network protocol.
 
     Args:
-        models: Models in the order in which clients see them.
+        models: Models, in the order in which clients see them.
         metrics: Metrics of these models.
 
     Attributes:
         models: Models by name.
-        metrics: As given.
+        metrics: As passed.
     """
 
     def __init__(self, models: Sequence[ServedModel], metrics: ServingMetrics) -> None:
@@ -136,10 +136,10 @@ class PredictionService:
         self.metrics = metrics
 
     def model(self, name: str) -> ServedModel:
-        """Return the model of this name. "" stands for the only model.
+        """Return the model of this name. "" means the only model.
 
         Raises:
-            UnknownModel: There is no such model, or the name is "" and there are several.
+            UnknownModel: There is no such model, or the name is "" and there are several models.
         """
         model = next(iter(self.models.values())) if not name and len(self.models) == 1 else None
         model = model or self.models.get(name)
@@ -149,11 +149,11 @@ class PredictionService:
         return model
 
     def prepare(self, model: str, version: int, inputs: Any) -> Prepared:
-        """Check a request and choose its version.
+        """Check a request and choose the version that predicts it.
 
         Args:
             model: Name of the model, or "" for the only one.
-            version: Number of the version, or 0 to let the shares decide.
+            version: Number of the version, or 0 to choose by the shares of the versions.
             inputs: Values by name.
 
         Raises:
@@ -164,10 +164,16 @@ class PredictionService:
         return Prepared(target, batch, samples)
 
     def look_up(self, model: str, version: int, table: str, ids: Any) -> tuple[ModelVersion, Any]:
-        """Look up the rows of ids.
+        """Look up rows of ids in a model's table.
+
+        Args:
+            model: Name of the model, or "" for the only one.
+            version: Number of the version, or 0 to choose by the shares of the versions.
+            table: Name of the table.
+            ids: The ids, n of them.
 
         Returns:
-            The version that answered, and the rows, float32 [n, dim].
+            The version whose rows they are, and the rows, float32 [n, dim].
 
         Raises:
             UsageError: There is no such table, or a value is no id.
@@ -176,7 +182,7 @@ class PredictionService:
         return target, target.model.look_up(table, as_ids(ids, f"table {table!r}"))
 
     def measured(self) -> bytes:
-        """Return all metrics as text, with the present values of all versions and followers."""
+        """Return all metrics as text, including the present values of all versions and followers."""
         self.metrics.forget_levels()
         follower_metrics: list[Metric] = []
         for model in self.models.values():

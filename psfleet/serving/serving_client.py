@@ -3,8 +3,8 @@
     with psfleet.serving.ServingClient("127.0.0.1:8500") as client:
         chances = client.predict({"user": [17, 42], "item": [[3, 5], [8]]})
 
-Connections are opened when they are needed and kept for further calls. A connection that the service has
-closed while it was idle is replaced without an error. Any thread may use a client.
+A connection is opened when a call needs it, and kept for further calls. If the service has closed an idle
+connection, the next call opens a new one without an error. Any thread may use a client.
 """
 
 import itertools
@@ -36,6 +36,9 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 class ServingClient:
     """Client of one prediction service. Any thread may use it.
 
+        with psfleet.serving.ServingClient("127.0.0.1:8500") as client:
+            chances = client.predict({"user": [17, 42], "item": [[3, 5], [8]]})
+
     Args:
         address: Address of the service's gRPC port, such as "127.0.0.1:8500".
         tls: Folder of a worker's credentials, or "" for a service without TLS.
@@ -50,7 +53,12 @@ class ServingClient:
         )
 
     def predict(self, inputs: Mapping[str, Any], model: str = "", version: int = 0) -> Any:
-        """Return the predictions of a batch, as `psfleet.serving.Model` does.
+        """Predict a batch.
+
+            chances = client.predict({"user": [17, 42], "item": [[3, 5], [8]]})
+
+        Returns what `psfleet.serving.Model` returns: an array, or a dict of arrays if the model has several
+        outputs.
 
         Args:
             inputs: Values by name, as the model takes them, or a data frame.
@@ -58,7 +66,7 @@ class ServingClient:
             version: Number of the version, or 0 to let the service choose.
 
         Raises:
-            PsfleetError: The service refuses the request, or does not answer.
+            PsfleetError: The service refuses the request, or does not reply.
         """
         request = messages.PredictRequest(model=model, version=version)
         columns = columns_of(inputs).items()
@@ -82,7 +90,7 @@ class ServingClient:
             version: Number of the version, or 0 to let the service choose.
 
         Raises:
-            PsfleetError: The service refuses the request, or does not answer.
+            PsfleetError: The service refuses the request, or does not reply.
         """
         request = messages.LookUpRequest(model=model, version=version, table=table)
         request.ids.extend(ids.tolist())
@@ -90,16 +98,21 @@ class ServingClient:
         return np.frombuffer(reply.rows, np.float32).reshape(len(ids), reply.dim)
 
     def route(self, model: str, version: int, percentage: float) -> None:
-        """Send a share of the requests, in percent, to a version. With 100 it becomes the active one."""
+        """Send a share of the requests, in percent, to a version. With 100 the version becomes the active
+        one.
+        """
         request = messages.RouteRequest(model=model, version=version, percentage=percentage)
         self._call("Route", request, messages.ModelsReply)
 
     def models(self) -> Any:
-        """Return the models and their versions, as serving.proto's ModelsReply."""
+        """Return the models and their versions, as the message ModelsReply of serving.proto."""
         return self._call("Models", messages.ModelsRequest(), messages.ModelsReply)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line of text for each version: its share of requests, cut, age and size."""
+        """Yield one line of text for each version: its share of the requests, its cut, age and size.
+
+        The cut is the number of the training state that the version's weights are from.
+        """
         for model in self.models().models:
             for version in model.versions:
                 from_ = version.freshness
@@ -126,9 +139,11 @@ class ServingClient:
             raise ServerUnavailable(f"{name} does not answer: {error}") from None
 
     def _reply_to(self, path: str, content: bytes) -> bytes:
-        """Make a call, and repeat it over a new connection if the service had closed an idle one."""
-        # Only a connection that was idle before may be tried again. If a new connection breaks, the service
-        # is in trouble, and the caller should know.
+        """Make a call. If the service has closed the idle connection, repeat the call over a new
+        connection.
+        """
+        # Only a call over a connection that was idle before is repeated. If a new connection breaks, the
+        # service is in trouble, and the caller must get the error.
         was_open = bool(self._client.idle)
         try:
             return self._client.call(path, content, self._timeout)
@@ -150,7 +165,7 @@ class ServingClient:
 
 
 def _message(name: str, value: Any) -> Any:
-    """Return the message for one input."""
+    """Return the message for one input of a prediction."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iufb"
     shape = value.shape if is_array and value.ndim > 1 else ()
     field, bags = _field(f"input {name!r}", as_jagged(name, value.reshape(-1) if shape else value))
@@ -165,10 +180,10 @@ def _message(name: str, value: Any) -> Any:
 
 
 def _field(owner: str, bags: Jagged) -> tuple[str, Jagged]:
-    """Choose the field of a message for values, and convert them for it.
+    """Choose the field of a message for the values of an input, and convert the values for this field.
 
-    Missing values are left out of ids and texts. Among numbers they become NaN, because a number's position
-    matters. Whole numbers beyond int64 are sent as texts, which psfleet treats as the same ids.
+    Missing ids and texts are left out. Missing numbers become NaN, because the position of a number
+    matters. Integers beyond int64 are sent as texts; psfleet makes the same ids from these.
 
     Returns:
         The name of the field ("ids", "numbers" or "texts"), and the converted bags.
@@ -194,11 +209,14 @@ def _field(owner: str, bags: Jagged) -> tuple[str, Jagged]:
 
 
 class SplitClient:
-    """Client of several services that share a job's ids, each with `psfleet serve --follow JOB --part 2/4`.
+    """Client of several services that divide a job's ids, such as `psfleet serve --follow JOB --part 2/4`.
+
+        with SplitClient(["host0:8500", "host1:8500"]) as client:
+            rows = client.look_up("user", np.array([17, 42]))
 
     Args:
         addresses: Address of each service's gRPC port, in the order of the parts.
-        tls, timeout: As for ServingClient.
+        tls, timeout: As in ServingClient.
     """
 
     def __init__(self, addresses: Sequence[str], tls: str = "", timeout: float = 60.0) -> None:
@@ -207,12 +225,13 @@ class SplitClient:
         self._pool = ThreadPoolExecutor(len(addresses), "parts")
 
     def look_up(self, table: str, ids: NDArray[np.int64], model: str = "") -> NDArray[np.float32]:
-        """Return the rows of ids, int64 [n], as float32 [n, dim]. All services are asked at the same time.
+        """Return the rows of ids, int64 [n], as float32 [n, dim]. All services are called at the same time.
 
         Raises:
-            PsfleetError: A service refuses the request, or does not answer.
+            PsfleetError: A service refuses the request, or does not reply.
         """
-        # Sort the ids by part, ask each service for its slice, and put the rows back into the given order.
+        # Sort the ids by part, request from each service its rows, and put the rows into the order of
+        # `ids`.
         parts = self._routes[virtual_shards(ids)]
         order = np.argsort(parts, kind="stable")
         ends = np.searchsorted(parts[order], np.arange(len(self._clients) + 1))
@@ -220,7 +239,7 @@ class SplitClient:
         calls = [
             self._pool.submit(client.look_up, table, ids[part_positions], model)
             for client, part_positions in zip(self._clients, positions, strict=True)
-            if len(part_positions) or len(ids) == 0  # without ids, the replies still tell dim
+            if len(part_positions) or len(ids) == 0  # without ids, the replies still give dim
         ]
         parts_rows = np.concatenate([call.result() for call in calls])
         rows = np.empty_like(parts_rows)

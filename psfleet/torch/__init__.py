@@ -1,4 +1,4 @@
-"""psfleet for PyTorch: embeddings whose rows, and optimizers whose parameters, live on the servers.
+"""psfleet for PyTorch: embeddings and optimizers whose weights and state are on the servers.
 
     import psfleet.torch as pst
     model, opt = pst.convert(model, (torch.optim.SparseAdam(tables), torch.optim.Adam(mlp)))
@@ -7,7 +7,7 @@
         opt.step()
         opt.clear_grad()
 
-torch itself is imported when one of these names is first used.
+`import psfleet.torch` does not import torch. The first use of one of the names above does.
 """
 
 import importlib

@@ -1,10 +1,10 @@
-"""convert(): moves a plain torch model and its optimizers to the servers.
+"""convert(): moves the weights of a plain torch model, and the state of its optimizers, to the servers.
 
     model, opt = psfleet.torch.convert(model, torch.optim.Adam(model.parameters()))
 
 Everything is checked before anything changes, so an error leaves model and optimizers as they were. The
-second half of the file does the opposite for predictions: `module_predictor` computes a module with the
-values of a runtime's tables.
+second half of the file serves predictions: `module_predictor` makes a copy of a model that computes with the
+weights of a runtime's tables.
 """
 
 import copy
@@ -34,9 +34,7 @@ M = TypeVar("M", bound=nn.Module)
 Floats = NDArray[np.float32]
 Kind = TypeVar("Kind", bound=DistributedOptimizer)
 
-_MOST_SHAPES = (
-    64  # shapes of batches for which a predictor keeps prepared bags; the oldest goes first
-)
+_MOST_SHAPES = 64  # maximum number of batch shapes for which a predictor keeps prepared bags
 
 
 @checked
@@ -48,26 +46,35 @@ def convert(
     runtime: Runtime | None = None,
     servers: Mapping[str, int] | None = None,
 ) -> tuple[M, DistributedOptimizer]:
-    """Move a model and its optimizers to the servers, with the weights it has now.
+    """Move a model's weights and its optimizers' state to the servers, and return both ready for training.
 
-    Each `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` that an optimizer trains becomes a
-    table of rows. Each other parameter that an optimizer trains becomes a dense table. Everything else
-    stays as it is. A weight on the device "meta" has no values to move: its rows start from the standard
-    normal distribution, as torch's do, when they are first updated.
+        model, opt = psfleet.torch.convert(model, torch.optim.Adam(model.parameters()))
+        loss_fn(model(x), y).backward()
+        opt.step()
+
+    Training goes on from the present weights and state:
+
+    - The weight of an `nn.Embedding(sparse=True)` or `nn.EmbeddingBag(sparse=True)` that an optimizer
+      trains moves to a sparse table. On the device "meta" it has no values, and its rows start with values
+      from the standard normal distribution, as torch's do.
+    - Every other parameter that an optimizer trains moves to a dense table.
+    - Parameters that no optimizer trains, and buffers, stay in the model.
 
     Args:
         model: Model to convert, changed in place.
         optimizers: One torch optimizer, or several for disjoint parameters. State from earlier steps or from
             loading moves to the servers too.
-        name, runtime: As for DistributedOptimizer.
-        servers: Number of servers for the table of an embedding, by its name in the model, as for Embedding.
+        name, runtime: As in DistributedOptimizer.
+        servers: Number of servers that hold an embedding's table, by the embedding's name in the model. The
+            tables of all other embeddings are on all servers.
 
     Returns:
         The model and the optimizer to use from now on.
 
     Raises:
         ConfigError: An optimizer, a module or one of their options has no exact counterpart.
-        UsageError: The optimizers do not fit the model. In both cases nothing was changed.
+        UsageError: The optimizers do not fit the model. After either error, model and optimizers are
+            unchanged.
     """
     return converted(
         model, optimizers, DistributedOptimizer, name=name, runtime=runtime, servers=servers
@@ -83,7 +90,7 @@ def converted(
     runtime: Runtime | None,
     servers: Mapping[str, int] | None = None,
 ) -> tuple[M, Kind]:
-    """Convert as convert() does, with an optimizer of the given class."""
+    """Convert as convert() does, and return an optimizer of the given class."""
     listed_optimizers = listed(optimizers)
     trainable = {
         id(p) for o in listed_optimizers for group in o.param_groups for p in group["params"]
@@ -106,7 +113,9 @@ def converted(
 
 
 def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
-    """Return the model with its sparse embeddings of these names moved to tables, as `convert` does."""
+    """Return the model with each sparse embedding that is named in `tables` moved to a table, as `convert`
+    does.
+    """
     modules = {
         path: module
         for path, module in model.named_modules()
@@ -118,7 +127,9 @@ def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
 
 
 class _ModuleExchange:
-    """Replaces modules in the model, and their weights in the optimizers' groups. Can be undone."""
+    """Exchange of torch's embeddings for psfleet's, in the model and in the optimizers' groups. Can be
+    undone.
+    """
 
     def __init__(
         self,
@@ -145,15 +156,15 @@ class _ModuleExchange:
         ]
 
     def there(self) -> None:
-        """Replace torch's modules by those with tables."""
+        """Put psfleet's embeddings into the model and their weights into the optimizers' groups."""
         self._exchange(1)
 
     def back(self) -> None:
-        """Put torch's modules back."""
+        """Undo `there`: put torch's embeddings and weights back."""
         self._exchange(0)
 
     def root(self) -> nn.Module:
-        """Return the model, which is a new module if the model itself is an embedding."""
+        """Return the model after the exchange. It is a new module if the model itself is an embedding."""
         pair = self._pairs.get(id(self._model))
         return pair[1] if pair else self._model
 
@@ -177,7 +188,9 @@ def _is_table(module: nn.Module) -> bool:
 def _counterparts(
     model: nn.Module, modules: dict[str, nn.Module], servers: Mapping[str, int] | None = None
 ) -> dict[int, tuple[nn.Module, TableModule]]:
-    """Pair each embedding with its replacement on the servers. Modules that share a weight share a table."""
+    """Pair each torch embedding with its replacement. Embeddings that share a weight get replacements that
+    share a table.
+    """
     counts = {id(modules[path].weight): count for path, count in (servers or {}).items()}
     pairs: dict[int, tuple[nn.Module, TableModule]] = {}
     first: dict[int, TableModule] = {}
@@ -190,7 +203,7 @@ def _counterparts(
 
 
 def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -> None:
-    """Refuse a number of servers for a name that becomes no table."""
+    """Refuse `servers` for a name in the model that becomes no table."""
     for path in servers:
         if path not in modules:
             raise ConfigError(
@@ -202,7 +215,9 @@ def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -
 def _check_tied(
     model: nn.Module, path: str, module: nn.Module, modules: dict[str, nn.Module]
 ) -> None:
-    """Refuse a weight that an embedding with sparse gradients shares with any other kind of module."""
+    """Refuse an embedding with sparse gradients whose weight is also used by a module that is no
+    embedding.
+    """
     for other_path, user in model.named_modules():
         is_user = any(p is module.weight for p in user._parameters.values())
         if is_user and other_path not in modules:
@@ -214,7 +229,7 @@ def _check_tied(
 
 
 def _counterpart(path: str, module: Any, servers: int | None) -> TableModule:
-    """Make the module that replaces a torch embedding, with its table on this number of servers."""
+    """Return the psfleet module that replaces a torch embedding. Its table will be on `servers` servers."""
     if type(module) not in (nn.Embedding, nn.EmbeddingBag):
         raise ConfigError(
             f"{path!r} is a {type(module).__name__}, a class of your own; convert() knows "
@@ -273,25 +288,28 @@ def _check_all_in(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
 
 
 def module_predictor(model: nn.Module) -> MakePredictor:
-    """Return a function that makes predictors of a runtime: they compute the model with the tables' values.
+    """Return a function that makes a predictor from a runtime: a copy of the model with that runtime's
+    weights.
 
-    Tables are found by the names of parameters and embeddings in the model, as `DistributedOptimizer` names
-    them. Buffers, and frozen parameters without a table, keep the model's values.
+    The predictor finds its tables by the names of parameters and embeddings in the model, the names that
+    `DistributedOptimizer` gives them. Buffers, and frozen parameters without a table, keep the model's
+    values.
     """
     unbound = _unbound(model)
     return lambda runtime: ModulePredictor(unbound, runtime)
 
 
 class ModulePredictor:
-    """Predictor that computes a module with the values of a runtime's tables.
+    """Callable copy of a model that computes predictions with the weights of a runtime's tables.
 
     Args:
-        model: Module with the structure and the names of the tables.
+        model: Model whose parameters and embeddings have the names of the tables.
         runtime: Runtime that has the tables.
-        direct: True to call modules without torch's search for hooks, which is faster but cannot be traced.
+        direct: True to call submodules without torch's search for hooks, which is faster. Use False for a
+            model that is to be traced.
 
     Attributes:
-        module: The copy of the module that computes.
+        module: The copy, in evaluation mode.
     """
 
     def __init__(self, model: nn.Module, runtime: Runtime, *, direct: bool = True) -> None:
@@ -303,13 +321,13 @@ class ModulePredictor:
             return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
 
     def refresh(self) -> None:
-        """Copy the present dense values of the tables into the module."""
+        """Copy the present values of the dense tables into the copy of the model."""
         specs = {spec.name: spec for spec in self._runtime.specs().values()}
         _fill(self.module, self._runtime, specs)
 
 
 def _unbound(model: nn.Module) -> nn.Module:
-    """Copy the model without the tables of its embeddings."""
+    """Copy the model, with embeddings that are not connected to a table."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, TableModule) and module.table.bound:
@@ -327,7 +345,7 @@ def _unbound_table(module: TableModule, memo: dict[int, Any]) -> TableModule:
 
 
 def _bound(model: nn.Module, runtime: Runtime, *, direct: bool) -> nn.Module:
-    """Return a copy of the model that reads the runtime's tables."""
+    """Return a copy of the model whose parameters and embeddings have the values of the runtime's tables."""
     specs = {spec.name: spec for spec in runtime.specs().values()}
     model, client = with_tables(model, specs), ParameterClient(runtime)
     for path, module in model.named_modules():
@@ -345,11 +363,10 @@ def _bound(model: nn.Module, runtime: Runtime, *, direct: bool) -> nn.Module:
 
 
 def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None) -> None:
-    """Make calls of a module go directly to its `forward`, or to the given function, past torch's search
-    for hooks.
+    """Make a module skip torch's search for hooks when it is called.
 
-    Parameters and modules become plain attributes, because torch's `__getattr__` takes longer than a small
-    layer.
+    A call then runs `function`, or the module's `forward` if `function` is None. Parameters and submodules
+    become plain attributes, because torch's `__getattr__` takes longer than a small layer.
     """
     kind, attributes = type(module), module.__dict__
     hooks = "forward", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl"
@@ -364,16 +381,16 @@ def _call_directly(module: nn.Module, function: Callable[..., Any] | None = None
 
 
 def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., Tensor]:
-    """Return the module's forward function without the parts that only training needs."""
+    """Return a forward function for predictions, which leaves out what only training needs."""
     key, count, dim = module.table.key, module.num_embeddings, module.embedding_dim
     owner, padding = f"embedding {module.table.name!r}", module.padding_idx
     mean = isinstance(module, EmbeddingBag) and module.mode == "mean"
-    bags: dict[tuple[int, ...], RowBags] = {}  # by shape of rows
+    bags: dict[tuple[int, ...], RowBags] = {}  # by the shape of the pulled rows
 
     def pulled(ids: Tensor) -> Floats:
         numbers = as_ids(ids.numpy() if ids.is_cpu else ids.numpy(force=True), owner)
-        # As uint64 a negative id is larger than any count, so a single maximum checks both bounds. `_check`
-        # then looks for the bad id and raises.
+        # As uint64, a negative id is larger than any count, so one maximum checks both bounds. If it fails,
+        # `_check` finds the bad id and raises.
         if (
             count is not None
             and np.maximum.reduce(numbers.view(np.uint64), None, initial=0) >= count
@@ -390,8 +407,9 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
         ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *scores: Any
     ) -> Tensor:
         assert isinstance(module, EmbeddingBag)
-        # The common case, bags of equal length in a [samples, ids] tensor, goes to psfleet's pooling kernel.
-        # Others take torch's embedding_bag, with the pulled rows as its weight and their positions as ids.
+        # Usually `ids` is a [samples, ids] tensor without offsets or weights, and psfleet's pooling kernel
+        # pools it. Other calls take torch's embedding_bag, with the pulled rows as its weight and their
+        # positions as ids.
         plain = offsets is None and weights is None and padding is None and ids.is_cpu
         if plain and ids.ndim == 2 and module.mode != "max":
             rows = pulled(ids)
@@ -417,7 +435,7 @@ def _lean(module: Embedding | EmbeddingBag, runtime: Runtime) -> Callable[..., T
 
 
 def _fill(model: nn.Module, runtime: Runtime, specs: dict[str, TableSpec]) -> None:
-    """Copy the values of the tables into the model's parameters."""
+    """Copy the values of dense tables into the model's parameters."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, TableWeight) or (
             name not in specs and not parameter.requires_grad

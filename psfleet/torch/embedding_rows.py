@@ -1,8 +1,8 @@
-"""Rows of one embedding: the table that holds them, and what the current step has pulled of them.
+"""Rows of one embedding: the table that holds them, and the lookups of the current step.
 
-`Embedding` and `EmbeddingBag` look rows up here. A lookup may be served from rows that were pulled ahead
-for it, or held from an earlier forward pass of the same step, so that a recomputed pass sees the same
-values.
+`Embedding` and `EmbeddingBag` look rows up here. EmbeddingRows caches a lookup until the next step, for two
+reasons: its rows may have been pulled ahead of the forward pass, and a forward pass that is computed again
+must see the same values as the first.
 """
 
 import copy
@@ -35,24 +35,30 @@ from psfleet.torch.table_weight import GradientBags, GradientIds, TableWeight, a
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-_MOST_HELD = 64  # look-ups that one embedding keeps for repeated forward passes within a step
+_MOST_HELD = 64  # maximum number of lookups that one embedding caches within a step
 _living: "weakref.WeakSet[EmbeddingRows]" = weakref.WeakSet()
 
 
 class LookupObserver(Protocol):
-    """Observer of lookups that knows the lookups of the next step, such as a prefetching loader."""
+    """Object that is notified of lookups and predicts those of the next step. A prefetching loader is one."""
 
     def note(self, rows: "EmbeddingRows", ids: Tensor) -> None:
-        """Record that these ids are being looked up."""
+        """Record that the script looks these ids up."""
 
     def expected(self, rows: "EmbeddingRows") -> list[Ids]:
-        """Return the lookups that the next step will make of these rows."""
+        """Return the ids of each lookup in these rows that the next step is predicted to make."""
 
 
 @dataclass(slots=True)
 class _CachedLookup:
-    """Pulled values of a lookup. `used` is torch's version of the tensor when it was handed out, or None
-    before that."""
+    """Cached values of one lookup.
+
+    Attributes:
+        ids: Ids that were looked up, or ids with their bags.
+        rows: Values of the lookup.
+        used: Torch's change counter of `rows` (`_version`) when a forward pass got them, or None if none
+            has. A higher counter later means that the model has changed the rows in place.
+    """
 
     ids: Asked
     rows: Tensor
@@ -60,21 +66,21 @@ class _CachedLookup:
 
 
 class EmbeddingRows:
-    """Rows of float32 by id on the servers, as one embedding uses them.
+    """Rows of one embedding, float32, which are in a table on the servers.
 
     Attributes:
         name: Name of the table, or None if the optimizer derives it from the module's name in the model.
         count: Number of rows, with ids 0 to count - 1, or None if ids are any int64.
         dim: Width of a row.
-        padding: Id whose row is initially zero, or None.
+        padding: Id whose row is zero at first, or None.
         initializer, seed: Initial values of the rows.
-        entry: Rule that decides which new ids get a row, or None if every pushed id does.
-        precision: Precision in which the servers store the rows.
+        entry: Rule that decides which new ids get a row, or None if every pushed id gets a row.
+        precision: Number format in which the servers store the rows.
         servers: Number of servers that hold the table, or None for all.
-        weight: The stand-in that torch's optimizers see.
-        content: Initial rows, float32 [count, dim], instead of the initializer's.
-        watcher: Observer of each lookup.
-        bags: Gradients of pooled rows.
+        weight: Parameter in place of the weight, as torch's optimizers see it. It takes no memory.
+        content: Initial rows, float32 [count, dim], or None if `initializer` makes them.
+        watcher: Object that is notified of each lookup, or None.
+        bags: Collector of the gradients of pooled rows.
         counts: True if the table counts shows and clicks.
     """
 
@@ -130,12 +136,12 @@ class EmbeddingRows:
 
     @property
     def bound(self) -> bool:
-        """True if the table exists."""
+        """True if `bind` or `read_from` has connected a table."""
         return self._client is not None
 
     @property
     def client(self) -> ParameterClient:
-        """Client that reaches the table."""
+        """Client for pulls and pushes of the table."""
         if self._client is None:
             raise UsageError(
                 f"the embedding {self.name or '(unnamed)'!r} has no table yet; pass the "
@@ -156,11 +162,11 @@ class EmbeddingRows:
 
     @property
     def key(self) -> int:
-        """The table's key."""
+        """Number that identifies the table in messages."""
         return self.spec.key
 
     def bind(self, client: ParameterClient, name: str, formula: RuleMapping) -> None:
-        """Create the table. All workers must call `fill` afterwards."""
+        """Create the table on the servers. All workers must then call `fill`."""
         if self._client is not None:
             raise UsageError(
                 f"the embedding {self.name!r} has an optimizer already; give each model one"
@@ -188,11 +194,13 @@ class EmbeddingRows:
         _living.add(self)
 
     def read_from(self, client: ParameterClient, spec: TableSpec) -> None:
-        """Use an existing table, only to look rows up."""
+        """Connect an existing table, only to look rows up."""
         self.name, self._client, self._spec = spec.name, client, spec
 
     def fill(self) -> None:
-        """Write the initial rows into the table. Call it within `exclusively`."""
+        """Write the initial rows into the table, where they differ from the initializer's. Call it within
+        `ParameterClient.exclusively`.
+        """
         if self.content is not None:
             ids, rows = np.arange(len(self.content), dtype=np.int64), self.content
         elif self.padding is not None:
@@ -202,14 +210,16 @@ class EmbeddingRows:
         self.client.begin_rows(self.spec, ids, rows)
 
     def replace(self, values: Floats, ids: Ids | None = None) -> None:
-        """Set all rows and keep the optimizer state. Call it within `exclusively`.
+        """Set the values of all rows and keep the optimizer state. Call it within
+        `ParameterClient.exclusively`.
 
         Args:
             values: float32 [count, dim], or [n, dim] with ids.
             ids: int64 [n], for a table whose ids are any int64. Must include every id that has a row.
 
         Raises:
-            UsageError: An existing row is missing in `ids`, and would keep its old value.
+            UsageError: `ids` lacks an id that has a row on the servers, and this row would keep its old
+                value.
         """
         state = self.runtime.read_table(self.key)
         assert state.ids is not None
@@ -225,11 +235,12 @@ class EmbeddingRows:
         self.forget()
 
     def saved(self) -> tuple[Ids | None, Floats]:
-        """Return the ids and all rows, float32 [n, dim]. The ids are int64 [n], or None if the number of
-        rows is fixed.
+        """Return ids and values of all rows: int64 [n] or None if the number of rows is fixed, and float32
+        [n, dim].
 
         Raises:
-            UsageError: The rows do not fit into a state dict.
+            UsageError: A state dict cannot hold the rows: memory is too short, or the embedding has an
+                `entry`.
         """
         self._check_saved()
         if self.count is not None:
@@ -242,10 +253,13 @@ class EmbeddingRows:
         return torch.from_numpy(self.saved()[1])
 
     def saved_state(self) -> tuple[int, Ids | None, list[Floats]]:
-        """Return the table's step, the ids as in `saved`, and one array for each slot of the rule.
+        """Return the optimizer state: the table's step count, the ids as in `saved`, and one array for each
+        slot.
+
+        A slot is a state value that the optimizer keeps for each weight, such as Adam's first moment.
 
         Raises:
-            UsageError: The state does not fit into a state dict.
+            UsageError: A state dict cannot hold the state, as in `saved`.
         """
         self._check_saved()
         state = self.runtime.read_table(self.key)
@@ -255,13 +269,14 @@ class EmbeddingRows:
         return state.step, None, slots_of(self.spec, ids, state)
 
     def restore(self, step: int | None, slots: Sequence[Floats], ids: Ids | None = None) -> None:
-        """Set the optimizer state and keep the rows' values. Call it within `exclusively`.
+        """Set the optimizer state and keep the values of the rows. Call it within
+        `ParameterClient.exclusively`.
 
         Args:
-            step: Step of the table, or None to keep it.
-            slots: One array for each slot, float32 [count, dim], or [n, dim] with ids. Rows whose ids are not
-                given get the slots' initial values.
-            ids: int64 [n].
+            step: Step count of the table, or None to keep the present one.
+            slots: One array for each slot of the rule, float32 [count, dim], or [n, dim] with ids. A row on
+                the servers whose id is not in `ids` gets the slots' initial values.
+            ids: int64 [n], for a table whose ids are any int64.
         """
         state = self.runtime.read_table(self.key)
         assert state.ids is not None
@@ -269,7 +284,8 @@ class EmbeddingRows:
             assert self.count is not None
             ids = np.arange(self.count, dtype=np.int64)
         initial = [slot.initial for slot in self.spec.rule.slots]
-        # A row with initial state needs no row on the servers, unless it already has one.
+        # An id with initial state is written only if the servers have a row for it: other rows are created
+        # on demand.
         is_stored = np.isin(ids, state.ids)
         for values, first in zip(slots, initial, strict=True):
             is_stored |= (values != np.float32(first)).any(1)
@@ -315,10 +331,10 @@ class EmbeddingRows:
 
         Args:
             ids: int64 of any shape.
-            keep: True to return equal values for equal ids until the next step, so that a recomputed forward
-                pass sees the values of the first one.
+            keep: True to return the same values for the same ids until the next step, so that a forward
+                pass that is computed again sees the values of the first.
             padding: Id that gets no gradient, or None.
-            scores: Shows and clicks of each id, float32 [n, 2]. None means one show and no click each.
+            scores: Shows and clicks of each id, float32 [n, 2]. None means one show and no click for each id.
 
         Raises:
             IdError: An id is negative or not below `count`.
@@ -339,28 +355,31 @@ class EmbeddingRows:
         return out
 
     def read(self, ids: Ids) -> Read:
-        """Return the runtime's read for a lookup of these ids."""
+        """Return a read of these ids for Runtime.pull."""
         return Read(self.key, ids)
 
     def expected(self) -> list[Ids]:
-        """Return the lookups of the next step, as far as a watcher knows them."""
+        """Return the ids of each lookup that the watcher predicts for the next step. Without a watcher
+        there are none.
+        """
         return self.watcher.expected(self) if self.watcher is not None else []
 
     def hold(self, ids: Asked, values: Floats) -> None:
-        """Keep rows that were pulled ahead, for the lookup that will ask for them."""
+        """Cache rows that were pulled ahead. The next lookup of the same ids uses them."""
         self._held.append(_CachedLookup(ids, as_tensor(values)))
 
     def forget(self) -> None:
-        """Drop all held rows, because the table may have changed."""
+        """Drop all cached lookups, because the table may have changed."""
         self._held.clear()
 
     def gradient(self) -> SparseGrad | None:
-        """Return the gradient of the backward passes since the last zero_grad, or None if there was none."""
+        """Return the sum of the gradients since the last zero_grad, or None if no backward pass has run."""
         return self.bags.gradient() if self.bags else self._ledger.gradient()
 
     def _find(self, ids: Asked) -> _CachedLookup | None:
         for entry in self._held:
-            # A model may change the tensor of an earlier look-up in place, and then torch raises its version.
+            # Skip an entry whose tensor the model has changed in place: torch has raised its change
+            # counter.
             unspoilt = entry.used is None or entry.used == entry.rows._version
             if unspoilt and are_equal(entry.ids, ids):
                 return entry
@@ -368,8 +387,8 @@ class EmbeddingRows:
 
     @staticmethod
     def _values_of(entry: _CachedLookup) -> Floats:
-        # The first look-up may use the pulled memory. A later one gets a copy, so that an in-place change of
-        # one result does not change the other.
+        # The first lookup may use the pulled memory. A later one gets a copy, so that an in-place change of
+        # one result does not change another.
         values: Floats = entry.rows.cpu().numpy()
         return values if entry.used is None else values.copy()
 
@@ -385,12 +404,12 @@ class EmbeddingRows:
 
 
 def pooled_of(lookups: Sequence[tuple[EmbeddingRows, PooledIds]], keep: bool) -> list[Floats]:
-    """Return pooled rows of several tables, float32 [bags, dim] each, with one pull for all that are not
-    held.
+    """Return pooled rows of several tables, float32 [bags, dim] for each. One pull brings all that are not
+    cached.
 
     Args:
-        lookups: Tables of one runtime, with the ids and bags to pool of each.
-        keep: True to hold the results for the same lookup within the step, as in `EmbeddingRows.look_up`.
+        lookups: Tables of one runtime, each with the ids to look up and the bags to pool them by.
+        keep: True to cache the results until the next step, as in `EmbeddingRows.look_up`.
     """
     entries = [rows._find(ids) for rows, ids in lookups]
     missing = [pair for pair, entry in zip(lookups, entries, strict=True) if entry is None]
@@ -409,5 +428,5 @@ def _pull(lookups: Sequence[tuple[EmbeddingRows, PooledIds]]) -> list[Floats]:
 
 
 def living_rows() -> list[EmbeddingRows]:
-    """Return the rows of this process that have a table, in the order of their names."""
+    """Return the rows of all embeddings of this process that have a table, sorted by the table's name."""
     return sorted(_living, key=lambda rows: rows.name or "")

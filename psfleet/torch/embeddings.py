@@ -1,7 +1,7 @@
-"""Embedding and EmbeddingBag: torch's modules, with their rows on the servers.
+"""Embedding and EmbeddingBag: like torch's modules, but with their rows in tables on the servers.
 
-They take torch's arguments and return what torch's modules would. In addition `num_embeddings` may be None:
-ids are then any int64, and rows are created when they are first updated.
+Both take torch's arguments and return the same values as torch's modules. In addition, `num_embeddings` may
+be None. Ids are then any int64, and the first update of an id creates its row.
 """
 
 import copy
@@ -34,13 +34,13 @@ Mode = Literal["sum", "mean", "max"]
 def scores_of(
     ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
 ) -> Floats:
-    """Return the shows and clicks of each id: float32 [n, 2].
+    """Return the number of shows and clicks of each id, float32 [n, 2], for a table with a ShowClickEntry.
 
     Args:
-        ids: Ids of a lookup, any shape.
-        shows: Number of shows, in the shape of the ids or one for each sample (bag). None means one each.
-        clicks: Number of clicks, in the same shapes. None means zero.
-        ends: For flat ids the start of each bag and, last, the number of ids.
+        ids: Ids of a lookup, in any shape.
+        shows: Number of shows, one value for each id or for each bag. None means one show for each id.
+        clicks: Number of clicks, one value for each id or for each bag. None means no clicks.
+        ends: For flat ids, the start of each bag and, as last entry, the number of ids.
 
     Raises:
         ShapeError: shows or clicks have another shape.
@@ -69,16 +69,16 @@ def _by_id(name: str, ids: Tensor, values: Tensor, ends: Tensor | None) -> Float
 
 @checked
 class TableModule(nn.Module):
-    """Base of both embeddings: holds the rows and their stand-in `weight`, and loads and saves them.
+    """Base class of Embedding and EmbeddingBag, which saves and loads their rows.
 
     Attributes:
         num_embeddings: Number of rows, with ids from 0, or None if ids are any int64.
         embedding_dim: Width of a row.
         padding_idx: Id whose row gets no gradient, or None.
-        weight: Stand-in for the rows in `parameters()`. Reading it gives NaN.
-        optimizer: psfleet optimizer that updates these rows, or None if it is the torch optimizer whose
-            parameter groups contain `weight`.
-        table: Rows of the embedding.
+        weight: Parameter in place of the rows, for `parameters()` and torch's optimizers. Its values are NaN.
+        optimizer: psfleet optimizer that updates the rows. None means that the torch optimizer whose
+            parameter groups contain `weight` does.
+        table: Rows of the embedding, and their table.
     """
 
     weight: Tensor
@@ -123,12 +123,14 @@ class TableModule(nn.Module):
         self.weight = self.table.weight
 
     def share(self, other: "TableModule") -> None:
-        """Use the rows of another module; gradients of both are summed. Must be called before the table
-        exists."""
+        """Tie this embedding to another: use its rows, and add up the gradients of both.
+
+        Call it before the optimizer is made, which creates the table.
+        """
         self.table, self.weight = other.table, other.weight
 
     def extra_repr(self) -> str:
-        """Return the arguments to show in print(model)."""
+        """Return the arguments that print(model) shows."""
         count = "any id" if self.num_embeddings is None else self.num_embeddings
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{count}, {self.embedding_dim}{padding}, name={self.table.name!r}"
@@ -147,7 +149,10 @@ class TableModule(nn.Module):
         return self.table.look_up(ids, keep=self.training, padding=self.padding_idx, scores=scores)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        """Return an independent copy: once the table exists, torch's own module with the present rows."""
+        """Return a copy that is independent of this module.
+
+        If the table exists, the copy is torch's own module with the present rows.
+        """
         if not self.table.bound:
             twin = self.__class__.__new__(self.__class__)
             memo[id(self)] = twin
@@ -168,17 +173,19 @@ class TableModule(nn.Module):
         return plain
 
     def _plain(self, weight: nn.Parameter) -> nn.Module:
-        """Make torch's own module with this weight."""
+        """Make torch's own module of the same kind with this weight."""
         raise NotImplementedError
 
-    # The stand-in has no memory that could move or change its type, so .to(), .cuda() and .half()
-    # must not give it some.
+    # `weight` has no memory that .to(), .cuda() or .half() could move or convert, and they must not
+    # allocate any.
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save the weight as torch does. If ids are any int64, save the existing rows, and their ids as
-        `ids`, int64 [n]."""
+        """Save the rows as torch saves a weight.
+
+        If ids are any int64, save the rows that exist, and their ids under the key `ids`, int64 [n].
+        """
         ids, rows = self.table.saved()
         if ids is not None:
             destination[prefix + "ids"] = torch.from_numpy(ids)
@@ -211,27 +218,28 @@ class TableModule(nn.Module):
 
 @checked
 class Embedding(TableModule):
-    """torch.nn.Embedding with its rows on the servers.
+    """Embedding like torch.nn.Embedding, with its rows in a table on the servers.
 
         users = psfleet.torch.Embedding(None, 16, name="users")  # ids are any int64
         rows = users(torch.tensor([7, 2**40]))                   # float32 [2, 16]
 
     Args:
-        num_embeddings: Number of rows, with ids from 0. None allows any int64; a row is then created by its
-            first update.
+        num_embeddings: Number of rows, with ids from 0. None allows any int64, and the first update of an
+            id creates its row.
         embedding_dim: Width of a row, 1 to 1024.
         padding_idx: Id whose row is zero and gets no gradient.
         name: Name of the table in the fleet. None means the module's name in the model.
         initializer: Initial values, from psfleet.initializer. Uniform in [-0.01, 0.01) by default.
-        seed: Seed of the initializer, if it has none itself.
-        optimizer: psfleet optimizer for these rows. None leaves them to the torch optimizer that has
-            `weight`.
-        entry: With `num_embeddings` None, the rule that decides which new ids get a row, such as
-            psfleet.CountFilterEntry.
-        precision: Storage of rows on the servers: "float32", "bfloat16" (for the weights),
-            "bfloat16/bfloat16" or "bfloat16/int8" (for weights and state), see docs/tables.md.
-        servers: Number of servers that hold the table. A small table on few servers saves calls in each step.
-            None means all. An existing table stays where it is.
+        seed: Seed of the initial values, if the initializer has no seed.
+        optimizer: psfleet optimizer for these rows. None means that a torch optimizer updates them, which
+            must get `weight`.
+        entry: Rule that decides which new ids get a row, such as psfleet.CountFilterEntry. Only if
+            `num_embeddings` is None.
+        precision: Number format in which the servers store rows: "float32", "bfloat16" for the weights, or
+            "bfloat16/bfloat16" or "bfloat16/int8" for weights and optimizer state. docs/tables.md compares
+            them.
+        servers: Number of servers that hold the table, or None for all. A small table on few servers saves
+            calls in each step. A table that exists already does not move.
     """
 
     def __init__(
@@ -272,29 +280,32 @@ class Embedding(TableModule):
     def forward(
         self, input: Tensor, shows: Tensor | None = None, clicks: Tensor | None = None
     ) -> Tensor:
-        """Return the rows of the ids: float32 [*input.shape, embedding_dim].
+        """Look up the rows of the ids, float32 [*input.shape, embedding_dim].
 
         Args:
             input: int64 ids of any shape.
-            shows: With a ShowClickEntry, how often each id was shown: in the shape of `input`, or [n] or
-                [n, 1] with one number for each sample. None means once. The numbers reach the table with
-                the gradient.
-            clicks: With a ShowClickEntry, how often each id was clicked, in the same shapes. None means
-                never.
+            shows: With a ShowClickEntry, the number of times each id was shown: in the shape of `input`, or
+                [n] or [n, 1] with one number for each sample. None means once. The push sends the numbers
+                with the gradient.
+            clicks: With a ShowClickEntry, the number of times each id was clicked, in the same shapes. None
+                means never.
         """
         return self._look_up(input, shows, clicks)
 
 
 @checked
 class EmbeddingBag(TableModule):
-    """torch.nn.EmbeddingBag with its rows on the servers.
+    """Pooled embedding like torch.nn.EmbeddingBag, with its rows in a table on the servers.
+
+        tags = psfleet.torch.EmbeddingBag(None, 16, mode="sum", name="tags")
+        rows = tags(torch.tensor([[7, 2**40], [3, 7]]))  # float32 [2, 16], one row for each bag
 
     Args:
-        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers: As
-            for Embedding.
-        mode: "sum", "mean" or "max" of a bag's rows. An empty bag gives zeros.
-        include_last_offset: True if `offsets` has one more entry, the number of ids.
-        padding_idx: Id that is left out of its bag.
+        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers: As in
+            Embedding.
+        mode: Pooling of a bag's rows: "sum", "mean" or "max". An empty bag gives zeros.
+        include_last_offset: True if the last entry of `offsets` is the number of ids and starts no bag.
+        padding_idx: Id that is left out when a bag is pooled.
     """
 
     def __init__(
@@ -354,18 +365,19 @@ class EmbeddingBag(TableModule):
         shows: Tensor | None = None,
         clicks: Tensor | None = None,
     ) -> Tensor:
-        """Return one row for each bag: float32 [bags, embedding_dim].
+        """Look up the rows of each bag's ids and pool them to one row, float32 [bags, embedding_dim].
 
         Args:
             input: int64 ids: [bags, n], or [n] with `offsets`.
-            offsets: Start of each bag in a flat `input`.
+            offsets: Index in a flat `input` at which each bag starts.
             per_sample_weights: Factor for each id, float32 in the shape of `input`. Only with mode "sum".
-            shows, clicks: As for Embedding, one value for each id or for each bag.
+            shows, clicks: As in Embedding, with one value for each id or for each bag.
         """
         has_scores = shows is not None or clicks is not None
         ends = self._ends(offsets, input.numel()) if has_scores and offsets is not None else None
         rows = self._look_up(input, shows, clicks, ends).reshape(-1, self.embedding_dim)
-        # The pulled rows are the weight of a small embedding_bag; an id's index is the position of its row.
+        # torch's embedding_bag gets the pulled rows as its weight, so an id is replaced by the position of
+        # its row.
         positions = torch.arange(input.numel(), device=input.device).reshape(input.shape)
         positions, padding = self._without_padding(input, positions)
         return F.embedding_bag(
@@ -383,11 +395,13 @@ class EmbeddingBag(TableModule):
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
     def _ends(self, offsets: Tensor, count: int) -> Tensor:
-        """Return the start of each bag and, last, the end of the last one."""
+        """Return the start of each bag and, as last entry, the end of the last bag."""
         return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=count)
 
     def _without_padding(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, int | None]:
-        """The places, with one place for every padding id."""
+        """Return the positions, where all padding ids have the position of the first of them, and this
+        position.
+        """
         if self.padding_idx is None:
             return positions, None
         mask = ids == self.padding_idx
@@ -398,7 +412,7 @@ class EmbeddingBag(TableModule):
 
 
 def _check(rows: Any, dim: Any, optimizer: Any) -> None:
-    """Refuse what a table cannot be, and what an optimizer for rows cannot do."""
+    """Refuse a number or width of rows that no table can have, and an optimizer that cannot update rows."""
     whole = isinstance(rows, int | np.integer) and rows > 0
     if rows is not None and not whole:
         raise ConfigError(f"num_embeddings is {rows!r}; it must be above 0, or None for any id")

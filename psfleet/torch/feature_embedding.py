@@ -1,8 +1,8 @@
-"""FeatureEmbedding, a torch module that looks up all features of a FeatureSet in one call.
+"""FeatureEmbedding, a torch module that looks up all features of a FeatureSet with one call to each server.
 
-Use it in place of one `Embedding` for each feature if a model has many: the rows of all tables are pulled
-with one call to each server. A custom autograd function connects the pooled values to the tables' weights,
-so that `backward()` yields one sparse gradient for each table.
+For a model with many features it replaces one `Embedding` for each feature. A custom autograd function
+connects the pooled values to the weights of the tables, so that `backward()` gives one sparse gradient for
+each table.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ Ids = NDArray[np.int64]
 
 
 class FeatureTable(TableModule):
-    """Stand-in for the weight of one table of a feature set."""
+    """Module that stands for one table of a feature set, so that torch's optimizers see its `weight`."""
 
     def __init__(self, table: Table) -> None:
         if "." in table.name:
@@ -50,21 +50,22 @@ class FeatureTable(TableModule):
 
 @checked
 class FeatureEmbedding(nn.Module):
-    """Look up the values of all features of a set, whose rows are on the servers.
+    """Module that looks up and pools all features of a batch. Their rows are in tables on the servers.
 
         embed = pst.FeatureEmbedding(features)
         values = embed({"user": users, "friends": Jagged(ids, lengths)})
         hidden = torch.cat([values["user"], values["friends"]], dim=1)
 
-    One call to each server brings the rows of all tables, and `step()` pushes all gradients in one call.
+    A lookup takes one call to each server for all tables, and `step()` pushes all gradients in one call.
 
     Args:
-        features: Features of the model. A table without an optimizer is updated by the torch
-            optimizer that gets its `weight`: `torch.optim.SparseAdam(embed.parameters())`.
+        features: Features of the model. A table may have a psfleet optimizer. The rows of any other table
+            are updated by the torch optimizer that gets its `weight`:
+            `torch.optim.SparseAdam(embed.parameters())`.
 
     Attributes:
         features: Features, as passed.
-        tables: Stand-in for each table's weight, by table name.
+        tables: Module of each table, by the table's name. Its `weight` is a parameter in place of the rows.
     """
 
     def __init__(self, features: FeatureSet) -> None:
@@ -77,17 +78,17 @@ class FeatureEmbedding(nn.Module):
 
     @untraced
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the value of each feature by name, in the order of the set.
+        """Return the pooled value of each feature by name, in the order of the feature set.
 
         Args:
-            batch: Mapping from feature names to ids, or a KeyedJaggedTensor of TorchRec. Ids are a
+            batch: Ids of each feature, by its name, or a KeyedJaggedTensor of TorchRec. Ids are a
                 `psfleet.features.Jagged`, a tensor [n] or [n, k], a list of lists, or a mapping with
-                `values` and `lengths` or `offsets`. A Number feature takes its values. A feature that is
+                `values` and `lengths` or `offsets`. For a Number feature give its values. A feature that is
                 missing in the batch has no ids.
 
         Returns:
             float32 tensors [samples, dim] on the device of the batch's first tensor. A feature with pooling
-            "none" has [n, dim] for n ids or, with `last`, [samples, last, dim].
+            "none" gives [n, dim] for n ids or, if it has `last`, [samples, last, dim].
         """
         names = list(self.tables)
         lookup = FeatureLookup(self.features, batch, {name: name for name in names})
@@ -101,7 +102,7 @@ class FeatureEmbedding(nn.Module):
 
 
 class _PooledFeatures(torch.autograd.Function):
-    """Autograd function from the weights of tables to the values of features."""
+    """Autograd function from the weights of the tables to the values of the features."""
 
     @staticmethod
     def forward(
@@ -148,7 +149,7 @@ def _device(batch: Any) -> torch.device:
     if isinstance(batch, Tensor):
         return batch.device
     if callable(getattr(batch, "values", None)) and callable(getattr(batch, "lengths", None)):
-        return _device(batch.values())  # of TorchRec
+        return _device(batch.values())  # a JaggedTensor or KeyedJaggedTensor of TorchRec
     parts = batch.values() if isinstance(batch, Mapping) else ()
     devices = (
         part for part in parts if isinstance(part, Tensor | Mapping) or hasattr(part, "lengths")

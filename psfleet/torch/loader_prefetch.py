@@ -1,8 +1,8 @@
-"""prefetch(), which pulls the rows of a loader's next batch together with the push of the current step.
+"""prefetch(): pulls the rows of a loader's next batch together with the push of the current step.
 
-Without it, a model with k embeddings waits for k pulls in each forward pass. To know the next look-ups
-beforehand, _Ahead watches which part of the current batch each embedding looks up (`note`), and takes the
-same part of the next batch (`expected`). A wrong guess costs one pull in the forward pass and changes no
+Without it, a model with k embeddings waits for k pulls in each forward pass. _Ahead predicts the next
+lookups: it watches which part of the current batch each embedding looks up (`note`), and takes the same
+part of the next batch (`expected`). A wrong prediction costs one pull in the forward pass and changes no
 value. Everything runs in the script's thread.
 """
 
@@ -29,7 +29,7 @@ Chooser = Callable[[Any], Mapping[TableModule, Tensor]]
 
 @checked
 def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, None, None]:
-    """Yield the loader's batches, and let each `step()` also pull the rows that the next batch looks up.
+    """Yield the loader's batches, and make each `step()` also pull the rows that the next batch needs.
 
         for x, y in pst.prefetch(loader):
             loss(model(x), y).backward()
@@ -37,17 +37,22 @@ def prefetch(loader: Iterable[B], ids: Chooser | None = None) -> Generator[B, No
             opt.zero_grad()
 
     A step then costs one push and one pull, however many embeddings the model has. The next batch is read
-    between the two. All values are the same as without prefetching, and so is the order of each worker's
-    operations, in every mode.
+    between the two. In every mode, all values and the order of each worker's operations are the same as
+    without prefetch().
 
-    prefetch() learns from the batch before which tensors of a batch are looked up in which table. It
-    recognizes a tensor of the batch (at any depth of tuples, lists and dicts), reshaped or not, and a part of
-    its columns or rows, as in `x[:, 3]`, `x[:, 2:5]` or a micro-batch. It cannot recognize ids that are
-    computed from the batch; name these with `ids`. A wrong guess costs a pull and does no harm.
+    prefetch() predicts the lookups of a batch from those of the batch before. For this it must find the ids
+    in the batch. It recognizes any tensor of the batch, at any depth of tuples, lists and dicts. The ids
+    may be that tensor in another shape, or some of its columns or rows: `x[:, 3]`, `x[:, 2:5]` or a
+    micro-batch. It cannot recognize ids that are computed from the batch, so name these with `ids`. A wrong
+    prediction costs one pull and does no harm.
+
+        for x, y in pst.prefetch(loader, lambda batch: {users: batch[0] % 1000}):
+            ...
 
     Args:
         loader: Any iterable, such as a DataLoader.
-        ids: Function from a batch to the look-ups that its forward pass will make: {module: ids}.
+        ids: Function from a batch to the lookups that its forward pass will make, {module: ids}. None means
+            that prefetch() predicts them.
 
     Raises:
         UsageError: Another prefetch() loop of this process has not ended.
@@ -65,18 +70,18 @@ _END, _UNREAD = cast(Any, object()), cast(Any, object())
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Position of ids within a batch: the path to their tensor, and the part of it that they are.
+    """Position of looked-up ids in a batch: a tensor of the batch, and the part of this tensor.
 
-    Torch views share memory, so `x[:, 2:4]` is recognized by its memory: same storage as `x`, same stride of
-    the first axis, and an offset of 2 from the start of a row.
+    Views in torch share memory, so `x[:, 2:4]` is recognized by its memory: same storage as `x`, same
+    stride of the first axis, and an offset of 2 from the start of a row.
 
     Attributes:
-        path: Keys and indices from the batch to the tensor.
+        path: Keys and indices that lead from the batch to the tensor.
         columns: Shape of the tensor without its first axis.
-        offset: Number of elements from the start of a tensor's row to the first id in it.
+        offset: Number of elements from the start of a row of the tensor to the first id in this row.
         shape: Shape of the ids without their first axis.
         strides: Strides of the ids, or () if the ids are the whole tensor in another shape.
-        rows: First row and end of the rows that the ids cover, for a micro-batch, or None for all rows.
+        rows: First row of the part and end of its rows, for a micro-batch, or None for all rows.
     """
 
     path: tuple[Any, ...]
@@ -88,7 +93,7 @@ class _Part:
 
     @staticmethod
     def find(batch: Any, ids: Tensor) -> "_Part | None":
-        """Return the position of the ids in the batch, or None if they are not a part of it."""
+        """Return the position of the ids in the batch, or None if they are not a part of the batch."""
         for path, tensor in _tensors(batch, ()):
             if tensor.dtype != ids.dtype or tensor.dim() == 0 or ids.dim() == 0 or ids.numel() == 0:
                 continue
@@ -106,7 +111,7 @@ class _Part:
         return None
 
     def of(self, batch: Any) -> Tensor | None:
-        """Return the same part of another batch, or None if that batch has no such part."""
+        """Return the tensor at this position in another batch, or None if that batch has none."""
         for path, tensor in _tensors(batch, ()):
             if path == self.path:
                 return self._cut(tensor)
@@ -130,7 +135,9 @@ class _Part:
 
 
 class _Ahead:
-    """Watcher of the look-ups in one loop over a loader, which predicts those of the next batch."""
+    """Predictor of the lookups of the next batch in one loop over a loader, from those of the
+    current batch.
+    """
 
     def __init__(self, batches: Iterator[Any], choose: Chooser | None) -> None:
         self._batches = batches
@@ -152,15 +159,15 @@ class _Ahead:
         return self.batch is not _END
 
     def end(self) -> None:
-        """End the loop, so that another one may begin."""
+        """End the loop and stop watching, so that another loop may begin."""
         self.batch = self._following = _END
         for rows in living_rows():
             if rows.watcher is self:
                 rows.watcher = None
 
     def _next(self) -> Any:
-        # Read as late as possible, so that it does not hold back this worker's push: at its end, a loader of
-        # `fleet.shard` may wait for other workers.
+        # Read the next batch as late as possible: at its end, a loader of `fleet.shard` may wait for other
+        # workers, which must have this worker's push by then.
         if self._following is _UNREAD:
             self._following = next(self._batches, _END)
         return self._following
@@ -184,7 +191,7 @@ class _Ahead:
 
 
 def _tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Yield every tensor in a batch with its path."""
+    """Yield each tensor in a batch, after its path of keys and indices."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):

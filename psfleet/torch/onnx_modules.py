@@ -1,9 +1,11 @@
 """Export of a PyTorch module as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
 
-An embedding's rows do not fit into a graph, so each look-up becomes an input of the graph, named after the
-embedding. Who runs the graph looks the rows up first; the graph's metadata says which input has rows of which
-table. torch.onnx.export traces the module once with an example. `_check` then runs the graph with a second
-example, because a trace silently turns Python numbers that depend on the input into constants.
+An embedding's rows do not fit into a graph, so the result of each lookup becomes an input of the graph,
+named after the embedding. A program that runs the graph must look the rows up first. The graph's metadata
+names the table of each such input.
+
+torch.onnx.export traces the module once with an example. A trace silently turns Python numbers that depend
+on the input into constants, so `_check` then runs the graph with a second example.
 """
 
 import inspect
@@ -33,16 +35,17 @@ _NAMED = {"dynamo": False} if "dynamo" in inspect.signature(_EXPORT).parameters 
 
 
 class _LookUps:
-    """Look-ups of a module, replaced so that their results can be recorded and then fed in.
+    """Replaces the lookups of a module, so that their results can first be recorded and then be given as
+    inputs.
 
-    The first run looks rows up as usual and records them in `found`. Later runs, such as the trace, take them
-    from `given`, so that the trace sees inputs and no look-ups. Names count the calls of a module: "item",
-    "item.2" and so on.
+    In a recording run, modules look rows up as usual, and `found` gets the results. In later runs, such as
+    the trace, lookups return the rows in `given`, so that the trace sees inputs in place of lookups. The
+    calls of a module are numbered in their names: "item", "item.2" and so on.
 
     Attributes:
-        tables: Table of each graph input. Inputs of a Number feature have none.
+        tables: Table of each graph input that has rows. Inputs of a Number feature have no table.
         found: Rows that the last recording run looked up, by name of the graph input.
-        given: Rows that look-ups return now, by the same names. Empty while a run records.
+        given: Rows that lookups return in this run, by the same names. Empty in a recording run.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,7 +54,7 @@ class _LookUps:
         self.given: dict[str, Tensor] = {}
         self._counts: Counter[str] = Counter()
         for path, module in model.named_modules():
-            if isinstance(module, TableModule):  # torch asks for all values of what it traces
+            if isinstance(module, TableModule):  # tracing saves the state of all modules
                 module._save_to_state_dict = lambda *state: None  # type: ignore[method-assign]
             if isinstance(module, Embedding | EmbeddingBag):
                 table = module.table.name or path or "embedding"
@@ -64,7 +67,7 @@ class _LookUps:
                 )
 
     def restart(self, rows: dict[str, Tensor]) -> None:
-        """Begin a run of the model, which takes its rows from `rows`, or records them if that is empty."""
+        """Begin a run in which lookups return these rows. With an empty dict, begin a recording run."""
         self.given = rows
         self._counts.clear()
 
@@ -98,10 +101,11 @@ class _LookUps:
 
 
 class _Graph(nn.Module):
-    """Wrapper that computes a module from its looked-up rows and then the tensors of its arguments.
+    """Wrapper of a module that takes a flat list of tensors: first looked-up rows, then the module's own
+    tensors.
 
-    The tracing exporter wants a flat list of tensors. So arguments, which may be nested, are flattened, and
-    their tensors are replaced in `leaves` before the module is called.
+    The tracing exporter needs a flat list. The arguments of the module may be nested, so an example of them
+    is flattened to `leaves`, and each call replaces its tensors.
     """
 
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
@@ -111,7 +115,7 @@ class _Graph(nn.Module):
         self.look_ups = _LookUps(self.model)
 
     def take(self, example: Any) -> None:
-        """Run the module with an example, and note the names and values of its inputs and outputs."""
+        """Run the module with an example, and record the names and values of inputs and outputs."""
         self.look_ups.restart({})
         out = self.predict(example)
         self.outputs = list(out) if isinstance(out, Mapping) else ["output"]
@@ -123,7 +127,7 @@ class _Graph(nn.Module):
         self.tensors = {keys[i] if flat else f"input.{i}": self.leaves[i] for i in self.places}
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return an example value for each input of the graph: rows first, then tensors."""
+        """Return an example value for each input of the graph: first rows, then tensors."""
         tensors = {
             name if name not in self.rows else f"ids.{name}": t for name, t in self.tensors.items()
         }
@@ -146,15 +150,15 @@ def write_onnx(
     features: FeatureSet | None,
     example: Any = None,
 ) -> None:
-    """Write a module as an ONNX graph, as `psfleet.serving.export` describes it.
+    """Write a module as an ONNX graph to a file, for `psfleet.serving.export`.
 
     Args:
         where: Path of the file.
         model: The module. Its features may be changed, so do not train or predict with it afterwards.
-        runtime: Source of the values of its tables.
+        runtime: Runtime whose tables have the weights.
         features: Inputs of the module. If `example` is None, examples are made from them. The graph takes
-            the outputs of their transforms.
-        example: Arguments of the module, with at least two samples; a tuple stands for several arguments.
+            the outputs of the features' transforms, not their inputs.
+        example: Arguments of the module, with at least two samples. A tuple gives several arguments.
 
     Raises:
         ConfigError: Neither features nor an example are given, torch cannot export the module, or the graph
@@ -167,7 +171,8 @@ def write_onnx(
                 "an ONNX file of a module needs what it is called with; name its --features, or call "
                 "psfleet.serving.export(..., example=...)"
             )
-        # The look-ups become inputs of the graph, so what transforms do before them is left out.
+        # The results of lookups become inputs of the graph, so the transforms, which come before the
+        # lookups, are left out.
         batches = [_batch(_behind_transforms(features), n) for n in (2, 3)]
         for module in model.modules():
             if isinstance(module, FeatureEmbedding):
@@ -199,7 +204,7 @@ def _write(where: Path, graph: _Graph) -> None:
         )
     except PsfleetError:
         raise
-    except Exception as error:  # torch raises many kinds; the message names the operation
+    except Exception as error:  # torch raises many types; the message names the operation
         raise ConfigError(
             f"torch makes no ONNX graph of the module: {str(error).strip().splitlines()[0]}"
         ) from None
@@ -208,7 +213,7 @@ def _write(where: Path, graph: _Graph) -> None:
     for unused in [
         graph_input for graph_input in document.graph.input if graph_input.name not in names
     ]:
-        document.graph.input.remove(unused)  # ids: their rows are inputs, so nothing reads the ids
+        document.graph.input.remove(unused)  # ids: their rows are inputs, so no node reads the ids
     tables = {f"rows of {name}": table for name, table in graph.look_ups.tables.items()}
     onnx.helper.set_model_props(document, tables)
     onnx.checker.check_model(document, full_check=True)
@@ -216,9 +221,9 @@ def _write(where: Path, graph: _Graph) -> None:
 
 
 def _check(where: Path, graph: _Graph) -> None:
-    """Refuse a graph that has a value of the traced example as a constant.
+    """Refuse a graph in which a value of the traced example has become a constant.
 
-    The graph is run with another example, which then differs from the module's output.
+    Runs the graph with another example: with such a constant, the outputs differ from the module's.
     """
     from onnx.reference import ReferenceEvaluator
 
@@ -244,12 +249,14 @@ def _reversed(leaf: Any) -> Any:
 
 
 def _behind_transforms(features: FeatureSet) -> FeatureSet:
-    """Return the features without their transforms, so that they take the ids and numbers these produce."""
+    """Return the features without their transforms, so that they take the transforms' results."""
     return FeatureSet(replace(feature, transform=(), inputs=(), dtype=None) for feature in features)
 
 
 def _batch(features: FeatureSet, samples: int) -> dict[str, Any]:
-    """Return a batch with this number of samples, two ids for each feature, and some numbers."""
+    """Return a batch of `samples` samples, with two ids for each feature, and with numbers for Number
+    features.
+    """
     batch: dict[str, Any] = {}
     for member in features:
         if not isinstance(member, Feature):

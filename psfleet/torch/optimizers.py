@@ -1,8 +1,8 @@
-"""DistributedOptimizer for torch: trains a model's parameters on the servers, with one push and one pull a
-step.
+"""DistributedOptimizer for torch: trains a model whose weights are on the servers, with one push and one
+pull a step.
 
-`convert()` makes one from torch's optimizers. The tables are planned and checked in `parameter_plan`, rules
-are matched in `rule_mapping`, and state dicts are in `state_dicts`.
+`convert()` makes it from torch's optimizers. parameter_plan plans and checks the tables, rule_mapping finds
+the servers' rule for each optimizer, and state_dicts reads and writes state dicts.
 """
 
 import functools
@@ -48,29 +48,34 @@ _key_of = operator.attrgetter("spec.key")
 
 @checked
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Optimizer whose parameters live on the servers.
+    """torch optimizer that sends gradients to the servers, which hold the parameters and update them.
 
-    `step()` sends all gradients in one push and brings the new dense parameters in one pull. The parameter
-    groups are those of the given optimizers, so torch's schedulers can change the learning rates. Every
-    other option is fixed once the tables exist. All workers must make the optimizer with the same model,
-    and start from the values of worker 0.
+        opt = DistributedOptimizer(model, torch.optim.Adam(model.parameters(), lr=1e-3))
+        loss_fn(model(x), y).backward()
+        opt.step()
 
-    The parts gradient_merge, amp, localsgd and recompute of the fleet's strategy apply.
+    `step()` sends all gradients in one push and gets the new dense parameters in one pull. The parameter
+    groups are those of the given optimizers, so torch's schedulers can change the learning rates. All other
+    options are fixed once the tables exist. All workers must make the optimizer with the same model, and
+    training starts from the values of worker 0.
+
+    Of the fleet's strategy, the parts gradient_merge, amp, localsgd and recompute take effect.
 
     Args:
-        model: Model whose parameters and embeddings are trained; their names become the tables' names.
+        model: Model whose parameters and embeddings are trained. Their names become the tables' names.
         optimizers: One torch optimizer, or several for disjoint parameters. Their state moves to the
-            servers, and they can no longer step. None if every embedding has its own psfleet optimizer.
+            servers, and their own step() then raises an error. None if every embedding has a psfleet
+            optimizer.
         name: Prefix of the tables' names, to tell two models apart.
-        runtime: Runtime that holds the tables. The fleet's by default.
+        runtime: Runtime that holds the tables. By default the fleet's.
 
     Raises:
-        ConfigError: An optimizer or option has no exact rule, or the strategy has a part that torch's
-            optimizers do not support. Nothing was changed.
+        ConfigError: The servers have no exact rule for an optimizer or an option, or the strategy has a
+            part that torch's optimizers do not support. Nothing was changed.
         UsageError: The optimizers do not fit the model. Nothing was changed.
     """
 
-    _cut = False  # whether the model is trained in pieces
+    _cut = False  # True if the model is split over pipeline stages
 
     def __init__(
         self,
@@ -109,12 +114,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             binding.owner for binding in self._sparse if isinstance(binding.owner, FleetOptimizer)
         ]
         self._owners = list({id(owner): owner for owner in owners}.values())
-        self._stale = False  # the model may have older values than the fleet
+        self._stale = False  # True if the model may have older values than the servers
         self.refresh()
         watch(self)
         self._model = weakref.ref(model)
         self._parts = weakref.WeakSet(model.modules())
-        self._changed = False  # a part of the model was loaded, and the fleet has the old values
+        self._changed = False  # True if the model was loaded and the servers have the old values
         model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
         for part in self._parts:
             part.register_load_state_dict_post_hook(self._loaded_part)  # type: ignore[no-untyped-call]
@@ -123,17 +128,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """Apply the parts of the strategy that change the model."""
+        """Change the model for the strategy. Here this is only recomputation of activations."""
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 
     def _make(
         self, plan: ParameterPlan, states: Mapping[Tensor, Any]
     ) -> tuple[list[DenseBinding], list[SparseBinding]]:
-        """Create the tables with the values and state of worker 0, unless they have been trained already."""
+        """Create the tables with worker 0's values and state. If trained tables exist, join them and write
+        nothing.
+        """
         joins_late = is_trained(self.runtime, plan.tables(self.runtime))
         dense, sparse = self._client.create(plan.make, joins_late)
-        # A worker that joins late must not write: the tables have trained values, not the model's first ones.
+        # A worker that joins a running job must not write: the tables have trained values, and its model
+        # initial ones.
         if not joins_late:
             writes = [binding.rows.fill for binding in sparse]
             writes += state_dicts.begun(self.runtime, dense, sparse, states)
@@ -143,7 +151,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return dense, sparse
 
     def _wake(self, parameters: Collection[Tensor] = ()) -> None:
-        """Create the tables of parameters that were frozen until now."""
+        """Create tables for parameters that were frozen until now."""
         if not self._plan.waking(parameters):
             return
         joins_late = is_trained(self.runtime, self._plan.dense_tables(self.runtime))
@@ -153,7 +161,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._bring(tables, [])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
-        return self  # a copy of the model refers to it
+        return self  # a copy of the model uses the same optimizer
 
     def __getstate__(self) -> Any:
         raise UsageError(
@@ -170,10 +178,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         samples: int = 0,
         loss: LossValue | None = None,
     ) -> Any:
-        """Push all gradients, then pull the new dense values. With gradient_merge, at every k-th call.
+        """Push all gradients, then pull the new dense values. With gradient_merge, only every k-th call
+        pushes.
 
         Args:
-            closure: Function that computes the loss again, as for any torch optimizer.
+            closure: Function that computes the loss again, as in any torch optimizer.
             samples: Number of samples of this step, for the progress display.
             loss: Loss of this step, for the progress display. If it is NaN, --on-nan decides what happens.
 
@@ -197,8 +206,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def push_merged(self) -> None:
-        """Push the gradients that gradient_merge holds, though fewer than k steps were made. All workers
-        must call it."""
+        """Push the gradients that gradient_merge has collected so far, from fewer than k steps.
+
+        Call it after the last step, on every worker.
+        """
         if self._merger is not None and (self._merger.waiting or self.runtime.worker_num > 1):
             self._push(*self._merger.take_waiting(), None)
 
@@ -209,7 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.refresh()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients as torch does, also those of embeddings with their own optimizer."""
+        """Reset gradients as torch does, including those of embeddings that have a psfleet optimizer."""
         super().zero_grad(set_to_none)
         for sparse in self._sparse:
             sparse.rows.weight.grad = None
@@ -219,27 +230,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.zero_grad(set_to_none)
 
     def refresh(self) -> None:
-        """Pull the dense parameters, and the rows that a prefetching loader has announced, in one call."""
+        """Pull the dense parameters now, in one call together with the rows that prefetch() predicts."""
         self._bring(self._own, self._ahead())
         self._stale = len(self._own) < len(self._dense)
 
     def drop_values(self) -> None:
-        """Mark all values as out of date, so that the model's next forward pass pulls them."""
+        """Mark all values in the model as out of date, so that its next forward pass pulls them."""
         self._stale = True
         for sparse in self._sparse:
             sparse.rows.forget()
 
     def upload(self) -> None:
-        """Write the model's dense parameters, which the script has changed, into the fleet's tables.
+        """Write the model's dense parameters into the tables, after the script has changed them.
 
-        Every worker must call it; the values of worker 0 are taken. Optimizer state stays.
+            with torch.no_grad():
+                model.fc.weight.clamp_(-1, 1)
+            opt.upload()
+
+        Every worker must call it. The values of worker 0 are written, and the optimizer state is kept.
         """
         self._changed = False
         self._client.exclusively(self._write)
         self.refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group as torch does. Refused once the tables exist."""
+        """Raise a UsageError: parameters cannot be added once the tables exist."""
         if hasattr(self, "_dense"):
             raise UsageError(
                 "add_param_group was called on a distributed optimizer, whose tables are "
@@ -248,19 +263,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fleet's present state in torch's layout, which torch's optimizers can load too.
+        """Return the present optimizer state, read from the servers, in a layout that torch's optimizers
+        can load too.
 
-        In addition, `tables` has the state of embeddings whose ids are any int64 or that have their own
-        optimizer, `loss_scaling` the state of amp, and `psfleet` the version of this layout.
+        Three entries are added to torch's layout: `tables` has the state of embeddings whose ids are any
+        int64 or that have a psfleet optimizer, `loss_scaling` the state of amp, and `psfleet` the version
+        of the layout.
 
         Raises:
-            UsageError: The state does not fit into a state dict. The error says how to save it instead.
+            UsageError: A state dict cannot hold the state. The message says how to save it instead.
         """
         state_dicts.check_saved(self._settings, self.runtime.worker_num)
         if self._merger is not None:
             check_none_waits(self._merger.waiting, "a state dict")
-        # Torch's own state_dict() lays out the servers' state, so the layout is torch's in every version. The
-        # state is only filled in for the call: training never reads it.
+        # Torch's own state_dict() makes the layout, so that the layout fits every version of torch.
+        # `self.state` has the servers' state only during this call, as training never reads it.
         self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
             state = super().state_dict()
@@ -275,17 +292,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state of `state_dict()`, or from one of the torch optimizer that was converted.
+        """Write a saved optimizer state into the tables: one of `state_dict()`, or of the torch optimizer
+        before its conversion.
 
-        Every worker must call it; the state of worker 0 is taken. A parameter without state starts with
-        initial state, as in torch.
+        Every worker must call it, and the state of worker 0 is written. A parameter without saved state
+        gets initial state, as in torch.
 
         Raises:
-            UsageError, ShapeError: The state belongs to another model, or to other optimizers or options.
+            UsageError, ShapeError: The state belongs to another model, other optimizers or other options.
                 Nothing was changed.
         """
-        # Torch's own load_state_dict() checks and parses. Its result is taken out again, because nothing may
-        # change before the checks below have passed.
+        # Torch's own load_state_dict() checks and parses the state. The result is then taken out of this
+        # object again, because nothing may change before the checks below have passed.
         groups = self.param_groups
         try:
             super().load_state_dict(state_dict)
@@ -299,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, states, tables)
         self._check_groups(new_groups)
         for group, new in zip(groups, new_groups, strict=True):
-            group.update(new)  # in place, since schedulers and tables hold on to it
+            group.update(new)  # in place, because schedulers and bindings refer to the group
         for table in self._sparse:
             schedule = tables.get(table.spec.name, {}).get("schedule")
             if schedule is not None and isinstance(table.owner, FleetOptimizer):
@@ -312,8 +330,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.refresh()
 
     def narrow(self, modules: Iterable[nn.Module]) -> None:
-        """Train only these modules in this process. Values of all others are pulled when the whole model is
-        used."""
+        """Train only these modules in this process. The values of all others are pulled when the whole
+        model is used.
+        """
         self._modules = list(modules)
         self._narrow()
 
@@ -328,8 +347,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ]
 
     def _merged(self, samples: int) -> tuple[list[Pair], int] | None:
-        """Return the gradients to push and their number of samples, or None if they are held for a later
-        step."""
+        """Return the gradients to push and their number of samples, or None if gradient_merge does not push
+        yet.
+        """
         pairs: list[Pair] = []
         bindings: list[DenseBinding | SparseBinding] = [*self._own, *self._own_rows]
         for binding in bindings:
@@ -342,7 +362,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._merger.take([(binding, _copied(grad)) for binding, grad in pairs], samples)
 
     def _gradients(self, pairs: Sequence[Pair]) -> list[Gradient]:
-        """Return the gradients to push."""
+        """Return the gradients as the push sends them, scaled by amp if it is on."""
         gradients = [gradient_of(binding.spec.key, grad, binding.rate()) for binding, grad in pairs]
         if self._scaler is None:
             return gradients
@@ -355,7 +375,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _bring(
         self, bindings: Sequence[DenseBinding], ahead: Sequence[tuple[EmbeddingRows, Ids]]
     ) -> None:
-        """Pull dense parameters, and rows for lookups to come, in one call."""
+        """Pull dense parameters, and rows for the next lookups, in one call."""
         keys = [*map(_key_of, bindings)]
         values, rows = self._client.pull(keys, [(rows_state.key, ids) for rows_state, ids in ahead])
         for dense, array in zip(bindings, values, strict=True):
@@ -364,7 +384,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             rows_state.hold(ids, array)
 
     def _ahead(self) -> list[tuple[EmbeddingRows, Ids]]:
-        """Drop the held rows, and return the lookups of the next step as far as they are known."""
+        """Drop all cached lookups, and return the predicted lookups of the next step: the rows and ids of
+        each.
+        """
         ahead: list[tuple[EmbeddingRows, Ids]] = []
         for sparse in self._own_rows:
             sparse.rows.forget()
@@ -373,10 +395,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return ahead
 
     def _check_groups(self, groups: Sequence[dict[str, Any]] | None = None) -> None:
-        """Refuse options that differ from those that the tables were made with.
+        """Refuse options that differ from those that the tables were made with. The learning rate may differ.
 
         Args:
-            groups: Parameter groups to check, or None for the optimizer's own.
+            groups: Parameter groups to check, or None for this optimizer's.
         """
         for settings in self._plan.groups:
             if groups is None:
@@ -388,9 +410,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             settings.check(settings.group | groups[group_index], " of the state dict")
 
     def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
-        """Hook before the whole model computes or is saved: pull the values that other workers have
-        changed."""
-        if self._model() is module:  # not a copy, which has the same hooks and values of its own
+        """Hook before the whole model computes or is saved: pull values that are out of date."""
+        # A copy of the model has the same hooks, but values of its own.
+        if self._model() is module:
             self._exchange(is_forward=len(hook_arguments) == 1)
 
     @untraced
@@ -408,7 +430,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._client.set_weights(dense.spec, array_of(dense.parameter))
 
     def _loaded(self, module: nn.Module, keys: Any) -> None:
-        """Hook after the whole model was loaded: write its values into the fleet's tables."""
+        """Hook after the whole model has loaded a state dict: write its values into the tables."""
         if self._model() is not module:
             return
         model_parameters = {id(parameter) for parameter in module.parameters()}
@@ -431,15 +453,14 @@ def _all(writes: Iterable[Callable[[], None]]) -> None:
 
 
 def _begun(states: Mapping[Tensor, Any]) -> Iterator[tuple[Tensor, Any]]:
-    """Yield the parameters that an optimizer has updated, with their state."""
+    """Yield each parameter that an optimizer has updated, with its state."""
     for parameter, state in states.items():
         if state and float(state.get("step", 1)):  # Adagrad has state before its first step
             yield parameter, state
 
 
 def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Return the options that all the optimizers have. Torch's schedulers look there for what they may
-    set."""
+    """Return the options that all the optimizers have. Torch's schedulers read there which options exist."""
     if not optimizers:
         return {}
     first, *other_defaults = (optimizer.defaults for optimizer in optimizers)
@@ -447,12 +468,14 @@ def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, A
 
 
 def _retire(optimizer: torch.optim.Optimizer) -> None:
-    """Make a converted torch optimizer refuse calls that no longer have an effect, or would return old
-    state."""
+    """Make a converted torch optimizer raise an error in calls that would have no effect or return
+    old state.
+    """
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         setattr(optimizer, name, _refusal(getattr(optimizer, name)))
     optimizer.state.clear()
-    # A scheduler made before the conversion also sets the rates, and warns unless this optimizer has stepped.
+    # A scheduler made before the conversion warns unless its optimizer has stepped. It may still set the
+    # learning rates, so prevent the warning.
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 

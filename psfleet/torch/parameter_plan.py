@@ -1,10 +1,11 @@
 """Plan of a distributed optimizer: the table, rule and learning rate that each torch parameter gets.
 
-`psfleet.torch.convert` first builds a ParameterPlan, which refuses a model or an optimizer that the servers
-could not train exactly as torch would, and only then lets it create tables. An error therefore leaves
-neither a table on the servers nor a half-converted model. The plan yields a DenseBinding for each dense
-parameter and a SparseBinding for each embedding; the optimizer of psfleet.torch.optimizers asks them for
-gradients and rates at every step. One thread uses them: that of the training script.
+psfleet.torch.convert builds a ParameterPlan before it changes anything. The plan refuses a model or an
+optimizer that the servers could not train exactly as torch would, so an error leaves neither a table on the
+servers nor a half-converted model. Then the plan creates the tables. It returns a DenseBinding for each
+dense parameter and a SparseBinding for each embedding. At every step, the optimizer in
+psfleet.torch.optimizers asks these bindings for gradients and learning rates. Everything runs in the thread
+of the training script.
 """
 
 import weakref
@@ -33,8 +34,10 @@ Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
 _living: "weakref.WeakSet[DenseBinding]" = weakref.WeakSet()
-"""Bindings of all optimizers that are still in use, by which a second conversion of a model is noticed. Weak
-references, so that a script may drop a model and its optimizer and convert another one."""
+"""Bindings of all optimizers in use, to notice that a model is converted a second time.
+
+The references are weak, so that a script may drop a model and its optimizer and convert another model.
+"""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -43,10 +46,11 @@ class DenseBinding:
 
     Attributes:
         parameter: The torch parameter.
-        spec: Definition of its table.
+        spec: Definition of the table.
         group: The optimizer's parameter group, whose "lr" is the learning rate.
-        version: Torch's change counter of the parameter (`_version`) when it last got the fleet's values. A
-            different count at the next step means that the script has changed the parameter in place.
+        version: Torch's change counter of the parameter (`_version`) when it last got values from the
+            servers. A higher count at the next step means that the script has changed the parameter in
+            place.
     """
 
     parameter: nn.Parameter
@@ -55,7 +59,7 @@ class DenseBinding:
     version: int = -1
 
     def set(self, values: NDArray[np.float32]) -> None:
-        """Copy the fleet's values into the parameter."""
+        """Copy values from the servers into the parameter."""
         self.parameter.copy_(as_tensor(values))
         self.version = self.parameter._version
 
@@ -64,11 +68,11 @@ class DenseBinding:
         return float(self.group["lr"])
 
     def gradient(self) -> NDArray[np.float32] | None:
-        """Return the gradient that backward passes have summed since zero_grad, or None if there was no pass.
+        """Return the gradients summed since zero_grad, or None if no backward pass has run.
 
         Raises:
-            UsageError: The gradient is sparse or not float32, or the parameter was changed in place, so that
-                its values differ from those on the servers.
+            UsageError: The gradient is sparse or not float32, or the script has changed the parameter in
+                place, so that its values differ from those on the servers.
         """
         grad = self.parameter.grad
         if self.parameter._version != self.version:
@@ -88,7 +92,7 @@ class DenseBinding:
         return array_of(grad)
 
     def check_type(self, values: Tensor) -> None:
-        """Refuse values that `.half()` or a similar call has turned into another dtype than float32."""
+        """Refuse values that `.half()` or a similar call has converted from float32 to another dtype."""
         if values.dtype != torch.float32:
             raise UsageError(
                 f"parameter {self.spec.name!r} has become {values.dtype}, and servers hold torch.float32; "
@@ -103,8 +107,8 @@ class SparseBinding:
 
     Attributes:
         rows: The embedding's rows.
-        owner: Holder of their learning rate: a parameter group of a torch optimizer, or the psfleet optimizer
-            that the embedding was built with.
+        owner: Holder of the rows' learning rate: a parameter group of a torch optimizer, or the embedding's
+            psfleet optimizer.
     """
 
     rows: EmbeddingRows
@@ -116,7 +120,9 @@ class SparseBinding:
         return self.rows.spec
 
     def gradient(self) -> SparseGrad | None:
-        """Return the rows' gradient since zero_grad, or None if no backward pass reached them."""
+        """Return the rows' gradients summed since zero_grad, or None if no backward pass has used
+        the rows.
+        """
         return self.rows.gradient()
 
     def rate(self) -> float:
@@ -127,17 +133,17 @@ class SparseBinding:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Settings of a parameter group when its tables were made, to notice a later change.
+    """Options of a parameter group when its tables were made, to notice changes that would have no effect.
 
-    A table keeps the rule it was created with; only the learning rate travels with each push. So a scheduler
-    may change "lr", but a changed "betas" or "momentum" would be ignored, and `check` refuses it.
+    A table keeps the rule that it was created with; only the learning rate is sent with each push. So a
+    scheduler may change "lr". A change of "betas" or "momentum" would be ignored, and `check` refuses it.
 
     Attributes:
-        kind: The torch optimizer's class.
-        group: The live parameter group.
-        rows: True for embeddings' rows, False for dense parameters.
-        formula: The rule that was found for the group.
-        options: Copy of the group's options at that time.
+        kind: Class of the torch optimizer.
+        group: The parameter group itself, whose options a script may change.
+        rows: True for rows of embeddings, False for dense parameters.
+        formula: The rule of the group's tables.
+        options: Copy of the group's options when the tables were made.
     """
 
     kind: type[torch.optim.Optimizer]
@@ -147,10 +153,10 @@ class GroupSettings:
     options: dict[str, Any]
 
     def check(self, group: dict[str, Any], where: str = "") -> None:
-        """Refuse options that would need another rule than the one the tables have.
+        """Refuse options that would need another rule than the tables have.
 
         Args:
-            group: Options to check: those of the live group, or of a state dict that is to be loaded.
+            group: Options to check, of the parameter group or of a state dict.
             where: Origin of the options, for the message, such as " of the state dict".
 
         Raises:
@@ -176,7 +182,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UntrainedParameter:
-    """A dense parameter that was frozen when the tables were made, and its optimizer's group."""
+    """Dense parameter that was frozen when the tables were made, and its parameter group."""
 
     parameter: nn.Parameter
     group: dict[str, Any]
@@ -184,21 +190,22 @@ class _UntrainedParameter:
 
 
 class ParameterPlan:
-    """Tables that a model needs for its optimizers. Everything is checked here, before a table exists.
+    """Tables that a model and its optimizers need. The constructor checks everything before a table is
+    created.
 
     Args:
-        model: The model, whose embeddings are already TableModules.
+        model: The model, with its embeddings already replaced by psfleet's (TableModule).
         groups: Parameter groups of all optimizers.
-        kinds: The optimizer class of each group.
+        kinds: Class of each group's optimizer.
         prefix: Prefix of the table names, without the dot; may be empty.
-        states: State that the optimizers have already, by parameter, if they trained before the conversion.
+        states: State of each parameter that was trained before the conversion.
 
     Attributes:
-        groups: Settings of each group. A group that has both dense parameters and rows has two entries.
+        groups: Settings of each group. A group with both dense parameters and rows has two entries.
 
     Raises:
         UsageError: A parameter belongs to no optimizer or to two, or the model was converted before.
-        ConfigError: psfleet has no rule that computes the same as an optimizer.
+        ConfigError: psfleet has no rule that computes exactly what an optimizer computes.
     """
 
     def __init__(
@@ -234,7 +241,9 @@ class ParameterPlan:
             )
 
     def _check_unconverted(self, model: nn.Module) -> None:
-        """Refuse a model of which another distributed optimizer trains a parameter or an embedding."""
+        """Refuse a model if another distributed optimizer already trains one of its parameters or
+        embeddings.
+        """
         trained = {id(binding.parameter) for binding in _living}
         names = [name for name, p in model.named_parameters() if id(p) in trained]
         names += [name for name, module in self._modules.items() if module.table.bound]
@@ -247,8 +256,8 @@ class ParameterPlan:
     def _take(self, group: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
         self_optimized = {id(m.weight) for m in self._modules.values() if m.optimizer is not None}
         for parameter in group["params"]:
-            # An embedding with an optimizer of its own keeps it, although `model.parameters()` hands its
-            # weight to the torch optimizer too.
+            # An embedding with a psfleet optimizer is updated by that, although `model.parameters()` hands
+            # its weight to the torch optimizer too.
             if id(parameter) in self_optimized:
                 continue
             if parameter.requires_grad or id(parameter) in self._begun:
@@ -259,19 +268,19 @@ class ParameterPlan:
     def _join(
         self, parameter: nn.Parameter, group: dict[str, Any], kind: type[torch.optim.Optimizer]
     ) -> None:
-        """Add a parameter to the plan, with the rule that its group's options call for."""
+        """Add a parameter to the plan, with the rule for the options of its group."""
         if id(parameter) in self._renormed:
             raise ConfigError(self._renormed[id(parameter)])
         rows = isinstance(parameter, TableWeight)
         settings = next((g for g in self.groups if g.group is group and g.rows == rows), None)
-        # A group may hold both dense parameters and rows, whose rules differ; then it has two entries.
+        # A group with both dense parameters and rows has two entries, because their rules differ.
         if settings is None:
             formula = formula_of(kind, group, rows=rows)
             settings = GroupSettings(kind, group, rows, formula, dict(group))
             self.groups.append(settings)
         self._admit(parameter)
         self._group_of[id(parameter)] = (group, settings.formula)
-        # Translate the state now, only to raise before a table exists if it does not fit the rule.
+        # Translate the state only to raise an error, before any table exists, if it does not fit the rule.
         state = self._begun.get(id(parameter))
         if state is not None:
             slots_of(
@@ -281,19 +290,19 @@ class ParameterPlan:
             self._parameters.append(parameter)
 
     def waking(self, parameters: Collection[Tensor] = ()) -> bool:
-        """Plan tables for parameters that were frozen at the conversion and are trained from now on.
+        """Plan tables for parameters that were frozen at the conversion and are to be trained from now on.
 
-        `make_dense` then makes tables for these parameters only.
+        After this call `make_dense` makes tables for these parameters only.
 
         Args:
-            parameters: Parameters to plan even if they are still frozen, because a loaded state dict has
-                state for them.
+            parameters: Parameters for which a loaded state dict has state. These get a table even if they
+                are still frozen.
 
         Returns:
-            True if there is any such parameter.
+            True if any parameter needs a new table.
 
         Raises:
-            UsageError: A parameter has a sparse gradient. It needs a table of rows, which can only be made
+            UsageError: A parameter has a sparse gradient. It needs a sparse table, which can only be made
                 at the conversion.
         """
         if not self._resting:
@@ -329,11 +338,11 @@ class ParameterPlan:
             )
 
     def dense_tables(self, runtime: Runtime) -> list[str]:
-        """Return the names that the dense tables will have."""
+        """Return the names of the dense tables that are planned."""
         return [self._dense_name(runtime, parameter) for parameter in self._parameters]
 
     def tables(self, runtime: Runtime) -> list[str]:
-        """Return the names that all tables will have, dense ones first."""
+        """Return the names of all planned tables, dense ones first."""
         rows = [self._rows_name(runtime, *pair) for pair in self._modules.items()]
         return self.dense_tables(runtime) + rows
 
@@ -350,7 +359,7 @@ class ParameterPlan:
         ]
 
     def make_dense(self, client: ParameterClient) -> list[DenseBinding]:
-        """Create or open the planned dense tables and return their bindings."""
+        """Create the planned dense tables, or open them if they exist, and return their bindings."""
         runtime, dense = client.runtime, []
         for parameter in self._parameters:
             group, formula = self._group_of[id(parameter)]
@@ -362,7 +371,8 @@ class ParameterPlan:
                 formula.decay,
             )
             runtime.create(spec, array_of(parameter))
-            # A large embedding without sparse gradients travels whole in each step, so hint at sparse=True.
+            # An embedding without sparse gradients is a dense table and is sent whole in each step, so
+            # recommend sparse=True if it is large.
             if id(parameter) in self._untied:
                 instead = "with sparse=True, trained by SparseAdam, Adagrad or SGD"
                 name = self._names[id(parameter)]
@@ -390,9 +400,9 @@ class ParameterPlan:
 
 
 def _renormed(model: nn.Module) -> Iterator[tuple[int, str]]:
-    """Yield each weight whose embedding has `max_norm`: its id() and the error message that refuses it.
+    """Yield the id() of each weight that has `max_norm`, and the error message that refuses it.
 
-    With max_norm a forward pass shortens rows in place, which the servers would not see.
+    With max_norm, a forward pass shortens rows in place, and the servers would not get the change.
     """
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
@@ -404,7 +414,7 @@ def _renormed(model: nn.Module) -> Iterator[tuple[int, str]]:
 
 
 def _untied(model: nn.Module) -> set[int]:
-    """Return the id() of each weight that only embeddings use, so that it could be a table of rows."""
+    """Return the id() of each weight that only embeddings use. Such a weight could be a sparse table."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
     other_modules = (module for module in model.modules() if not isinstance(module, kinds))
     other_weights = {
@@ -414,10 +424,11 @@ def _untied(model: nn.Module) -> set[int]:
 
 
 def _tables_of(model: nn.Module) -> dict[str, TableModule]:
-    """Return the model's embeddings by path. Of embeddings that share a table, the first one stands for all.
+    """Return the model's embeddings by their names in the model. Of embeddings that share a table, only the
+    first is returned.
 
     Raises:
-        UsageError: A weight was assigned by hand, or two tables have the same name.
+        UsageError: The script has assigned a weight to an embedding, or two tables have the same name.
     """
     tables: dict[str, TableModule] = {}
     for name, module in model.named_modules():
@@ -438,7 +449,7 @@ def _tables_of(model: nn.Module) -> dict[str, TableModule]:
 
 
 def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that a caller has passed as one, several or None, as a list.
+    """Return the `optimizers` argument of a caller as a list.
 
     Raises:
         UsageError: A value is no torch optimizer, or an optimizer has step hooks.
@@ -460,7 +471,9 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
 
 
 def _free(runtime: Runtime, name: str) -> str:
-    """Return a table name that this worker does not use yet: `name`, or else `name~2`, `name~3` and so on."""
+    """Return `name` or, if this worker already has such a table, the first free of `name~2`, `name~3` and
+    so on.
+    """
     tables, number, free = runtime.specs(), 1, name
     while key_of(free) in tables:
         number += 1
@@ -473,6 +486,8 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def array_of(value: Tensor) -> NDArray[np.float32]:
-    """Return the tensor's values as an array. It shares the memory of a CPU tensor; others are copied."""
+    """Return the tensor's values as an array, which shares the memory of a CPU tensor and otherwise is a
+    copy.
+    """
     array: NDArray[np.float32] = value.detach().cpu().numpy()
     return array

@@ -6,10 +6,10 @@ which order micro-batches go forward and back:
     stage 0   inputs -> modules -- activations --> stage 1 -> modules -- ... --> last stage -> loss
               leaf gradients   <-- gradients ---   stage 1            <-- ... --
 
-The results must not depend on where the model was cut, down to the last bit. For this, random numbers are
-seeded by module and micro-batch (StepSeeds), and tensors between modules are contiguous even where no message
-is sent (`_smooth`). At the end of a step all stages exchange losses and buffers, such as running statistics,
-so that each returns the whole loss and has the current buffers.
+Results must be bit-identical wherever the model is cut. So random numbers are seeded by module and
+micro-batch (StepSeeds), and tensors between modules are made contiguous even where no message is sent
+(`_smooth`). At the end of a step all stages exchange losses and buffers, such as running statistics. Each
+stage then has the current buffers and returns the loss of the whole batch.
 """
 
 import hashlib
@@ -38,14 +38,14 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def tensors_of(value: Any, maker: str) -> list[Tensor]:
-    """Return the output of a module, a tensor or a tuple of tensors, as a list.
+    """Return a module's output, which is a tensor or a tuple of tensors, as a list.
 
     Args:
         value: The output.
-        maker: Description of the module, for the message.
+        maker: Description of the module, for the error message.
 
     Raises:
-        UsageError: The output is something else, which cannot be sent to another stage.
+        UsageError: The output is no tensor and no tuple of tensors, so it cannot be sent to another stage.
     """
     parts = list(value) if isinstance(value, tuple) else [value]
     for part in parts:
@@ -58,10 +58,11 @@ def tensors_of(value: Any, maker: str) -> list[Tensor]:
 
 
 def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
-    """Return tensors as arrays for a message: first a JSON header as bytes, then the values.
+    """Convert tensors to the arrays of a message: first a JSON header as bytes, then one array for each
+    tensor.
 
-    The header has for each tensor null if it is None, or else [dtype, requires_grad], where dtype is empty
-    unless NumPy lacks it. Arrays share the memory of contiguous CPU tensors.
+    The header is a list with one entry for each tensor: null for None, or else [dtype, requires_grad]. Here
+    dtype is empty unless it is one that NumPy lacks. Arrays share the memory of contiguous CPU tensors.
     """
     header = [
         None if t is None else [str(t.dtype) if t.dtype in _PLAIN else "", t.requires_grad]
@@ -72,7 +73,9 @@ def to_arrays(tensors: Sequence[Tensor | None]) -> list[Array]:
 
 
 def from_arrays(arrays: Sequence[Array]) -> list[Tensor | None]:
-    """Return the tensors of a message as copies, which require gradients where the sender's tensors did."""
+    """Convert the arrays of a message back to tensors. They are copies, and require gradients if the
+    sender's did.
+    """
     header, values = json.loads(arrays[0].tobytes()), iter(arrays[1:])
     return [None if about is None else _tensor(next(values), *about) for about in header]
 
@@ -88,7 +91,8 @@ def _tensor(array: Array, kind: str, needs_gradient: bool) -> Tensor:
 
 
 def samples_of(batch: Any) -> int:
-    """Return the number of samples of a batch: the length of all its tensors, except zero-dimensional ones.
+    """Return the number of samples of a batch, which is the length of all its tensors except
+    zero-dimensional ones.
 
     Raises:
         ShapeError: The lengths differ, or the batch has no tensor.
@@ -103,9 +107,9 @@ def samples_of(batch: Any) -> int:
 
 
 def micro_batch(batch: Any, start: int, end: int) -> Any:
-    """Return a batch with the samples `start` to `end` - 1 of every tensor.
+    """Return the part of a batch with samples `start` to `end` - 1.
 
-    Tensors may be nested in tuples, lists and dicts to any depth. Everything else is passed on as it is.
+    Tensors may be nested in tuples, lists and dicts to any depth. Values that are no tensors are kept.
     """
     if isinstance(batch, Tensor):
         return batch[start:end] if batch.dim() else batch
@@ -128,17 +132,17 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 class StageModules:
-    """Modules of the stage that this process runs, and the buffers of all stages.
+    """Modules of the pipeline stage that this process runs, and the buffers of all stages.
 
     Args:
         model: The whole model, which every process has.
-        places: Indices in the model of each stage's modules.
+        places: For each stage, the indices in the model of its modules.
         recomputes: True to drop activations and compute them again in the backward pass.
         queue_size: Number of messages that may wait between two stages.
 
     Attributes:
-        places: Indices of this stage's modules.
-        own: This stage's modules.
+        places: Indices in the model of this stage's modules.
+        own: Modules of this stage.
         queue_size: As passed.
     """
 
@@ -160,7 +164,7 @@ class StageModules:
         self.changed()
 
     def forward(self, value: Any, micro: int, seeds: "StepSeeds") -> Any:
-        """Return the output of this stage's modules for the micro-batch number `micro`."""
+        """Compute the output of this stage's modules for the micro-batch number `micro`."""
         if not (self._recomputes and torch.is_grad_enabled()):
             return self._through(self.places, value, micro, seeds)
         for span in grouped(len(self.places)):
@@ -183,15 +187,15 @@ class StageModules:
         return value
 
     def changed(self) -> list[tuple[int, Tensor]]:
-        """Return this stage's buffers that have changed since the last call, each with its number.
+        """Return the buffers of this stage that have changed since the last call, each with its number.
 
-        A number counts the buffers of the whole model, so it names the same buffer in every process.
+        Buffers are numbered through the whole model, so a number means the same buffer in every process.
         """
         buffers = []
         for number, (stage, holder) in enumerate(self._buffers):
             if stage != here().stage:
                 continue
-            # Compare values: not every torch kernel counts its changes in the tensor's version.
+            # Compare values: not every torch kernel raises the tensor's change counter (`_version`).
             buffer, before = holder(), self._told.get(number)
             if before is None or not torch.equal(buffer, before):
                 self._told[number] = buffer.clone()
@@ -205,10 +209,11 @@ class StageModules:
 
 
 class StepSeeds:
-    """Seeds of one step's random numbers, a different one for each module and micro-batch.
+    """Seeds for the random numbers of one step, with a different seed for each module and micro-batch.
 
-    So a dropout mask depends neither on the stage that runs a module nor on the order of micro-batches. The
-    generator's state is restored after each module, so numbers that the script draws are not affected.
+    With them a dropout mask does not depend on the stage that runs a module, nor on the order of
+    micro-batches. After each module the generator's state is restored, so that the script's own random
+    numbers are the same.
 
     Args:
         seed: Seed of the training.
@@ -220,7 +225,7 @@ class StepSeeds:
         self._begin = f"{seed}/{worker}/{step}"
 
     def of(self, micro: int, place: int) -> "_SeededRandom":
-        """Return a context in which the module with index `place` computes the micro-batch `micro`."""
+        """Return a context manager under which module number `place` computes micro-batch number `micro`."""
         text = f"{self._begin}/{micro}/{place}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return _SeededRandom(int.from_bytes(digest, "little") >> 1)
@@ -239,8 +244,9 @@ class _SeededRandom:
 
 
 def _buffers(module: nn.Module) -> Iterator[Callable[[], Any]]:
-    """Yield a getter for each buffer. A module may assign a new tensor, so the tensor itself may be
-    outdated."""
+    """Yield a getter for each buffer of a module, because a forward pass may assign a new tensor to
+    a buffer.
+    """
     for part in module.modules():
         for key, buffer in part._buffers.items():
             if buffer is not None:
@@ -248,10 +254,10 @@ def _buffers(module: nn.Module) -> Iterator[Callable[[], Any]]:
 
 
 def _smooth(value: Any, index: int) -> Any:
-    """Make a module's output and its gradient contiguous, as a message would.
+    """Make a module's output and its gradient contiguous, as if they had been sent to another stage.
 
-    Torch's kernels may round differently for another memory layout. So the layout must be the same whether or
-    not the model is cut after this module.
+    Torch's kernels may round differently in another memory layout. So the layout must not depend on whether
+    the model is cut after this module.
     """
     tensors = [contiguous(tensor) for tensor in tensors_of(value, f"module {index}")]
     for tensor in tensors:
@@ -261,21 +267,21 @@ def _smooth(value: Any, index: int) -> Any:
 
 
 def contiguous(tensor: Any) -> Any:
-    """Return the tensor in contiguous memory, or None for None."""
+    """Return the tensor in contiguous memory. None gives None."""
     return None if tensor is None else tensor.contiguous()
 
 
 class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
-    """Training step of this stage for one batch.
+    """Computes one stage's part of the training step for one batch.
 
     Args:
-        parts: This stage's modules.
+        parts: Modules of this stage.
         kind: Order of forward and backward passes.
         sizes: Number of samples of each micro-batch.
         inputs: Inputs of the whole batch, used by the first stage.
         targets: Targets of the whole batch, used by the last stage.
-        loss: Computes the mean loss of a micro-batch from outputs and targets.
-        seeds: Seeds of the step.
+        loss: Function from outputs and targets of a micro-batch to its mean loss.
+        seeds: Seeds for the random numbers of the step.
     """
 
     _pack = staticmethod(to_arrays)
@@ -299,12 +305,13 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
         self._targets = targets
         self._loss = loss
         self._seeds = seeds
-        # For each micro-batch in flight: tensors received from the stage before, and outputs of this stage.
+        # For each micro-batch between its forward and backward pass: tensors received from the stage
+        # before, and outputs of this stage.
         self._runs: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self._losses: dict[int, float] = {}
 
     def complete(self) -> float:
-        """Run the step and return the loss of the whole batch, which is the same in every stage."""
+        """Run the step and return the loss of the whole batch, the same number in every stage."""
         self._take_actions()
         self._share()
         return sum(self._fractions[micro] * loss for micro, loss in sorted(self._losses.items()))
@@ -324,7 +331,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
             message = self._receive("forward", stage - 1, micro)
             leaves = _all(message)
             # Torch forbids in-place changes of a leaf that requires gradients. A clone is no leaf, so a
-            # module may change its input in place, and the gradient still reaches the leaf.
+            # module may change it in place, and its gradient still flows to the leaf.
             copies = tuple(leaf.clone() for leaf in leaves)
             value = copies if message[0] is None else copies[0]
         value = self._parts.forward(value, micro, self._seeds)
@@ -332,7 +339,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
             out = [self._loss_of(value, micro)]
         else:
             out = tensors_of(value, f"module {self._parts.places[-1]}")
-            # A leading None tells the next stage that the output was a tuple.
+            # A leading None tells the next stage that the module returned a tuple.
             self._send("forward", stage + 1, micro, [None, *out] if type(value) is tuple else out)
         self._runs[micro] = leaves, out
 

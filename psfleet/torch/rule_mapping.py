@@ -1,9 +1,10 @@
-"""Translation between torch optimizers and the rules of psfleet's servers, for options and for state.
+"""Translation of torch optimizers' options and state to the rules of psfleet's servers, and back.
 
-`formula_of` finds the rule that computes exactly what a torch optimizer would, or refuses: an almost equal
-rule would train a slightly different model without a warning. `slots_of` and `entry_of` translate optimizer
-state from and to torch's `state_dict` layout, so that checkpoints of torch can be loaded and saved. Each rule
-declares its torch counterparts itself (`Rule.torch`); nothing is listed here.
+A rule is a server's arithmetic for updating weights. `formula_of` finds the rule that computes exactly what
+a torch optimizer would. It raises an error if there is none, since an almost equal rule would train a
+slightly different model without a warning. `slots_of` and `entry_of` translate optimizer state from and to
+the layout of torch's `state_dict`, so that torch's checkpoints can be loaded and saved. Each rule class
+lists its torch counterparts itself (`Rule.torch`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,12 +33,12 @@ _DERIVED = ("step", "mu_product")  # in torch's state, but computed from the tab
 
 @dataclass(frozen=True, slots=True)
 class RuleMapping:
-    """Update rule of a parameter's table.
+    """Rule and options for the updates of a parameter's table.
 
     Attributes:
-        rule: The optimizer's arithmetic.
+        rule: Arithmetic of the optimizer.
         decay: Weight decay, as in psfleet.core.engine.schema.table.TableSpec.
-        every_row: True if a step updates all rows, also those without a gradient, as in TableSpec.
+        every_row: True if each step updates all rows, even those without a gradient, as in TableSpec.
     """
 
     rule: Rule
@@ -46,15 +47,15 @@ class RuleMapping:
 
 
 def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -> RuleMapping:
-    """Return the rule that computes the same as a torch optimizer with these options.
+    """Find the rule that computes the same as a torch optimizer with these options.
 
         group = torch.optim.Adam(parameters, betas=(0.9, 0.99)).param_groups[0]
         formula_of(torch.optim.Adam, group, rows=False).rule  # Adam with these betas
 
     Args:
-        kind: The optimizer's class.
-        group: One of its `param_groups`.
-        rows: True for an embedding's rows with sparse gradients, False for dense parameters.
+        kind: Class of the optimizer.
+        group: One of the optimizer's `param_groups`.
+        rows: True for rows of an embedding, which get sparse gradients. False for dense parameters.
 
     Raises:
         ConfigError: psfleet has no rule for the optimizer, or none with these options.
@@ -101,7 +102,7 @@ def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> RuleMapping:
 
 
 def _option(group: Group, path: str) -> Any:
-    """Return an option of the group by name; "betas.0" is the first number of the option "betas"."""
+    """Return an option of the group by its path: "betas.0" is the first number of the option "betas"."""
     name, _, index = path.partition(".")
     return group[name][int(index)] if index else group[name]
 
@@ -119,11 +120,12 @@ def _require(
 
 @dataclass(frozen=True, slots=True)
 class StateSlots:
-    """State of a table without its weights.
+    """Optimizer state of one table.
 
     Attributes:
         step: Number of updates that the table has had, or None if torch's optimizer does not record it.
-        values: One float32 array in the parameter's shape for each slot of the rule.
+        values: One float32 array in the parameter's shape for each slot of the rule. A slot is a state
+            value that the rule keeps for each weight.
     """
 
     step: int | None
@@ -131,12 +133,12 @@ class StateSlots:
 
 
 def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
-    """Return a parameter's state as torch's optimizer would keep it. A rule without state yields {}.
+    """Return a parameter's optimizer state in the layout of torch's optimizer. A rule without state gives {}.
 
     Args:
         rule: Rule of the parameter's table.
         step: Number of updates that the table has had.
-        values: One array per slot.
+        values: One array for each slot of the rule.
     """
     entry: dict[str, Any] = {}
     if rule.slots and not isinstance(rule, Momentum):
@@ -153,13 +155,13 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
 def slots_of(
     name: str, rule: Rule, shape: tuple[int, ...], entry: Mapping[str, Any] | None
 ) -> StateSlots:
-    """Return the table state that is equivalent to a parameter's state in a torch optimizer.
+    """Convert a parameter's state in a torch optimizer to the state of the parameter's table.
 
     Args:
-        name: Name of the parameter, for messages.
-        rule: Rule of its table.
+        name: Name of the parameter, for error messages.
+        rule: Rule of the parameter's table.
         shape: Shape of the parameter.
-        entry: The parameter's part of the optimizer's state, or None if it was never updated.
+        entry: State of the parameter in torch's layout, or None if it was never updated.
 
     Raises:
         UsageError: The state was saved by another optimizer.
@@ -191,12 +193,12 @@ def slots_of(
 
 
 def _names(rule: Rule) -> list[str]:
-    """Return torch's names of the rule's slots, in their order."""
+    """Return the names that torch gives to the slots of the rule, in the order of the slots."""
     return rule.torch[0].state.split()[: len(rule.slots)] if rule.slots else []
 
 
 def _needless(rule: Rule) -> set[str]:
-    """Return the slots that torch leaves out because its result does not depend on them."""
+    """Return the slots that torch leaves out because this rule's result does not depend on them."""
     return {"momentum_buffer"} if isinstance(rule, TorchRMSprop) and not rule.momentum else set()
 
 

@@ -1,6 +1,7 @@
-"""Pipeline: trains an nn.Sequential in micro-batches on the stages that the launcher starts.
+"""Pipeline: trains an nn.Sequential in micro-batches, split over the stages that the launcher starts.
 
-This file cuts the model into chunks and is what a script uses. `pipeline_step` runs one step of one stage.
+This file has the class for scripts, and splits the model into chunks. pipeline_step runs one step of one
+stage.
 """
 
 import math
@@ -43,10 +44,11 @@ from psfleet.torch.table_weight import TableWeight
 
 
 def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
-    """Check that the model can be cut at these positions, and return it.
+    """Check that the model can be split before these modules, and return the model.
 
     Raises:
-        UsageError: The model is no nn.Sequential, or a cut is not between two of its modules.
+        UsageError: The model is no nn.Sequential, or an entry of `cuts` is not the index of a module, or
+            `cuts` is not ascending.
     """
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         raise UsageError(
@@ -65,14 +67,16 @@ def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
 def chunks_of(
     model: nn.Sequential, cuts: Sequence[int] | None, count: int, batch: Any
 ) -> list[range]:
-    """Return the modules of each chunk, as ranges of their positions in the model.
+    """Split the model into chunks, and return the modules of each chunk as a range of indices in the model.
 
-    Without cuts, chunks have about equal work, and among equal choices the least data crosses the cuts.
-    Work is counted, as the multiplications and results of each module for one sample. No clock is read, so
-    all stages find the same cuts.
+    Without `cuts`, the chunks have about equal work. Among equally good splits, the one that sends the
+    least data between chunks is taken. The work of a module is the number of its multiplications and
+    results for one sample. It is counted and not timed, so that all stages find the same split.
 
     Args:
-        cuts: Positions of the modules that begin a chunk, or None to find `count` chunks.
+        model: The model to split.
+        cuts: Index of the first module of each chunk but the first, or None to find `count` chunks.
+        count: Number of chunks, if `cuts` is None.
         batch: Input of the model, a few samples.
 
     Raises:
@@ -92,7 +96,7 @@ def chunks_of(
 
 
 def refuse_shared(model: nn.Sequential, chunks: Sequence[range]) -> None:
-    """Refuse a model in which two chunks share a weight.
+    """Refuse a model in which modules of two chunks share a weight, because a weight belongs to one stage.
 
     Raises:
         UsageError: Two chunks share a weight.
@@ -113,12 +117,15 @@ def refuse_shared(model: nn.Sequential, chunks: Sequence[range]) -> None:
 
 @torch.no_grad()
 def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]:
-    """Return the work of each module, and the number of values that cross before it and at the end, for one
-    sample."""
+    """Return for one sample the work of each module, and the number of values sent if the model is split
+    before it.
+
+    The second list has one entry more, for the end of the model. Its first and last entry are 0.
+    """
     samples = samples_of(batch)
     work, crossing, value = [], [0], batch
     modes = {module: module.training for module in model.modules()}
-    model.eval()  # neither masks nor running statistics are touched
+    model.eval()  # so that random masks and running statistics do not change
     try:
         for index, child in enumerate(model):
             value, multiplications = _watched(child, value)
@@ -132,7 +139,9 @@ def _measured(model: nn.Sequential, batch: Any) -> tuple[list[float], list[int]]
 
 
 def _watched(child: nn.Module, value: Any) -> tuple[Any, float]:
-    """Return the module's output, and its number of multiplications by parameters."""
+    """Return a module's output, and the number of multiplications by parameters in the module and its
+    children.
+    """
     costs: list[float] = []
 
     def watch(module: nn.Module, _: Any, out: Any) -> None:
@@ -146,14 +155,16 @@ def _watched(child: nn.Module, value: Any) -> tuple[Any, float]:
 
 
 def _multiplications(module: nn.Module, out: Any) -> float:
-    """Return the number of multiplications by a module's own dense parameters, on the whole batch."""
+    """Return the number of multiplications by the module's own dense parameters, without its children, on a
+    batch.
+    """
     parameters = [p for p in module._parameters.values() if p is not None]
     size = sum(p.numel() for p in parameters if not isinstance(p, TableWeight))
     first = out[0] if isinstance(out, tuple) and out else out
     if not size or not isinstance(first, Tensor):
         return size
-    # Parameters times positions, where the output has `width` values for each position. Every position of a
-    # linear layer or convolution uses every parameter once.
+    # Each output position of a linear layer or convolution uses each parameter once, and has `width`
+    # values. So the number is parameters times positions.
     width = 1
     if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         width = module.weight.shape[0]
@@ -163,7 +174,7 @@ def _multiplications(module: nn.Module, out: Any) -> float:
 
 
 class _PipelineOptimizer(DistributedOptimizer):
-    """Optimizer of a model that is trained in stages."""
+    """Optimizer of a model that is split over stages."""
 
     _cut = True
 
@@ -174,36 +185,36 @@ class _PipelineOptimizer(DistributedOptimizer):
 
 @checked
 class Pipeline:
-    """Trains an nn.Sequential, cut into the stages that `psfleet-launch --stages` starts.
+    """Trains an nn.Sequential, split over the stages that `psfleet-launch --stages` starts.
 
         trainer = Pipeline(model, torch.optim.Adam(model.parameters()), nn.functional.mse_loss)
         for x, y in fleet.shard(loader):
             loss = trainer.step(x, y)
 
     The same script runs in one process and on stages. Every stage runs the whole script with the same
-    batches, and computes only its own modules. With the same micro-batches, losses and weights have the
-    same bits on any number of stages and in every schedule. Without a launcher the whole batch is one
+    batches, and computes only its own modules. With the same micro-batches, losses and weights are
+    bit-identical on any number of stages and in every schedule. Without a launcher, the whole batch is one
     micro-batch.
 
-    The model is moved to the servers as convert() does. In every stage `model(x)` and `model.state_dict()`
-    use the whole model.
+    The model is moved to the servers as convert() does. In every stage, `model(x)` and `model.state_dict()`
+    work with the whole model.
 
     Args:
         model: nn.Sequential to train, changed in place. Its modules return a tensor or a tuple of tensors.
-        optimizers: Optimizers as for convert().
-        loss: Function of the model's output and the targets that returns a mean over the samples.
-        cuts: Positions of the modules that begin a stage's chunk, such as [2, 5]. None finds chunks of
-            about equal work with the first batch.
-        name, runtime: As for DistributedOptimizer.
-        servers: Number of servers, as for convert().
+        optimizers: Optimizers as in convert().
+        loss: Function of the model's output and the targets that returns the mean loss over the samples.
+        cuts: Index of the first module of each stage but stage 0, such as [2, 5] for three stages. None
+            splits the model at the first step into parts of about equal work.
+        name, runtime: As in DistributedOptimizer.
+        servers: Number of servers that hold an embedding's table, as in convert().
 
     Attributes:
         model: The converted model.
-        optimizer: Its DistributedOptimizer, for schedulers of the learning rate.
+        optimizer: The DistributedOptimizer, for schedulers of the learning rate.
 
     Raises:
-        ConfigError: The strategy has a part that pipelines of torch do not support, see docs/torch.md.
-        UsageError: The model or the optimizers cannot be cut.
+        ConfigError: The strategy has a part that pipelines of torch do not support. docs/torch.md lists them.
+        UsageError: The model cannot be split at `cuts`, or the optimizers do not fit the model.
     """
 
     def __init__(
@@ -247,16 +258,17 @@ class Pipeline:
         """Train on one batch: all micro-batches forward and back, then one update.
 
         Args:
-            inputs: Inputs of the first module: tensors of equal length, also inside tuples, lists and dicts.
+            inputs: Inputs of the first module: tensors of equal length, which may be nested in tuples,
+                lists and dicts.
             targets: Targets of the loss, in the same form.
 
         Returns:
-            The loss of the batch before the update, float32 []; the same in every stage.
+            The mean loss of the batch before the update, float32 [], the same in every stage.
 
         Raises:
-            ShapeError: Tensors differ in length, or the loss is no single number.
+            ShapeError: Tensors differ in length, or the loss is not a single number.
         """
-        # The model is cut at the first step, because measuring the modules' work needs a batch.
+        # The model is split at the first step, because measuring the modules' work needs a batch.
         samples = samples_of((inputs, targets))
         sizes = even_sizes(samples, self._asked.micro_batches)
         if self._parts is None:
@@ -276,7 +288,7 @@ class Pipeline:
         chunks = chunks_of(self.model, self._cuts, max(self._asked.stages, stages), batch)
         refuse_shared(self.model, chunks)
         check_share(len(chunks), stages)
-        # Every stage trains a run of neighbouring chunks: with 4 chunks on 2 stages, 0 and 1 on stage 0.
+        # Each stage gets consecutive chunks: with 4 chunks on 2 stages, stage 0 gets chunks 0 and 1.
         last = len(chunks) // stages - 1
         firsts = range(0, len(chunks), last + 1)
         stage_spans = [range(chunks[i].start, chunks[i + last].stop) for i in firsts]

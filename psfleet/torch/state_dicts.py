@@ -1,7 +1,7 @@
-"""state_dict() of torch's DistributedOptimizer: read from the tables, and written back to them.
+"""State dicts of DistributedOptimizer: optimizer state read from the servers' tables, and written back.
 
-The layout is torch's, so that a plain torch optimizer can load it. Tables that torch's layout has no place
-for, such as embeddings whose ids are any int64, are in an additional entry `tables`.
+The layout is torch's, so that a plain torch optimizer can load it. An additional entry `tables` has the
+state of tables that torch's layout cannot represent, such as embeddings whose ids are any int64.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.torch.parameter_plan import DenseBinding, SparseBinding
 from psfleet.torch.rule_mapping import StateSlots, entry_of, slots_of
 
-HEADER = "psfleet"  # under this name a state dict has the version of its layout
+HEADER = "psfleet"  # key of a state dict for the version of its layout
 _FORMAT = Format("torch optimizer")
 _PARTS = (HEADER, "state", "param_groups", "tables", "loss_scaling")
 
@@ -29,10 +29,10 @@ Write = Callable[[], None]
 
 
 def check_saved(settings: Settings, workers: int) -> None:
-    """Refuse to save optimizer state that no single process has completely.
+    """Refuse to save the optimizer state if each worker has its own, so that no process has the whole state.
 
     Raises:
-        UsageError: Each worker has its own state.
+        UsageError: Each worker has its own optimizer state.
     """
     if settings.consistency.declared.adds_deltas:
         mode = f"in {settings.consistency.mode} mode"
@@ -47,15 +47,17 @@ def check_saved(settings: Settings, workers: int) -> None:
 
 
 def version() -> int:
-    """Return the version of the layout. Its key HEADER tells a state dict of psfleet from one of torch."""
+    """Return the version of the layout. A state dict of psfleet has it under the key HEADER; torch's has no
+    such key.
+    """
     return _FORMAT.version
 
 
 def check_version(state_dict: Mapping[str, Any]) -> None:
-    """Refuse a state dict of psfleet with another version. Those of torch have no version and pass.
+    """Refuse a state dict that another version of psfleet wrote in another layout. State dicts of torch pass.
 
     Raises:
-        UsageError: The version is another one.
+        UsageError: The layout has another version.
     """
     if HEADER in state_dict:
         with reading("the state dict", UsageError):
@@ -66,7 +68,9 @@ def check_version(state_dict: Mapping[str, Any]) -> None:
 def entries(
     runtime: Runtime, dense: Sequence[DenseBinding], sparse: Sequence[SparseBinding]
 ) -> dict[Tensor, dict[str, Any]]:
-    """Return the state of every parameter in the form that torch's optimizers keep."""
+    """Return the optimizer state of each parameter in torch's layout. State that torch's layout cannot
+    represent is left out.
+    """
     states: dict[Tensor, dict[str, Any]] = {}
     for binding in dense:
         if binding.spec.rule.slots:
@@ -80,7 +84,9 @@ def entries(
 
 
 def table_entries(sparse: Sequence[SparseBinding]) -> dict[str, dict[str, Any]]:
-    """Return the state of the embeddings that torch's layout has no place for, by the tables' names."""
+    """Return the optimizer state of embeddings that torch's layout cannot represent, by the name of the
+    table.
+    """
     states = {}
     for table in sparse:
         if _in_layout(table):
@@ -104,13 +110,15 @@ def prepared(
     states: Mapping[Tensor, Entry],
     tables: Mapping[str, Entry],
 ) -> list[Write]:
-    """Check a loaded state completely, and return the writes that put it into the tables.
+    """Check a whole state dict before anything is written, and return the functions that write it into the
+    tables.
 
     Args:
         runtime: Runtime that holds the tables.
-        dense, sparse: The tables.
-        states: Entries of torch's layout. A parameter without an entry gets initial state, as in torch.
-        tables: Entry `tables`, as `table_entries` returns it.
+        dense, sparse: The parameters and embeddings, with their tables.
+        states: Optimizer state in torch's layout. A parameter without an entry gets initial state, as in
+            torch.
+        tables: State of the other tables, as `table_entries` returns it.
 
     Raises:
         UsageError, ShapeError: The state belongs to another model or to other optimizers.
@@ -144,7 +152,7 @@ def begun(
     sparse: Sequence[SparseBinding],
     states: Mapping[Tensor, Entry],
 ) -> list[Write]:
-    """Return the writes for the state that torch's optimizers had before the conversion."""
+    """Return the functions that write the state from before the conversion into the new tables."""
     writes = []
     for binding in dense:
         if binding.parameter in states:
@@ -156,7 +164,7 @@ def begun(
 
 
 def _in_layout(table: SparseBinding) -> bool:
-    """Return whether torch's layout has a place for the table's state."""
+    """Return True if torch's layout can represent the table's state."""
     return table.rows.count is not None and not isinstance(table.owner, FleetOptimizer)
 
 
@@ -181,7 +189,9 @@ def _rows_write(table: SparseBinding, slots: StateSlots) -> Write:
 
 
 def _table_write(table: SparseBinding, entry: Entry) -> Write:
-    """Return the write of a table that torch's layout has no place for."""
+    """Check the saved state of a table that torch's layout cannot represent, and return the function that
+    writes it.
+    """
     rows, name = table.rows, table.spec.name
     keys = ["step", *(["ids"] if rows.count is None else [])]
     keys += [slot.name for slot in table.spec.rule.slots]

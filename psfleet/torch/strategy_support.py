@@ -1,8 +1,8 @@
-"""Strategy parts for torch models: which ones psfleet.torch supports, and recomputation of activations.
+"""Strategy for torch models: a check that psfleet.torch supports its parts, and recomputation of activations.
 
-Recomputation saves memory: a block of the model keeps only its input, and runs its forward pass a second time
-when its gradients are computed. torch.utils.checkpoint does this; this module chooses the blocks and makes
-modules use it. Checks run before training begins and raise ConfigError or UsageError.
+Recomputation saves memory. A block of the model keeps only its input, and runs its forward pass a second
+time when its gradients are computed. torch.utils.checkpoint does this; this module chooses the blocks and
+makes them use it. Checks run before training begins and raise ConfigError or UsageError.
 """
 
 import math
@@ -34,8 +34,9 @@ def check_strategy(settings: Settings, *, cut: bool) -> None:
         cut: True if psfleet.torch.Pipeline trains the model.
 
     Raises:
-        ConfigError: The strategy has a part that no torch optimizer has a counterpart for.
-        UsageError: The strategy asks for a pipeline, and the script does not use one.
+        ConfigError: A part of the strategy would replace the script's optimizer and has no counterpart for
+            torch, or recompute has a memory budget.
+        UsageError: The strategy has a pipeline, and the script does not use psfleet.torch.Pipeline.
     """
     for part, instead in _OTHER_OPTIMIZERS.items():
         if getattr(settings, part) is not None:
@@ -73,11 +74,12 @@ def pipeline_of(settings: Settings) -> PipelineSettings:
 
 
 def recompute(model: nn.Module, settings: RecomputeSettings) -> None:
-    """Make blocks of the model drop their activations in training and compute them again when needed.
+    """Make blocks of the model drop their activations in training, and compute them again for their
+    gradients.
 
-    A block keeps only its input, and its forward pass runs again when its gradients are computed. Gradients
-    have the same bits as without recomputation, dropout masks included. Each block gets a class that is
-    derived from its own class and has the same name, so copies and state dicts do not change.
+    Each block keeps only its input and runs its forward pass a second time. Gradients are bit-identical to
+    those without recomputation, dropout masks included. The class of each block is replaced by a derived
+    class of the same name, so copies and state dicts do not change.
     """
     blocks = blocks_of(model, settings)
     for block in blocks:
@@ -91,10 +93,11 @@ def recompute(model: nn.Module, settings: RecomputeSettings) -> None:
 
 
 def blocks_of(model: nn.Module, settings: RecomputeSettings) -> list[nn.Module]:
-    """Return the modules that `checkpoints` names, or else the blocks that the model's structure suggests.
+    """Return the modules that `settings.checkpoints` names, or else the blocks found from the model's
+    structure.
 
-    These are each plain nn.Sequential and each module of an nn.ModuleList. If such modules are nested, only
-    the outermost one is a block.
+    Blocks are then each plain nn.Sequential and each module of an nn.ModuleList. If such modules are
+    nested, only the outermost is a block.
 
     Raises:
         ConfigError: The model has no block, a name is unknown, or a block cannot be run twice.
@@ -118,7 +121,9 @@ def blocks_of(model: nn.Module, settings: RecomputeSettings) -> list[nn.Module]:
 
 
 def grouped(count: int) -> list[range]:
-    """Split 0 to count - 1 into about sqrt(count) ranges, which needs the least memory (Chen et al. 2016)."""
+    """Split 0 to count - 1 into about sqrt(count) ranges. This number needs the least memory (Chen et al.
+    2016).
+    """
     runs = max(math.isqrt(count), 1)
     edges = [round(i * count / runs) for i in range(runs + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
@@ -152,7 +157,7 @@ def _found(module: nn.Module, path: str = "") -> dict[str, nn.Module]:
 
 
 class _Recomputed:
-    """Mixin for a module's class that recomputes the module as one block."""
+    """Mixin for a module's class: the whole module is one block that is recomputed."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute as the module's own forward does."""
@@ -163,7 +168,7 @@ class _Recomputed:
 
 
 class _RecomputedRuns:
-    """Mixin for nn.Sequential that recomputes groups of its modules, about sqrt(n) of n, as blocks."""
+    """Mixin for nn.Sequential: its n modules are split into about sqrt(n) blocks that are recomputed."""
 
     def forward(self, input: Any) -> Any:
         """Compute as nn.Sequential's own forward does."""

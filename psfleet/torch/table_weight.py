@@ -1,8 +1,7 @@
-"""Stand-in for an embedding's weight, with torch's sparse gradients but without the rows.
+"""TableWeight: a torch parameter in place of an embedding's weight, whose rows are on the servers.
 
-Torch's optimizers, hooks and `zero_grad` work on parameters and their `.grad`. TableWeight is such a
-parameter: it takes no memory, and its sparse gradient is built by a custom autograd function from the rows
-that were pulled.
+Torch's optimizers, hooks and `zero_grad` work on parameters and their `.grad`. A TableWeight takes no
+memory. A custom autograd function gives it a sparse gradient for the rows that were pulled.
 """
 
 import functools
@@ -39,20 +38,20 @@ Ids = NDArray[np.int64]
 _ROOM = (
     2**31
 )  # shape[0] of a weight whose ids are any int64: maximum number of looked-up ids between steps
-_MOST = 2**30  # numbers of bags start again from 0 before they reach this
+_MOST = 2**30  # bags are renumbered from 0 before their numbers reach this
 
 
 def refuse_graph() -> None:
-    """Raise a UsageError that says why the model cannot be exported as a graph."""
+    """Raise the UsageError for a model that is exported as a graph."""
     raise UsageError(_REASON)
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that torch.compile calls it between its graphs, and exporting a graph fails with a
-    reason.
+    """Wrap a function so that torch.compile does not trace it, and that it fails with a clear message in an
+    export.
 
     Raises:
-        UsageError: The returned function is called during an export.
+        UsageError: The wrapped function is called during an export of a graph.
     """
 
     @functools.wraps(function)
@@ -69,27 +68,30 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class TableWeight(nn.Parameter):
-    """Parameter in the shape of an embedding's weight. It takes no memory and reads as NaN.
+    """Parameter with the shape of an embedding's weight, but without its memory. All its values are NaN.
 
-    Optimizers and `model.parameters()` see this in place of the weight. Its `.grad` is a sparse tensor,
-    like that of `nn.Embedding(sparse=True)`, so accumulation, `zero_grad` and hooks are torch's own.
-    `detach()` pulls the rows, so that averages of a model (torch.optim.swa_utils) get real values.
+    Optimizers and `model.parameters()` see this object in place of the weight. Its `.grad` is a sparse
+    tensor as for `nn.Embedding(sparse=True)`, so `zero_grad`, hooks and the sum over several backward
+    passes work as in torch. `detach()` pulls the rows, so that averages of a model (torch.optim.swa_utils)
+    get real values.
     """
 
     source: Callable[[], Tensor | None] = staticmethod(lambda: None)
-    """Function that pulls all rows, or returns None if there is no table or its number of rows is not
-    fixed."""
+    """Function that pulls all rows. Returns None if there is no table, or if the number of rows is
+    not fixed.
+    """
 
     @staticmethod
     def __new__(cls, rows: int | None, dim: int, requires_grad: bool = True) -> "TableWeight":
-        # A single NaN with strides of 0: the tensor has any shape and takes 4 bytes.
+        # One NaN with strides of 0 fills a tensor of any shape and takes 4 bytes.
         data = torch.full((1, 1), float("nan")).expand(_ROOM if rows is None else rows, dim)
         weight: TableWeight = torch.Tensor._make_subclass(cls, data, requires_grad)
         return weight
 
     def detach(self) -> Tensor:
-        """Return the present rows of the servers, float32 [rows, dim], or NaN while the table does not
-        exist."""
+        """Return the present rows from the servers, float32 [rows, dim]. Before the table exists,
+        return NaN.
+        """
         value = self.source()
         return super().detach() if value is None else value
 
@@ -104,14 +106,14 @@ class TableWeight(nn.Parameter):
 
 
 class GradientIds:
-    """Maps the indices of a weight's sparse gradient to ids.
+    """Map from the indices of a weight's sparse gradient to ids.
 
-    If the number of rows is fixed, the index is the id, as in torch. If ids are any int64, torch's indices
-    are too narrow. The index is then a running number of looked-up ids, and this object keeps the id of
-    each number, with its shows and clicks:
+    If the number of rows is fixed, an index is the id itself, as in torch. If ids are any int64, torch's
+    indices are too narrow for them. Then lookups number their ids from 0, the number is the index, and this
+    object keeps the id of each number, with its shows and clicks:
 
-        look-ups        [9, 70]   [-3]          ids of any int64
-        indices          0  1      2            what torch's sparse gradient has
+        lookups         [9, 70]   [-3]          ids of any int64
+        indices          0  1      2            indices in torch's sparse gradient
         _ids            [9, 70, -3]             id of each index
     """
 
@@ -123,7 +125,7 @@ class GradientIds:
         self._count = 0
 
     def indices(self, ids: Ids, scores: Floats | None = None) -> Ids:
-        """Return the indices of these ids in the sparse gradient.
+        """Number newly looked-up ids, and return their indices in the sparse gradient.
 
         Args:
             ids: int64 [n].
@@ -139,7 +141,9 @@ class GradientIds:
         return np.arange(first, self._count, dtype=np.int64)
 
     def gradient(self) -> SparseGrad | None:
-        """Return the weight's `.grad`, or None if it has none. Ids that no gradient uses are dropped."""
+        """Return the weight's `.grad` by ids, or None if it has none, and forget ids that the gradient does
+        not use.
+        """
         grad = self._weight.grad
         indices = None if grad is None else grad._indices()[0].cpu().numpy()
         if self._bounded:
@@ -147,7 +151,7 @@ class GradientIds:
         if grad is None or indices is None:
             self._ids, self._scores, self._count = [], [], 0
             return None
-        # Number the ids that the gradient uses from 0 again. Otherwise look-ups without a backward pass would
+        # Renumber the ids that the gradient uses from 0. Otherwise lookups without a backward pass would
         # make `_ids` grow for as long as gradients accumulate.
         ids = np.concatenate(self._ids)[indices] if self._ids else indices
         scores = np.concatenate(self._scores)[indices] if self._scores else None
@@ -161,7 +165,9 @@ class GradientIds:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function from the weight to rows that were pulled."""
+    """Autograd function from the weight to pulled rows, whose backward pass gives the weight a sparse
+    gradient.
+    """
 
     @staticmethod
     def forward(
@@ -201,15 +207,15 @@ def look_up(
     device: torch.device,
     scores: Floats | None = None,
 ) -> Tensor:
-    """Return pulled rows as a tensor, float32 [*ids.shape, dim], whose gradient flows to the weight.
+    """Return pulled rows as a tensor, float32 [*ids.shape, dim], with a gradient that goes to the weight.
 
     Args:
-        weight: The stand-in.
-        rows: Pulled rows. The result shares their memory.
+        weight: Weight of the embedding.
+        rows: Pulled rows. The returned tensor shares their memory.
         ids: Ids of the rows.
-        ledger: The weight's map from indices to ids.
+        ledger: Map of the weight from indices to ids.
         padding: Id that gets no gradient, or None.
-        device: Device of the result.
+        device: Device of the returned tensor.
         scores: Shows and clicks of each id, float32 [n, 2], or None if the table does not count them.
     """
     out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device, scores)  # type: ignore[no-untyped-call]
@@ -227,43 +233,45 @@ def _values(grad: Tensor) -> Floats:
 
 
 class GradientBags:
-    """Maps the indices of a weight's sparse gradient to bags, for pooled rows of a table whose ids are any
-    int64.
+    """Map from the indices of a weight's sparse gradient to bags, for a table whose rows are pooled.
 
-    Like GradientIds, but an index is the running number of a bag.
+    Works like GradientIds for ids of any int64, but numbers bags, each of which has one pooled row.
     """
 
     def __init__(self, weight: TableWeight) -> None:
         self._weight = weight
         self._of: list[PooledIds] = []
-        self._first = 0  # the number of the first bag
+        self._first = 0  # number of the first remembered bag
 
     def __bool__(self) -> bool:
-        """Return whether any bag is kept for a gradient."""
+        """True if there are bags for which a gradient may come."""
         return bool(self._of)
 
     def sparse(self, gradient: PooledGradient) -> Tensor:
-        """Return the sparse gradient of the weight for a pooled gradient."""
+        """Number the bags of a pooled gradient, and return the gradient as a sparse tensor for the weight."""
         first = self._first + sum(map(len, self._of))
         self._of.append(gradient.of)
         return _sparse(self._weight, first, gradient.values)
 
     def gradient(self) -> PooledGradient | None:
-        """Return the weight's `.grad`, or None if it has none. Bags that no gradient uses are dropped."""
+        """Return the weight's `.grad` by bags, or None if it has none, and forget bags that the gradient
+        does not use.
+        """
         grad = self._weight.grad
         if grad is None:
             self._of, self._first = [], 0
             return None
         indices = grad._indices()[0].cpu().numpy()
         values = grad._values().detach().cpu().numpy()
-        # Bags are numbered in order, so bags below the lowest index belong to steps whose gradient was reset.
+        # Bags are numbered in ascending order, so bags below the lowest index belong to steps whose
+        # gradient was reset.
         lowest = indices.min(initial=_MOST)
         while len(self._of) > 1 and lowest >= self._first + len(self._of[0]):
             self._first += len(self._of.pop(0))
         gradient = PooledGradient(joined_ids(self._of), values)
         ends = self._first, self._first + len(gradient.of)
-        # Usually the gradient has exactly the kept bags, in order, and stays as it is. If bags are missing or
-        # doubled, or the numbers get large, both are numbered from 0 again.
+        # Usually the gradient has exactly the remembered bags in ascending order, and needs no change. If
+        # bags are missing or doubled, or numbers get large, renumber the bags of the gradient from 0.
         if not np.array_equal(indices, np.arange(*ends)):
             gradient = _chosen(gradient, indices - self._first)
         elif ends[1] < _MOST:
@@ -274,7 +282,9 @@ class GradientBags:
 
 
 def _chosen(gradient: PooledGradient, indices: NDArray[np.int64]) -> PooledGradient:
-    """Return the part of a pooled gradient that belongs to the bags with these numbers."""
+    """Return a pooled gradient for the bags with these numbers only. A bag that is numbered twice gets both
+    gradients.
+    """
     of, mask = gradient.of, np.zeros(len(gradient.of), np.bool_)
     mask[indices] = True
     whole = np.zeros((len(of), gradient.values.shape[1]), np.float32)

@@ -1,5 +1,6 @@
-"""Feature work: describes a model's features once, and makes ids and numbers of a batch's raw values.
+"""Features: the declaration of a model's features, and the conversion of raw values to ids and numbers.
 
-Read feature_set.py first, then feature_batches.py (raw values to typed and transformed ones) and
-feature_lookup.py (ids, pooled rows and gradients). `psfleet.features` exports the public names.
+To understand the code, begin with feature_set.py (declarations). Then read feature_batches.py (types and
+transforms) and feature_lookup.py (ids, pooled rows and gradients). `psfleet.features` exports the public
+names.
 """

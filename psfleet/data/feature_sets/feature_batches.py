@@ -1,7 +1,7 @@
-"""Turns a raw batch into typed, transformed values by feature, and fits transforms in a first pass.
+"""Conversion of a raw batch to typed and transformed values of each feature, and fitting of transforms.
 
-Training, prediction and serving all come through `by_feature` and `transformed`, so a value has one meaning
-for all of them. Nothing here keeps state, except what `fit` leaves in the transforms.
+Training, prediction and serving all use `by_feature` and `transformed`, so a value means the same in each.
+Nothing here keeps state, except that `fit` stores statistics in the transforms.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 
 
 def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
-    """Return a batch's values by feature, in their declared types, and its number of samples.
+    """Return the values of each feature of a batch in their declared types, and the number of samples.
+
+        values, samples = by_feature(features, {"user": [17, 42], "item": [[3, 5], [8]]})
 
     Args:
-        features: The set.
-        batch: A mapping from names of features, or of their columns, to what `as_jagged` takes; a data frame
-            of pandas or Polars, or an Arrow table; or an object with a method `to_dict` that gives a mapping,
-            as TorchRec's KeyedJaggedTensor. A feature that is missing, or None, has no ids in any sample.
+        features: Features of the model.
+        batch: One of: a mapping from names of features or of their columns to values, in a form that
+            `as_jagged` takes; a data frame of pandas or Polars, or an Arrow table; an object with a method
+            `to_dict` that returns a mapping, such as TorchRec's KeyedJaggedTensor. A feature that is
+            missing in the batch, or None, has no ids in any sample.
 
     Raises:
-        UsageError: It has a name that the set lacks, none of the set's, or two for one feature.
-        IdError: A value is not of the declared type.
+        UsageError: The batch has a name that the set lacks, no name of the set, or two names for one feature.
+        IdError: A value does not have the declared type.
         ShapeError: The features have different numbers of samples.
     """
     columns = columns_of(batch)
@@ -54,16 +57,16 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
 
 
 def columns_of(batch: Any) -> Mapping[str, Any]:
-    """Return the columns of a batch by name. A batch is what `by_feature` takes.
+    """Return the columns of a batch by name. The batch may have any form that `by_feature` takes.
 
     Raises:
         UsageError: The object is not a batch, or two columns have the same name.
     """
     if isinstance(batch, Mapping):
         return batch
-    if hasattr(batch, "column_names"):  # of Arrow
+    if hasattr(batch, "column_names"):  # an Arrow table
         names, column = list(batch.column_names), batch.column
-    elif hasattr(batch, "columns") and hasattr(batch, "shape"):  # of pandas or Polars
+    elif hasattr(batch, "columns") and hasattr(batch, "shape"):  # a data frame
         names, column = list(batch.columns), batch.__getitem__
     else:
         columns = batch.to_dict() if callable(getattr(batch, "to_dict", None)) else batch
@@ -79,13 +82,16 @@ def columns_of(batch: Any) -> Mapping[str, Any]:
 
 
 def _sources(features: FeatureSet, columns: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Return the names under which a batch has each feature's values and, if it has any, weights."""
+    """Return, for each feature in a batch, the batch's name for its values and, if it has any, for its
+    weights.
+    """
     sources: dict[str, tuple[str, str | None]] = {}
     used: set[str | None] = set()
     for name, feature in features.given.items():
         key = name if name in columns else feature.columns[0]
         if key not in columns:
             continue
+        # A column may have the name of another feature. Then the batch's `key` could mean either of the two.
         namesake = features.given.get(key, feature)
         if key not in (name, namesake.columns[0]):
             raise UsageError(
@@ -121,7 +127,7 @@ def _unknown(features: FeatureSet, name: str) -> UsageError:
 
 
 def kind_of(feature: Feature | Number | Input) -> Kind:
-    """Return the kind under which `typed` judges the values of a feature."""
+    """Return the kind of a feature's values, which decides how `typed` judges them."""
     usual: Kind = "key" if feature.hashed else "id" if feature.jagged else "float"
     return feature.value_type or usual
 
@@ -143,7 +149,7 @@ def _values(feature: Feature | Number | Input, value: Any, weights: Any = None) 
 
 
 def _weighted(owner: str, bags: Jagged, weights: Jagged) -> Jagged:
-    """Attach weights that the batch has in a separate column to the values."""
+    """Add weights, which the batch has in a separate column, to the values of a feature."""
     if bags.weights is not None or not np.array_equal(bags.lengths, weights.lengths):
         raise ShapeError(
             f"{owner} has {bags.lengths.tolist()!r:.60} values and {weights.lengths.tolist()!r:.60} weights "
@@ -156,7 +162,7 @@ def _weighted(owner: str, bags: Jagged, weights: Jagged) -> Jagged:
 
 
 def _numbers(feature: Any, owner: str, value: Any) -> Any:
-    """Return a Number's values, if it has no dtype, as an array with NaN in place of missing values."""
+    """Return the values of a Number without dtype and transforms, with NaN for missing values."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim:
         return value
     bags = as_jagged(feature.name, value)
@@ -171,12 +177,12 @@ def _numbers(feature: Any, owner: str, value: Any) -> Any:
 
 
 def no_samples(features: FeatureSet) -> dict[str, Any]:
-    """Return a batch without samples, which has all features of the set."""
+    """Return a batch with all features of the set, but without samples."""
     return {name: _nothing(feature, 0) for name, feature in features.given.items()}
 
 
 def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
-    """Return the values of a feature that is missing in a batch."""
+    """Return values for a feature that is missing in a batch."""
     if not feature.jagged:
         return feature.of(None, samples)  # type: ignore[union-attr]
     kinds = {"text": object, "float": np.float32}
@@ -191,17 +197,19 @@ def transformed(
     fits: bool = False,
     observes: bool = True,
 ) -> Mapping[str, Any]:
-    """Apply all transforms to a batch, those of features with `inputs` too.
+    """Apply all transforms of a feature set to a batch, including transforms that take other features as
+    inputs.
 
     Args:
-        features: The set.
+        features: Features of the model.
         batch: Values as `by_feature` returns them.
         samples: Number of samples.
-        fits: Show the values to transforms that still have to be fitted, and stop in front of them.
-        observes: False to stop in front of such transforms without showing them the values.
+        fits: True in a pass that fits transforms. A transform that is not fitted yet gets the values in
+            `observe`, and the feature then has no value.
+        observes: False to skip the call of `observe` in such a pass.
 
     Raises:
-        UsageError: A transform cannot take a value; the error names the feature and quotes the value.
+        UsageError: A transform cannot take a value. The message names the feature and quotes the value.
     """
     if not features.transformed:
         return batch
@@ -229,7 +237,7 @@ def _bags(features: FeatureSet, name: str, values: Mapping[str, Any], samples: i
 def _through(
     feature: Feature | Number | Input, bags: list[Jagged], fits: bool, observes: bool
 ) -> Jagged | None:
-    """Return a feature's values behind its transforms, or None if a transform has to be fitted first."""
+    """Apply a feature's transforms. Returns None if a transform must be fitted first."""
     for transform in feature.transform:
         if fits and isinstance(transform, FittedTransform) and not transform.fitted:
             if observes:
@@ -240,7 +248,7 @@ def _through(
 
 
 def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
-    """Fit the transforms that have no statistics yet. `FeatureSet.fit` is the public face."""
+    """Fit the transforms that have no statistics yet, for `FeatureSet.fit`."""
     passes = 0
     while pending := _pending(features):
         has_batch = False
@@ -267,7 +275,7 @@ def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
 
 
 def _pending(features: FeatureSet) -> list[tuple[str, FittedTransform]]:
-    """Return each feature's first transform without statistics, for features whose inputs are all fitted."""
+    """Return each feature's first transform that is not fitted, if the feature's inputs are fitted."""
     first_of: dict[str, FittedTransform] = {}
     waiting: set[str] = set()
     for name, feature in features.transformed.items():

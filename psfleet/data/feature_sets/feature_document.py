@@ -1,12 +1,12 @@
-"""Feature sets as JSON: what they are, with the statistics and vocabularies of their transforms.
+"""Feature sets as JSON: the declarations, and the statistics and vocabularies of their transforms.
 
-{"format": "feature set", "version": 1,
- "tables": {"users": {"dim": 16}},
- "inputs": {},
- "features": {"price": {"table": "users", "transform": [{"kind": "Quantiles", "count": 10, ...}]}}}
+    {"format": "feature set", "version": 1,
+     "tables": {"users": {"dim": 16}},
+     "inputs": {},
+     "features": {"price": {"table": "users", "transform": [{"kind": "Quantiles", "count": 10, ...}]}}}
 
-The keys are those of a TOML file, see psfleet/features.py. Tables are without what only training needs, and
-the order is that of the set.
+The keys are those of the TOML files in psfleet/features.py. Fields of tables that only training needs are
+left out. Features are in the order of the set.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from psfleet.data.feature_sets.feature_set import FeatureSet
 
 FORMAT = Format("feature set")
-_TRAINING = ("optimizer", "initializer", "entry")  # of a table
+_TRAINING = ("optimizer", "initializer", "entry")  # fields of a table that the document leaves out
 
 TRANSFORMS: dict[str, type[Transform]] = {
     "Bucketize": number_transforms.Bucketize,
@@ -48,12 +48,14 @@ TRANSFORMS: dict[str, type[Transform]] = {
     "NGrams": maps.NGrams,
     "Vocabulary": vocabulary.Vocabulary,
 }
-"""Transforms by their names in files. The names are written out, so that renaming a class changes no file."""
+"""Class of each transform by its name in files. The names are listed here, so that renaming a class does
+not change the files.
+"""
 _NAMES = {kind: name for name, kind in TRANSFORMS.items()}
 
 
 def write_features(features: "FeatureSet", where: Path) -> None:
-    """Write a file that `read_features` reads.
+    """Write a feature set as JSON. `read_features` reads the file.
 
     Raises:
         UsageError: A transform is not fitted, or the file cannot be written.
@@ -68,27 +70,27 @@ def write_features(features: "FeatureSet", where: Path) -> None:
 
 
 def document_of(features: "FeatureSet") -> dict[str, Any]:
-    """Return the set as a document for JSON, with the keys of a TOML file."""
+    """Return the set as a document for JSON, with the same keys as a TOML file."""
     tables = {
         name: {key: value for key, value in _changed(table) if key not in _TRAINING}
         for name, table in features.tables.items()
     }
     parts: dict[str, dict[str, Any]] = {"tables": tables, "inputs": {}, "features": {}}
-    for each in features.members:
-        name = each.name
+    for declaration in features.members:
+        name = declaration.name
         kind = "features" if name in features.features else "inputs"
-        member = dict(_changed(each))
+        member = dict(_changed(declaration))
         if "table" in member:
-            member["table"] = each.table.name  # type: ignore[union-attr]
+            member["table"] = declaration.table.name  # type: ignore[union-attr]
         if "transform" in member:
-            member["transform"] = [_transform(name, part) for part in each.transform]
+            member["transform"] = [_transform(name, part) for part in declaration.transform]
         parts[kind][name] = member
     parts["features"] = {name: parts["features"][name] for name in features.features}
     return parts
 
 
 def _changed(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass that differ from their defaults, without its name."""
+    """Yield the name and value of each field of a dataclass that differs from its default, except `name`."""
     for field in dataclasses.fields(item):
         value = getattr(item, field.name)
         if field.init and field.name != "name" and value != field.default:
@@ -97,7 +99,7 @@ def _changed(item: Any) -> Iterator[tuple[str, Any]]:
 
 def _transform(name: str, transform: Transform) -> dict[str, Any]:
     kind = _NAMES.get(type(transform))
-    if kind is None:  # a user's, which `transform_of` refuses
+    if kind is None:  # a user's transform, which has no name in files
         type_name = (
             transform.name if isinstance(transform, Function) else type(transform).__qualname__
         )
@@ -111,10 +113,10 @@ def _transform(name: str, transform: Transform) -> dict[str, Any]:
 
 
 def transform_of(owner: str, document: Any) -> Transform:
-    """Make the transform that `{ kind = NAME, ... }` in a file describes.
+    """Make a transform from `{ kind = NAME, ... }` in a file.
 
     Raises:
-        ConfigError: No transform has this name, or not these arguments.
+        ConfigError: No transform has this name, or the transform does not have these arguments.
     """
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "Function":
@@ -135,10 +137,10 @@ def transform_of(owner: str, document: Any) -> Transform:
 
 
 def read_features(where: Path) -> dict[str, Any]:
-    """Return the document that `write_features` has written, in the form of a TOML file's.
+    """Read a file of `write_features`, and return its content in the form of a parsed TOML file.
 
     Raises:
-        ConfigError: The file is damaged, or of another format.
+        ConfigError: The file is damaged or has another format.
     """
     with reading(where, ConfigError):
         content = FORMAT.parse(where.read_bytes())
@@ -147,10 +149,11 @@ def read_features(where: Path) -> dict[str, Any]:
 
 
 def read_statistics(features: "FeatureSet", where: Path) -> None:
-    """Copy statistics and vocabularies into a set from a file that `write_features` has written.
+    """Read statistics and vocabularies from a file of `write_features`, and store them in the set's
+    transforms.
 
     Raises:
-        ConfigError: The file is damaged, or its transforms are not those of the set.
+        ConfigError: The file is damaged, or its transforms differ from those of the set.
     """
     try:
         document = read_features(where)
@@ -169,7 +172,7 @@ def read_statistics(features: "FeatureSet", where: Path) -> None:
 
 
 def _take(owner: str, target: FittedTransform, source: Transform) -> None:
-    """Copy the fields that a transform lacks. Fields that both transforms have must be equal."""
+    """Copy the fields that a transform lacks from another transform. Fields that both have must be equal."""
     if type(source) is not type(target):
         raise ConfigError(
             f"{owner} has {source!r:.80}, and the set has {target!r:.80}; fit it anew"

@@ -1,7 +1,8 @@
-"""Looks up all features of a batch: ids to pull by table, values from pulled rows, gradients to push.
+"""Lookup of all features of a batch: ids to pull, values from the pulled rows, and gradients to push.
 
-Runtimes pull and push; this module only computes what. Ids of features that share a table are joined in the
-order of the set, so that a step makes one pull and one push for each table and every run adds in one order.
+Nothing is pulled or pushed here; runtimes do that. Features that share a table have their ids joined in the
+order of the set. So a step makes one pull and one push for each table, and gradients are added in the same
+order in every run.
 """
 
 import functools
@@ -29,13 +30,13 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """The ids of one feature in a batch, one bag for each row of its output.
+    """Ids of one feature in a batch, divided into bags. Each bag gives one row of the feature's output.
 
     Attributes:
-        ids: int64 [n].
-        lengths: int64 [bags]; their sum is n.
-        weights: float32 [n] or None.
-        shape: Shape of the output, without its last axis, the width of a row.
+        ids: Ids of all bags, int64 [n].
+        lengths: Number of ids in each bag, int64 [bags]. The sum is n.
+        weights: Factor for each id's row, float32 [n], or None.
+        shape: Shape of the output without its last axis, which is the width of a row.
     """
 
     ids: Ids
@@ -45,7 +46,8 @@ class Bags:
 
 
 def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
-    """Return the bags of a feature. `bags` is None if the batch lacks the feature.
+    """Return the ids of a feature, divided into bags. `bags` has its values, or is None if the batch lacks
+    the feature.
 
     Raises:
         IdError: A value is not an id.
@@ -69,7 +71,7 @@ def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
 
 
 def _shaped(feature: Feature, bags: Jagged) -> tuple[Ids, tuple[int, ...]]:
-    """The lengths of the bags, one for each row of the output, and the output's shape."""
+    """Return the number of ids in each bag, and the shape of the output without its last axis."""
     if feature.pooling != "none":
         return bags.lengths, (len(bags),)
     if not feature.last:
@@ -79,20 +81,24 @@ def _shaped(feature: Feature, bags: Jagged) -> tuple[Ids, tuple[int, ...]]:
 
 
 class FeatureLookup(Generic[K]):
-    """Ids and values of one batch for all features of a set.
+    """Lookup of one batch: computes the ids to pull, the values of features and the gradients to push.
+
+        lookup = FeatureLookup(features, batch, {"users": "users"})
+        rows = {table: pull(table, ids) for table, ids in lookup.ids.items()}
+        values = lookup.pool(rows)                 # {"user": float32 [samples, dim], ...}
+        gradients = lookup.gradients({"user": gradient_of_user})
 
     Args:
-        features: The set.
-        batch: A batch as `by_feature` takes it.
-        keys: Key of each table in `ids` and `gradients`, by the tables' names.
+        features: Features of the model.
+        batch: Batch in a form that `by_feature` takes.
+        keys: For each table, by its name, the key that represents it in `ids` and `gradients`.
 
     Attributes:
-        ids: By table the ids of all its features, int64 [n]: what to pull.
-        lengths: By feature, how many ids each sample has, int64 [samples].
-        samples: The number of samples.
+        ids: For each table, the ids to pull for all its features, int64 [n].
+        samples: Number of samples.
 
     Raises:
-        UsageError: The batch does not fit the set; the error names the feature.
+        UsageError: The batch does not fit the features. The message names the feature.
     """
 
     def __init__(self, features: FeatureSet, batch: Any, keys: Mapping[str, K]) -> None:
@@ -122,11 +128,14 @@ class FeatureLookup(Generic[K]):
 
     @property
     def lengths(self) -> dict[str, Ids]:
-        """Number of ids of each output row, int64, by feature: all 1 for pooling "none" without `last`."""
+        """For each feature, the number of ids in each row of its output, int64.
+
+        With pooling "none" and without `last`, every row of the output is a single id, so all numbers are 1.
+        """
         return {name: bags.lengths for name, bags in self._bags.items()}
 
     def _lay_out(self) -> tuple[dict[str, slice], dict[K, Ids]]:
-        """Return the slice of each feature's ids among those of its table, and the tables' ids."""
+        """Return the slice of each feature's ids within the ids of its table, and the ids of each table."""
         slices = {}
         for names in self._names.values():
             start = 0
@@ -140,13 +149,13 @@ class FeatureLookup(Generic[K]):
         return slices, ids
 
     def pool(self, rows: Mapping[K, Floats]) -> dict[str, Floats]:
-        """The features' values, by name in the order of the set.
+        """Compute the features' values from pulled rows, by name in the order of the set.
 
         Args:
-            rows: By table the rows of `ids`, float32 [n, dim]. Others are not looked at.
+            rows: Rows of `ids` for each table, float32 [n, dim]. Further tables are ignored.
 
         Returns:
-            float32 [samples, dim]; for pooling "none" [n, dim] or [samples, last, dim].
+            For each feature float32 [samples, dim]. With pooling "none", [n, dim] or [samples, last, dim].
         """
         return {name: self._value(name, rows) for name in self._order}
 
@@ -161,19 +170,21 @@ class FeatureLookup(Generic[K]):
 
     @functools.cached_property
     def pooled(self) -> dict[K, PooledIds]:
-        """Ids of each table and how to pool them. Pull these in place of `ids`, and use `values`."""
+        """For each table, its ids and the bags to pool them by. Pull these instead of `ids`, and then call
+        `values`.
+        """
         return {
             key: PooledIds(frozen(self.ids[key]), tuple(self._parts[name] for name in names))
             for key, names in self._names.items()
         }
 
     def values(self, pooled: Mapping[K, Floats]) -> dict[str, Floats]:
-        """Do as `pool`, with the same bits, for values pulled with `pooled`.
+        """Compute the features' values from rows that were pulled with `pooled`.
 
-        It takes less time and memory.
+        The values are bit-identical to those of `pool`, but take less time and memory.
 
         Args:
-            pooled: By table float32 [all bags, dim]. Others are not looked at.
+            pooled: Pooled rows for each table, float32 [all bags, dim]. Further tables are ignored.
         """
         values = dict(self._numbers)
         for key, names in self._names.items():
@@ -185,13 +196,13 @@ class FeatureLookup(Generic[K]):
         return {name: values[name] for name in self._order}
 
     def pooled_gradients(self, given: Mapping[str, Any]) -> dict[K, PooledGradient]:
-        """Return the gradients to push for values pulled with `pooled`, to the same effect as `gradients`.
+        """Compute the gradients to push after a pull with `pooled`. They have the same effect as `gradients`.
 
         Args:
-            given: Gradients as for `gradients`.
+            given: Gradients of the features' values, as in `gradients`.
 
         Raises:
-            ShapeError, UsageError: As `gradients`.
+            ShapeError, UsageError: As in `gradients`.
         """
         return {
             key: PooledGradient(
@@ -202,32 +213,33 @@ class FeatureLookup(Generic[K]):
         }
 
     def _pooled_ids(self, key: K, names: list[str]) -> PooledIds:
-        """The ids of some features of a table."""
+        """Return the ids and bags of some features of a table."""
         if names == self._names[key]:
             return self.pooled[key]
         ids = [self._bags[name].ids for name in names]
         return PooledIds(_joined(ids), tuple(self._parts[name] for name in names))
 
     def gradients(self, given: Mapping[str, Any]) -> dict[K, tuple[Ids, Floats]]:
-        """The gradients of the rows, by table: what to push.
+        """Compute the gradients of the rows, to push to each table.
 
         Args:
-            given: By feature the gradient of its value, in its shape. A feature without one, or with None,
-                and a Number get none.
+            given: Gradient of each feature's value, by the feature's name, in the shape of the value. A
+                feature may be missing or have None. A Number's gradient is ignored.
 
         Returns:
-            ids int64 [n] and their gradients float32 [n, dim]; those of a repeated id are to be summed. A
-            table without gradients is left out.
+            For each table, ids int64 [n] and their gradients float32 [n, dim]. An id may occur several
+            times; its gradients must then be added up. A table without gradients is left out.
 
         Raises:
-            ShapeError: A gradient is not of its value's shape. UsageError: There is no such feature.
+            ShapeError: A gradient has another shape than its value.
+            UsageError: There is no such feature.
         """
         return {
             key: self._table_gradient(names, given) for key, names in self._given(given).items()
         }
 
     def _given(self, gradients: Mapping[str, Any]) -> dict[K, list[str]]:
-        """The features with gradients by table, always in the same order."""
+        """Return for each table the features that have a gradient, in the order of the set."""
         for name in gradients:
             if name not in self._order:
                 raise UsageError(f"a gradient is for the feature {name!r}, which the set lacks")
@@ -238,7 +250,7 @@ class FeatureLookup(Generic[K]):
         return {key: names for key, names in features.items() if names}
 
     def _table_gradient(self, names: list[str], gradients: Mapping[str, Any]) -> tuple[Ids, Floats]:
-        """The ids and gradients of one table, whose features these are."""
+        """Return the ids of these features of a table, and the gradients of their rows."""
         if len(names) == 1:
             [name] = names
             return self._bags[name].ids, self._parts[name].spread(self._flat(name, gradients[name]))
@@ -251,7 +263,7 @@ class FeatureLookup(Generic[K]):
         return ids, rows
 
     def _flat(self, name: str, value: Any) -> Floats:
-        """The gradient of a feature's bags, float32 [bags, dim]."""
+        """Return the gradient of each bag of a feature, float32 [bags, dim]."""
         bags, gradient = self._bags[name], np.asarray(value, np.float32)
         shape = (*bags.shape, self._dims[name])
         if gradient.shape != shape:
@@ -266,14 +278,16 @@ def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
-    """Return the feed of a batch for a program with `layers.features(features)`.
+    """Convert a batch to feeds for a program that uses `layers.features(features)`.
+
+        loss_value, = executor.run(program, feed=feed(features, batch), fetch_list=[loss])
 
     Args:
-        features: The set.
-        batch: A batch as `by_feature` takes it.
+        features: Features of the model.
+        batch: Batch in a form that `by_feature` takes.
 
     Raises:
-        UsageError: The batch does not fit the set; the error names the feature.
+        UsageError: The batch does not fit the features. The message names the feature.
     """
     columns, samples = by_feature(features, batch)
     values = transformed(features, columns, samples)
@@ -287,18 +301,20 @@ def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
         feeds[f"{feature.name}.ids"] = bags.ids
         if bags.weights is not None:
             feeds[f"{feature.name}.weights"] = bags.weights
-    # A program counts the samples of a step by the first input.
+    # A program counts the samples of a step by its first input, so put an input with one entry per sample
+    # first.
     return dict(sorted(feeds.items(), key=lambda item: len(item[1]) != samples))
 
 
 def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int) -> dict[int, str]:
-    """Find samples that the look-up refuses behind the transforms, such as `Log1p` of -3, and why.
+    """Return the samples that would make a lookup fail after the transforms, such as -3 for `Log1p`, with
+    the reasons.
 
-    Transforms take whole batches, so that a batch with such a value is halved until its samples are alone.
+    Transforms take whole batches. So a batch that fails is halved until the bad samples are alone.
 
     Args:
-        features: The set; its transforms may still lack statistics.
-        batch: Values in their types, as readers have them.
+        features: Features of the model. Transforms need not be fitted yet.
+        batch: Values of the features in their declared types, as readers return them.
         samples: Number of samples.
     """
     if not features.transformed or not samples:
@@ -311,7 +327,7 @@ def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int
                 feature.of(value, samples)
             elif feature is not None:
                 bags_of(feature, value, samples)
-    except (ValueError, ArithmeticError) as error:  # also of a function of a user's
+    except (ValueError, ArithmeticError) as error:  # a user's function may raise either
         if samples == 1:
             return {0: str(error)}
         half = samples // 2

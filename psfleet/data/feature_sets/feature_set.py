@@ -1,7 +1,7 @@
-"""Declares a model's features and their tables: Feature, Number, Input, Table and FeatureSet.
+"""Declarations of a model's features and their tables: Feature, Number, Input, Table and FeatureSet.
 
-The declarations are frozen and do no work on data. What they mean for a batch is in feature_batches.py, and
-psfleet/features.py reads the files that describe a set.
+Declarations are immutable and do not process data. feature_batches.py applies them to a batch, and
+psfleet/features.py reads the files that describe a feature set.
 """
 
 import os
@@ -42,21 +42,24 @@ _Name = Annotated[str, Must(bool, "a text")]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by id, for one feature or several that share them.
+    """Sparse table with a row for each id, used by one feature or shared by several.
+
+        users = Table("users", dim=16, optimizer=psfleet.optimizer.Adagrad(0.05))
 
     Attributes:
-        name: Unique in the fleet.
+        name: Name of the table, unique in the fleet.
         dim: Width of a row, 1 to 1024.
-        optimizer: One of psfleet.optimizer, with the rate of this table's updates. None means the optimizer
-            that minimizes in a program, and in torch the one that is given the table's `weight`. A client
-            without an optimizer only reads the table, which must exist.
-        initializer: First values of the rows, of psfleet.initializer, or None for uniform in [-0.01, 0.01).
-        entry: Admission, expiry and capacity, of psfleet.core.engine.schema.entry, or None to make every row
-            and keep it.
-        precision: Storage of rows on the servers: "float32", "bfloat16" (the weights),
-            "bfloat16/bfloat16" or "bfloat16/int8" (the weights, then the state), see docs/tables.md.
-        servers: Number of servers that hold the table, so that a step calls fewer of them, or None for all.
-            A table that exists already does not move.
+        optimizer: Optimizer of psfleet.optimizer that updates this table with its own learning rate. None
+            means the optimizer that trains the program or, in torch, the one that gets the table's
+            `weight`. A client without an optimizer can only read the table, which must exist.
+        initializer: Initial values of the rows, of psfleet.initializer. None means uniform in [-0.01, 0.01).
+        entry: Rules for admission, expiry and capacity, of psfleet.core.engine.schema.entry. None means
+            that every updated id gets a row, which is kept.
+        precision: Number format in which the servers store rows: "float32", "bfloat16" for the weights, or
+            "bfloat16/bfloat16" or "bfloat16/int8" for weights and optimizer state. docs/tables.md compares
+            them.
+        servers: Number of servers that hold the table, or None for all. With few servers a step makes fewer
+            calls. A table that exists already does not move.
     """
 
     name: _Name
@@ -73,29 +76,36 @@ class Table:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature whose values become ids, any number in a sample, and how their rows are combined.
+    """Feature whose values become ids. Each id has a row in a table, and the rows of a sample are pooled.
+
+        Feature("friends", users, pooling="mean", last=50)
+
+    A sample may have any number of values.
 
     Attributes:
-        name: Unique in the set.
-        table: Table of the rows.
-        pooling: "sum" or "mean": a sample has one row, zeros if it has no id. "none": the rows as they are,
-            [n, dim]; with `last` padded, [samples, last, dim]. With weights each row is multiplied by its
-            weight, and the mean is divided by the sum of the weights.
-        last: Number of ids of each sample that count, from its end. 0 means all.
-        weighted: Each id comes with a weight; ids that come without count as 1.
-        hashed: Ids are hashes of the values, which may be texts.
-        buckets: Hashed ids are 0 to buckets - 1, or any int64 if this is 0.
-        salt: Salt of hashed ids. Features that share a table, but not their ids, need different salts.
-        padding: An id or a text that stands for no id, as in padded arrays, or None if no value does.
-        column: Name in files, batches and requests, which may also use `name`. Empty means `name`.
-        weights_column: Name of a weighted feature's weights there. Empty means the column with ".weights".
-        transform: Transforms of its values before they become ids, in order: objects such as
-            `Quantiles(10)`, or functions, see `psfleet.data.feature_sets.transforms.transform.Function`.
-        dtype: Type of its values in files and requests: "int", "float" or "text". Values of another type are
-            converted or refused. None means the type that the first transform takes, and without transforms
-            whole numbers, or any values that can be hashed.
-        inputs: Names of other features or inputs of the set, whose transformed values this feature gets.
-            Batches and files then have no values under its own name.
+        name: Name of the feature, unique in the set.
+        table: Table with the rows of the ids.
+        pooling: Result for the rows of a sample. "sum" and "mean" give one row, which is zero if the sample
+            has no id. "none" gives all rows, [n, dim], or [samples, last, dim] with `last`, filled up with
+            zeros. If ids have weights, each row is multiplied by its weight, and the mean is divided by the
+            sum of the weights.
+        last: Maximum number of ids of a sample. The last ones are used. 0 means all ids.
+        weighted: True if each id has a weight. An id without a weight gets 1.
+        hashed: True if ids are hashes of the values, which may then be texts.
+        buckets: Range of hashed ids: 0 to buckets - 1. 0 means any int64.
+        salt: Salt of hashed ids. If two features share a table but the same value must not be the same id,
+            give them different salts.
+        padding: Value, an id or a text, that is ignored, as in padded arrays. None means that no value is.
+        column: Name of the feature's values in files, batches and requests. Batches and requests may use
+            `name` too. Empty means `name`.
+        weights_column: Name of a weighted feature's weights. Empty means the column's name with ".weights".
+        transform: Transforms of the values before they become ids, in order: objects such as
+            `Quantiles(10)`, or functions as in psfleet.data.feature_sets.transforms.transform.Function.
+        dtype: Type of the values in files and requests: "int", "float" or "text". Values of another type
+            are converted or refused. None means the type that the first transform needs. Without transforms
+            it means integers or, if `hashed`, any values that can be hashed.
+        inputs: Names of other features or inputs of the set. Their transformed values are the values of
+            this feature, and batches and files have no values under its own name.
     """
 
     name: _Name
@@ -124,29 +134,34 @@ class Feature:
             )
 
     jagged = True
-    """A sample may have any number of values."""
+    """True because a sample may have any number of values."""
 
     @property
     def columns(self) -> list[str]:
-        """Columns in files: that of the ids, and for a weighted feature that of the weights."""
+        """Columns of the feature in files: its values and, if it is weighted, its weights."""
         ids = self.column or self.name
         return [ids, self.weights_column or f"{ids}.weights"] if self.weighted else [ids]
 
     @property
     def value_type(self) -> Dtype | None:
-        """Type of the values in files and requests, or None for whole numbers (and texts, if hashed)."""
+        """Type of the values in files and requests, or None for integers and, if hashed, texts."""
         return _value_type(self, "text" if self.hashed else "int")
 
 
 @dataclass(frozen=True)
 class Input:
-    """Values of each sample, any number of them, that only features with `inputs` use.
+    """Values of each sample that other features take as `inputs`. By itself an Input gives the model no
+    value.
+
+        Input("tags", "text")
+
+    A sample may have any number of values.
 
     Attributes:
-        name: Unique in the set.
+        name: Name of the input, unique in the set.
         dtype: Type of the values in files and requests: "int", "float" or "text".
-        column: Column in files. Empty means the name.
-        transform: Transforms of its values, as for a Feature.
+        column: Column in files. Empty means `name`.
+        transform: Transforms of the values, as in Feature.
     """
 
     name: _Name
@@ -165,7 +180,7 @@ class Input:
 
     @property
     def columns(self) -> list[str]:
-        """Column in files, as a list of one."""
+        """Column of the input in files, as a list."""
         return [self.column or self.name]
 
     @property
@@ -176,14 +191,16 @@ class Input:
 
 @dataclass(frozen=True)
 class Number:
-    """Values of each sample that are used as they are.
+    """Numbers of each sample that the model gets as they are, without a table.
+
+        Number("age", default=-1.0)
 
     Attributes:
-        name: Unique in the set.
-        dim: Number of values.
-        default: Value for samples that lack the feature, and in place of NaN.
-        column: Column in files. Empty means the name.
-        transform, dtype, inputs: As for a Feature. The last transform makes `dim` values of each sample, or
+        name: Name of the feature, unique in the set.
+        dim: Number of values of a sample.
+        default: Value in place of NaN, and for samples that lack the feature.
+        column: Column in files. Empty means `name`.
+        transform, dtype, inputs: As in Feature. The last transform must give each sample `dim` values or
             none.
     """
 
@@ -204,23 +221,23 @@ class Number:
 
     @property
     def jagged(self) -> bool:
-        """True if a sample may have any number of values, of which transforms make `dim`."""
+        """True if a sample may have any number of values. The transforms then make `dim` values of them."""
         return bool(self.transform or self.dtype or self.inputs)
 
     @property
     def value_type(self) -> Dtype | None:
-        """Type of the values in files and requests, or None for `dim` numbers in each sample."""
+        """Type of the values in files and requests, or None if each sample has `dim` numbers."""
         return _value_type(self, "float")
 
     @property
     def columns(self) -> list[str]:
-        """Column in files, as a list of one."""
+        """Column of the feature in files, as a list."""
         return [self.column or self.name]
 
     def of(self, values: Any, samples: int) -> Any:
-        """Return the values of a batch, an array of numbers or a Jagged, as float32 [samples, dim].
+        """Convert the values of a batch, an array of numbers or a Jagged, to float32 [samples, dim].
 
-        None stands for a feature that the batch lacks, and NaN for a missing value.
+        NaN is a missing value. None means that the batch lacks the feature.
 
         Raises:
             ShapeError: The values have another shape.
@@ -263,7 +280,7 @@ class Number:
 
 
 def _take_transforms(feature: Any) -> None:
-    """Make a tuple of the transforms of a feature."""
+    """Convert the argument `transform` of a feature to a tuple of transforms."""
     try:
         object.__setattr__(feature, "transform", transforms_of(feature.transform))
     except ConfigError as error:
@@ -271,7 +288,7 @@ def _take_transforms(feature: Any) -> None:
 
 
 def _check_inputs(feature: Any) -> None:
-    """Refuse inputs that the transforms of a feature do not take."""
+    """Refuse a number of inputs that the transforms of a feature do not take."""
     owner = f"feature {feature.name!r}"
     object.__setattr__(feature, "inputs", tuple(feature.inputs))
     if feature.inputs and (feature.dtype or feature.column):
@@ -304,20 +321,22 @@ def _value_type(feature: Any, usual: Dtype) -> Dtype | None:
 
 @checked
 class FeatureSet:
-    """The features of a model, in order.
+    """Features of a model, in a fixed order.
+
+        features = FeatureSet([Feature("user", users), Number("age", default=-1.0)])
 
     Args:
-        features: Each a Feature, a Number or an Input.
+        features: The features: each a Feature, a Number or an Input. A feature comes after its `inputs`.
 
     Attributes:
-        features: Those with a value, Features and Numbers: by name, in order.
-        given: Those that batches and files have, which are all without `inputs`: by name, in order.
-        transformed: Those whose values are not used as they are given, by name: first those without `inputs`.
-        tables: By name, in the order in which the features name them.
+        features: Features and Numbers of the set, which give the model values, by name.
+        given: Members for which batches and files have values, by name: all that have no `inputs`.
+        transformed: Members with transforms or `inputs`, by name. Each comes after its `inputs`.
+        tables: Tables by name, in the order in which features name them.
 
     Raises:
-        ConfigError: Two features have one name, or two tables have one name and differ, or a feature names an
-            input that the set lacks.
+        ConfigError: Two features have the same name, two different tables have the same name, or the set
+            has no input that a feature names.
     """
 
     def __init__(self, features: Iterable[Feature | Number | Input]) -> None:
@@ -339,29 +358,32 @@ class FeatureSet:
                 )
 
     def fit(self, batches: Iterable[Any]) -> "FeatureSet":
-        """Compute the statistics and vocabularies that transforms lack, in a first pass over the data.
+        """Compute the statistics and vocabularies of the transforms, in a first pass over the data.
 
-        What is fitted, or was given, stays. A transform behind another one that is fitted takes a pass more.
+            features.fit(Batches(files, 1024))
+
+        Transforms that have statistics keep them. If a transform follows another that must be fitted,
+        fitting takes one more pass.
 
         Args:
-            batches: Batches as `FeatureLookup` takes them, or objects with such ones as `features`, which are
-                read one by one.
+            batches: Batches in a form that `FeatureLookup` takes, or objects with such a batch as
+                `features`. They are read one at a time.
 
         Returns:
             This set.
 
         Raises:
-            UsageError: The data is not enough; the error names the feature.
+            UsageError: The data is not sufficient. The message names the feature.
         """
         fit(self, batches)
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the set with what its transforms have computed, as JSON.
+        """Write the set as JSON, including what its transforms have computed, for prediction.
 
-        `psfleet.features.load_features` reads it. Tables are without optimizer, initializer and entry, which
-        only training needs, so that it is for prediction; a training script keeps its set and calls
-        `load_statistics`.
+        `psfleet.features.load_features` reads the file. The file lacks the optimizers, initializers and
+        entries of tables, which only training needs. So a training script declares its set as before and
+        calls `load_statistics` instead.
 
         Raises:
             UsageError: A transform is not fitted, or the file cannot be written.
@@ -369,20 +391,23 @@ class FeatureSet:
         write_features(self, Path(path))
 
     def load_statistics(self, path: str | os.PathLike[str]) -> "FeatureSet":
-        """Take what transforms lack from a file that `save` has written of a set with the same transforms.
+        """Read the missing statistics of transforms from a file that `save` has written. Its transforms
+        must be the same.
 
         Returns:
             This set.
 
         Raises:
-            ConfigError: The file cannot be read, or has other transforms.
+            ConfigError: The file cannot be read, or its transforms differ.
         """
         read_statistics(self, Path(path))
         return self
 
     @property
     def fitted(self) -> bool:
-        """True unless a transform waits for `fit` or `load_statistics`."""
+        """True if all transforms have their statistics, so that neither `fit` nor `load_statistics` is
+        needed.
+        """
         return all(
             not isinstance(transform, FittedTransform) or transform.fitted
             for feature in self.transformed.values()
@@ -397,24 +422,24 @@ class FeatureSet:
 
     @property
     def members(self) -> list[Feature | Number | Input]:
-        """Every Feature, Number and Input of the set, in order."""
+        """Everything that the set was made of, in order: Features, Numbers and Inputs."""
         return list({**self.given, **self.features}.values())
 
     @property
     def looked_up(self) -> list[Feature]:
-        """Features that look rows up, that is, all without the Numbers."""
+        """Members of the set that look rows up, which are those of class Feature."""
         return [feature for feature in self if isinstance(feature, Feature)]
 
     @property
     def columns(self) -> list[str]:
-        """The columns of all features in files, each once."""
+        """Columns of all features in files, without repetition."""
         return list(
             dict.fromkeys(column for feature in self.given.values() for column in feature.columns)
         )
 
 
 def _transformed(members: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The features to transform, each behind its inputs."""
+    """Return the members that are transformed. Each comes after its inputs."""
     features = {name: feature for name, feature in plain.items() if feature.transform}
     before = list(plain)
     for name, feature in members.items():

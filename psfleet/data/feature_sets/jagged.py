@@ -1,7 +1,8 @@
-"""Jagged arrays, with any number of values for each sample, from all forms of data that users have.
+"""Jagged arrays, which have any number of values for each sample, and their conversion from other data types.
 
-`Jagged` is what transforms take and return. `as_jagged` reads lists, arrays, tensors and data frames without
-importing their libraries: it asks objects for their methods, so none of these libraries has to be installed.
+Transforms take and return `Jagged`. `as_jagged` converts lists, arrays, tensors and data frames. It looks
+at the methods of an object and does not import torch, pandas or similar libraries, so that they need not
+be installed.
 """
 
 import contextlib
@@ -23,16 +24,17 @@ Lengths = NDArray[np.int64]
 
 @checked
 class Jagged:
-    """Values of a batch, any number for each sample.
+    """Values of a batch, with any number of values for each sample.
 
         Jagged([7, 8, 9], lengths=[2, 0, 1])     # three samples, with the ids 7 and 8, none, and 9
         Jagged([7, 8, 9], offsets=[0, 2, 2, 3])  # the same
 
     Args:
-        values: Ids or texts [n], those of the first sample first.
-        lengths: Number of values of each sample, whole numbers [samples].
-        offsets: In place of lengths, [samples + 1]: where the values of each sample begin, and the end.
-        weights: Factor on the row of each value, floats [n], or None for factors of 1.
+        values: Ids, numbers or texts of all samples, one sample after the other, [n].
+        lengths: Number of values of each sample, integers [samples].
+        offsets: Alternative to `lengths`, integers [samples + 1]: index at which each sample's values
+            begin, and n.
+        weights: Factor for the row of each value, floats [n], or None for factors of 1.
 
     Attributes:
         values: The array of values, [n].
@@ -63,17 +65,18 @@ class Jagged:
             raise ShapeError(f"jagged values are {count}, their weights are {len(self.weights)}")
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.lengths)
 
     @functools.cached_property
     def offsets(self) -> Lengths:
-        """Start of each sample's values, and the end: int64 [samples + 1]."""
+        """Start of each sample's values and, as last entry, the number of all values: int64 [samples + 1]."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     def __getitem__(self, rows: Any) -> "Jagged":
-        """Return the samples that a slice, a list of positions or a mask selects, as in an array."""
+        """Return some samples: those that a slice, a list of positions or a mask selects."""
         lengths, starts = self.lengths[rows], self.offsets[:-1][rows]
+        # Consecutive samples are one slice of the values: a view, which copies nothing.
         if isinstance(rows, slice) and rows.step in (None, 1):
             first = int(starts[0]) if len(starts) else 0
             part = slice(first, first + int(lengths.sum()))
@@ -83,18 +86,23 @@ class Jagged:
         return Jagged(chosen_bags(self.values, starts, lengths), lengths, weights=weights)
 
     def kept(self, keep: NDArray[np.bool_]) -> "Jagged":
-        """Return the values where the mask `keep`, [n], is true. Samples may become empty, but stay."""
+        """Keep only the values for which the mask `keep`, [n], is true. The number of samples does not
+        change.
+        """
         counts = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
         ends = self.offsets
         weights = None if self.weights is None else self.weights[keep]
         return Jagged(self.values[keep], counts[ends[1:]] - counts[ends[:-1]], weights=weights)
 
     def with_values(self, values: NDArray[Any]) -> "Jagged":
-        """Return the same lengths and weights with other values, [n]."""
+        """Replace the values, [n], but keep lengths and weights."""
         return Jagged(values, self.lengths, weights=self.weights)
 
     def expanded(self, values: NDArray[Any], counts: Lengths) -> "Jagged":
-        """Replace each value by `counts` of the new values, int64 [n]. They inherit its weight."""
+        """Replace value i by the next `counts[i]` of the new values, which get its weight.
+
+        `counts` is int64 [n].
+        """
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         lengths = ends[self.offsets[1:]] - ends[self.offsets[:-1]]
         weights = None if self.weights is None else np.repeat(self.weights, counts)
@@ -102,16 +110,16 @@ class Jagged:
 
     @property
     def rows(self) -> Lengths:
-        """Number of the sample of each value, int64 [n]."""
+        """Index of each value's sample, int64 [n]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def ranks(self) -> Lengths:
-        """Position of each value within its sample, counted from 0, int64 [n]."""
+        """Position of each value within its sample, from 0, int64 [n]."""
         return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def last(self, count: int) -> "Jagged":
-        """Return the last `count` values of each sample, or all values of a shorter sample."""
+        """Keep the last `count` values of each sample. A shorter sample keeps all its values."""
         if len(self) == 0 or int(self.lengths.max()) <= count:
             return self
         ends = np.repeat(self.offsets[1:], self.lengths)
@@ -119,7 +127,7 @@ class Jagged:
 
 
 def joined(parts: Sequence[Jagged]) -> Jagged:
-    """Join the samples of all parts, in order. Either all parts have weights, or none."""
+    """Join the samples of all parts, in their order. Either all parts have weights or none has."""
     if len(parts) == 1:
         return parts[0]
     weights = [part.weights for part in parts if part.weights is not None]
@@ -131,14 +139,19 @@ def joined(parts: Sequence[Jagged]) -> Jagged:
 
 
 def as_jagged(name: str, bags: Any) -> Jagged:
-    """Read the values of a batch, in one of the forms below, as a Jagged.
+    """Convert the values of a feature in a batch to a Jagged.
+
+    These forms are accepted:
+
+    - a Jagged,
+    - an object with methods `values` and `lengths`, such as TorchRec's JaggedTensor,
+    - a mapping with `values` and `lengths` or `offsets`, and perhaps `weights`,
+    - an array, tensor or column of a data frame, with one value for each sample [n] or equally many [n, k],
+    - a list of values, lists, arrays or tensors, or a nested tensor. None in a list means no value.
 
     Args:
-        name: Name of the feature, for messages.
-        bags: A Jagged; an object with methods `values` and `lengths`, as TorchRec's JaggedTensor; a
-            mapping with `values` and `lengths` or `offsets`, and perhaps `weights`; an array, tensor or
-            column of a data frame with one value [n] or equally many values [n, k] for each sample; a list
-            of values, lists, arrays or tensors, or a nested tensor, in which None has no value.
+        name: Name of the feature, for error messages.
+        bags: Values in one of these forms.
 
     Raises:
         ShapeError: The object has none of these forms.
@@ -152,7 +165,7 @@ def as_jagged(name: str, bags: Any) -> Jagged:
 def _jagged(bags: Any) -> Jagged:
     if isinstance(bags, Jagged):
         return bags
-    is_nested = getattr(bags, "is_nested", False)  # a tensor that has `values` and `lengths` too
+    is_nested = getattr(bags, "is_nested", False)  # torch's nested tensor has both methods too
     if not is_nested and all(
         callable(getattr(bags, method, None)) for method in ("values", "lengths")
     ):
@@ -182,7 +195,7 @@ def _of_parts(parts: Mapping[str, Any]) -> Jagged:
 
 
 def _is_list(kind: type) -> bool:
-    """Return whether objects of a type hold several values; texts and bytes are one value each."""
+    """Return True if an object of this type holds several values. A text or bytes object is one value."""
     return not issubclass(kind, str | bytes) and (
         issubclass(kind, Sequence | np.ndarray) or hasattr(kind, "detach") or _is_column(kind)
     )
@@ -199,7 +212,7 @@ def _of_lists(bags: list[Any]) -> Jagged:
 
 
 def _row(bag: Any) -> Any:
-    """Return the values of a sample as a list or an array."""
+    """Return the values of one sample as a list or an array."""
     if bag is None:
         return []
     if isinstance(bag, list | tuple):
@@ -249,10 +262,10 @@ def _whole(name: str, values: ArrayLike | None) -> Lengths:
 
 
 def as_plain(values: Any) -> NDArray[Any]:
-    """Return an array of the values, without converting them.
+    """Return values as an array, without changing their types.
 
-    Values may be a list, an array, a tensor of torch on any device, or a column of pandas, Polars or Arrow. A
-    masked or null value becomes None. A list of lists becomes an array [n] of lists.
+    Values may be a list, an array, a torch tensor on any device, or a column of pandas, Polars or Arrow.
+    Masked and null values become None. A list of lists becomes an array [n] of lists.
 
     Raises:
         ShapeError: The values cannot be read as an array.
@@ -277,26 +290,27 @@ def as_plain(values: Any) -> NDArray[Any]:
 
 
 def _is_column(kind: type) -> bool:
-    """Return whether objects of a type are columns of pandas, Polars or Arrow."""
+    """Return True if objects of this type are columns of pandas, Polars or Arrow."""
     return hasattr(kind, "to_pylist") or hasattr(kind, "to_list")
 
 
 def _of_tensor(tensor: Any) -> Any:
-    """Return a tensor as an array, or a nested tensor as a list of arrays."""
+    """Convert a tensor to an array, or a nested tensor to a list of arrays."""
     try:
         if tensor.is_nested:
             return [row.detach().cpu().numpy() for row in tensor.unbind()]
         return tensor.detach().cpu().numpy()
-    except (TypeError, RuntimeError) as error:  # of a type that NumPy lacks, or sparse
+    except (TypeError, RuntimeError) as error:  # a dtype that NumPy lacks, or a sparse tensor
         raise ShapeError(
             f"the tensor of {tensor.dtype} cannot be read as an array: {error}"
         ) from None
 
 
 def array_of(values: Sequence[Any]) -> NDArray[Any]:
-    """Return Python values as an array [n]: of numbers if all have one type of number, otherwise of objects.
+    """Return Python values as an array [n]: a numeric array if all have the same numeric type, else an
+    object array.
 
-    NumPy would make texts of numbers and NaN beside texts, and floats of ints beyond int64.
+    NumPy alone would turn numbers and NaN beside texts into texts, and integers beyond int64 into floats.
     """
     kinds = set(map(type, values))
     kind = kinds.pop() if len(kinds) == 1 else None

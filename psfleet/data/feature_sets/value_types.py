@@ -1,8 +1,8 @@
-"""Judges values by their declared type, and hashes them to ids.
+"""Types of values: judges each value by its declared type, converts it, and hashes values to ids.
 
-`typed` decides for every file, request and batch what a value such as "007", NaN or 7.0 stands for;
-tests/feature_sets/test_routes.py is its specification. Whole columns are judged at once if they can be, and
-value by value if not.
+`typed` decides what a value such as "007", NaN or 7.0 means, in every file, request and batch.
+tests/feature_sets/test_routes.py is its specification. Whole columns are judged at once where possible, and
+otherwise value by value.
 """
 
 import contextlib
@@ -30,15 +30,17 @@ _WHOLE = re.compile(
 
 Dtype = Literal["int", "float", "text"]
 Kind = Literal["int", "float", "text", "id", "key"]
-"""A dtype; or, of a feature without one, "id": whole numbers, or if it is hashed "key": texts too."""
+"""Type of values: a declared dtype or, for a feature without a dtype, "id" or "key". "id" allows integers.
+"key", for hashed features, allows integers and texts.
+"""
 Mask = NDArray[np.bool_]
 MISSING_TEXTS = ("", r"\N")
-"""Texts that stand for a missing value, wherever values come from."""
+"""Texts that mean a missing value, in files, messages and requests."""
 _BLANKS = " \t"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _REAL_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_LARGEST = float.fromhex("0x1.ffffffp+127")  # from here on float32 rounds to infinity
-_EXACT = 2**53  # from here on a float of 64 bits may be another whole number than was meant
+_LARGEST = float.fromhex("0x1.ffffffp+127")  # numbers from here on become infinite as float32
+_EXACT = 2**53  # from here on float64 cannot represent every integer
 _WORDS = {
     "int": "whole number from -2**63 to 2**63 - 1",
     "float": "finite number",
@@ -55,24 +57,28 @@ _DTYPES = {"int": np.int64, "float": np.float32, "text": object, "id": np.int64,
 
 @checked
 def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Ids:
-    """Return the id of each value, int64 [n], which is the same in every process on every machine.
+    """Return the id of each value, int64 [n]. The same value has the same id in every process, on every
+    machine.
 
-    A text that is a whole number of 64 bits as computers write it, such as "15", stands for that number,
-    since files and messages have ids either way. Another text ("015", "red") stands for the first 8 bytes of
-    the BLAKE2b (RFC 7693) of its UTF-8. Bytes are as texts. The numbers are mixed by splitmix64's finalizer,
-    which maps no two numbers to one id.
+        hashed(["red", "15", 15], buckets=1000)  # "15" and 15 have the same id
+
+    Each value first becomes a 64-bit number. An integer is this number itself. A text is treated as an
+    integer if it is written as computers write 64-bit integers, such as "15", because the same ids may come
+    as integers or as texts. Any other text ("015", "red") gives the first 8 bytes of the BLAKE2b hash (RFC
+    7693) of its UTF-8. Bytes are treated as UTF-8 texts. Then the number is mixed by the finalizer of
+    splitmix64, which never maps two numbers to one id.
 
     Args:
-        values: Whole numbers of 64 bits, texts or bytes, [n].
-        buckets: Ids are 0 to buckets - 1, or any int64 if this is 0.
-        salt: A different salt gives different ids.
+        values: 64-bit integers, texts or bytes, [n].
+        buckets: Range of the ids: 0 to buckets - 1. 0 means any int64.
+        salt: Text that changes all ids. Different salts give different ids.
 
     Raises:
-        IdError: A value is of another type.
+        IdError: A value has another type.
     """
-    given, values = values, as_plain(values)
+    argument, values = values, as_plain(values)
     if values.ndim == 0:
-        raise IdError(f"{given!r:.80} cannot be hashed to ids; give a list of values")
+        raise IdError(f"{argument!r:.80} cannot be hashed to ids; give a list of values")
     if values.dtype.kind in "iu":
         numbers = values.astype(np.uint64)
     else:
@@ -89,10 +95,11 @@ def hashed(values: ArrayLike, buckets: NonNegativeInt = 0, salt: str = "") -> Id
 
 
 def _mixed_numbers(values: list[Any]) -> NDArray[np.uint64]:
-    """Return the numbers of values that are not all texts, by the UTF-8 of each distinct value.
+    """Return the 64-bit number of each value if the values are not all texts. Works on the UTF-8 of each
+    distinct value.
 
     Raises:
-        IdError: A value is neither a text nor a whole number.
+        IdError: A value is neither a text nor an integer.
     """
     try:
         distinct, indices = distinct_values(values)
@@ -102,12 +109,13 @@ def _mixed_numbers(values: list[Any]) -> NDArray[np.uint64]:
 
 
 def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
-    """Return the distinct values, and for each value its index among them, [n]. 1, 1.0 and True differ.
+    """Return the distinct values, and for each value its index among these, [n]. 1, 1.0 and True are
+    distinct.
 
     Raises:
         TypeError: A value is a list.
     """
-    # Equal numbers of different types are one key of a dict, so there the type is part of the key.
+    # A dict takes equal numbers of different types as one key, so the type is made part of the key.
     has_types = len(set(map(type, values)) - {str, bytes}) > 1
     keys = list(zip(map(type, values), values, strict=True)) if has_types else values
     place_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
@@ -116,7 +124,7 @@ def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
 
 
 def _utf8(value: Any) -> bytes:
-    """Return the bytes of a text, or of the digits of a whole number."""
+    """Return the UTF-8 of a text, or of the digits of an integer."""
     try:
         key = value if isinstance(value, bytes) else _key(value)
     except ValueError:
@@ -131,7 +139,9 @@ def _fits(number: int) -> bool:
 
 
 def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
-    """Return a mask of the values, [n], that equal this one. A number equals the text of its digits."""
+    """Return a mask of the values, [n], that are equal to `value`. A number is equal to the text of its
+    digits.
+    """
     text = str(value)
     whole = int(text) if _WHOLE.fullmatch(text) else None
     if values.dtype.kind not in "OUS":
@@ -141,12 +151,12 @@ def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number such as "7", " 007" or "-7" from a text of a file or a request.
+    """Parse an integer such as "7", " 007" or "-7" in a file or a request.
 
-    Blanks around it do not count. Python's `int` also takes `1_0` and the digits of other scripts.
+    Blanks around it are ignored. Unlike Python's `int`, this refuses `1_0` and digits of other scripts.
 
     Raises:
-        ValueError: The text is not a number from -2**63 to 2**63 - 1 in decimal digits of ASCII.
+        ValueError: The text is not an integer from -2**63 to 2**63 - 1 in ASCII digits.
     """
     digits = text.strip(_BLANKS)
     number = int(digits) if _WHOLE_NUMBER.fullmatch(digits) else None
@@ -156,13 +166,13 @@ def whole_number(text: str) -> int:
 
 
 def real_number(text: str) -> float:
-    """Read a number such as "7", ".5" or "-1e3" from a text of a file or a request; "nan" in any case is NaN.
+    """Parse a number such as "7", ".5" or "-1e3" in a file or a request. "nan", in any case, is NaN.
 
-    Blanks around it do not count. Python's `float` also takes `1_0`, "infinity" and the digits of other
-    scripts.
+    Blanks around it are ignored. Unlike Python's `float`, this refuses `1_0`, "infinity" and digits of
+    other scripts.
 
     Raises:
-        ValueError: The text is not a decimal number in ASCII, or the number is not finite as float32.
+        ValueError: The text is not a decimal number in ASCII, or is not finite as float32.
     """
     digits = text.strip(_BLANKS)
     if digits.lower() == "nan":
@@ -174,12 +184,12 @@ def real_number(text: str) -> float:
 
 
 def as_typed(owner: str, bags: Jagged, kind: Kind) -> Jagged:
-    """Convert values to their declared type with `typed`, and leave out those that are missing.
+    """Convert values to their declared type as `typed` does, and leave out missing values.
 
-    Values that have the type already are returned as they are.
+    If no value must be converted, `bags` itself is returned.
 
     Raises:
-        IdError: A value is not of the type; the error quotes it and its sample.
+        IdError: A value does not have the type. The message quotes the value and names its sample.
     """
     if bags.values.dtype == np.int64 and kind in ("int", "id", "key"):
         return bags
@@ -194,7 +204,7 @@ def as_typed(owner: str, bags: Jagged, kind: Kind) -> Jagged:
 
 
 def refusal(owner: str, value: Any, kind: Kind, sample: int) -> IdError:
-    """Return the error for a value that `typed` has found bad."""
+    """Return the error to raise for a value that `typed` has found bad."""
     advice = _ADVICE.get(kind, f"declare another dtype than {kind!r}")
     value = value.item() if isinstance(value, np.generic) else value
     return IdError(
@@ -204,7 +214,7 @@ def refusal(owner: str, value: Any, kind: Kind, sample: int) -> IdError:
 
 
 def reason(value: Any, kind: Kind) -> str:
-    """Return what is wrong with a value that `typed` has found bad, such as "no finite number"."""
+    """Return the reason that `typed` has found a value bad, such as "no finite number"."""
     if isinstance(value, str) and "." in value:
         with contextlib.suppress(ValueError):
             value = real_number(value)
@@ -219,18 +229,20 @@ def reason(value: Any, kind: Kind) -> str:
 
 
 def typed(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
-    """Convert values to a type, and return masks of the missing values and of those that have another type.
+    """Convert values to a type, and return the converted values, a mask of missing values and a mask of bad
+    values.
 
-    This is the only place that decides what a value stands for, wherever it comes from. docs/features.md has
-    the rules as a table. None, NaN and `MISSING_TEXTS` are missing values.
+    No other function decides what a value means. docs/features.md has the rules as a table. None, NaN and
+    `MISSING_TEXTS` are missing values. Values that do not have the type are bad.
 
     Args:
-        values: [n], of any kind.
-        kind: The type.
+        values: Values of any type, [n].
+        kind: Type to convert to.
 
     Returns:
-        values [n], arbitrary where a mask is true: int64, float32, or an object array of str; of keys any
-        whole numbers, or an object array of str and int. Masks of the missing and the bad, bool [n].
+        values [n], with arbitrary entries where a mask is true. "int" and "id" give int64, "float" float32,
+        and "text" an object array of str. "key" gives integers of any dtype, or an object array of str and
+        int. Both masks are bool [n].
     """
     of = values.dtype.kind
     if kind in ("int", "id") and of in "iuf":
@@ -241,7 +253,7 @@ def typed(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
         return values, _none(values), _none(values)
     if kind == "text" and of in "iu":
         return values.astype(str).astype(object), _none(values), _none(values)
-    if of not in "iufbOUS":  # such as times, of which `tolist` may make numbers
+    if of not in "iufbOUS":  # times, for example, which `tolist` may turn into numbers
         return values, _none(values), ~_none(values)
     texts = _all_texts(values) if kind in ("text", "key") and of in "OU" else None
     return _one_by_one(values, kind) if texts is None else texts
@@ -270,7 +282,9 @@ def _floats(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask]:
 
 
 def _all_texts(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask] | None:
-    """Judge texts all at once. Returns None if a value is no text, or a text has no UTF-8."""
+    """Convert texts all at once. Returns None if a value is not a text, or a text cannot be encoded
+    in UTF-8.
+    """
     items = values.tolist()
     try:
         joined = "\n".join(["", *items, ""])
@@ -287,11 +301,11 @@ def _all_texts(values: NDArray[Any]) -> tuple[NDArray[Any], Mask, Mask] | None:
 
 
 def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
-    """Convert values in Python, each distinct value once."""
+    """Convert values one by one in Python, each distinct value once."""
     items = values.tolist()
     try:
         distinct, indices = distinct_values(items)
-    except TypeError:  # lists in lists
+    except TypeError:  # a value is a list, which cannot be hashed
         distinct, indices = items, np.arange(len(items))
     outputs, missing, bad = [], np.zeros(len(distinct), np.bool_), np.zeros(len(distinct), np.bool_)
     convert, empty = _CONVERTERS[kind]
@@ -308,7 +322,7 @@ def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, M
 
 
 def is_of(value: Any, kind: Kind) -> bool:
-    """Return whether a single value can be read as this type, or is missing."""
+    """Return True if a single value has this type or is missing."""
     try:
         return is_missing(value) or _CONVERTERS[kind][0](value) is not NotImplemented
     except (ValueError, OverflowError):
@@ -316,7 +330,7 @@ def is_of(value: Any, kind: Kind) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is None, NaN, NA of pandas, or one of `MISSING_TEXTS`."""
+    """Return True if a value is None, NaN, pandas' NA, or one of `MISSING_TEXTS`."""
     if isinstance(value, float | np.floating):
         return bool(np.isnan(value))
     if isinstance(value, bytes):
@@ -332,10 +346,10 @@ _MISSING_BYTES = [text.encode() for text in MISSING_TEXTS]
 
 
 def _written(value: str | bytes) -> str:
-    """Return the text, checked to have a UTF-8 form.
+    """Return a text as str, after a check that it can be encoded in UTF-8.
 
     Raises:
-        ValueError: The text has half a surrogate pair, or the bytes are not UTF-8.
+        ValueError: The text has half of a surrogate pair, or the bytes are not UTF-8.
     """
     if isinstance(value, bytes):
         return value.decode()
@@ -344,7 +358,7 @@ def _written(value: str | bytes) -> str:
 
 
 def _int(value: Any) -> int:
-    """Return a number whose type is that of whole numbers."""
+    """Return a number as int if it has an integer type."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(value)
     return int(value)
@@ -357,14 +371,14 @@ def _id(value: Any) -> int:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, also from a text or a float that is one."""
+    """Return a value as int if it is an integer, or a text or float that is equal to one."""
     if isinstance(value, str | bytes):
         text = _written(value).strip(_BLANKS)
         if text in MISSING_TEXTS or text.lower() == "nan":
             return None
         digits = text.rstrip("0").removesuffix(".") if "." in text else text
         number = whole_number(digits)
-        if digits != text and abs(number) >= _EXACT:  # a float has been written
+        if digits != text and abs(number) >= _EXACT:  # a float, perhaps rounded
             raise ValueError(value)
         return number
     if isinstance(value, float | np.floating):

@@ -1,5 +1,6 @@
-"""Transforms of features: what turns raw values into numbers and ids, as docs/features.md describes.
+"""Transforms of features, which convert raw values to numbers and ids. docs/features.md describes them.
 
-Start with transform.py, which has the base classes. NumPy transforms numbers, Python transforms texts, and a
-kernel hashes texts. docs/decisions/0034-transforms-without-arrow.md says why pyarrow.compute does none of it.
+To understand the code, begin with transform.py, which has the base classes. Numbers are transformed with
+NumPy, and texts in Python. A kernel hashes texts. docs/decisions/0034-transforms-without-arrow.md says why
+pyarrow.compute is not used.
 """

@@ -1,6 +1,7 @@
 """Transforms of lists: Match, Overlap, Truncate, Pad, FillMissing and WeightedValues.
 
-They change how many values a sample has. All samples of a batch are handled at once, by positions of values.
+They change the number of values of a sample. Each handles all samples of a batch at once with array
+operations.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from psfleet.data.feature_sets.value_types import Dtype, as_typed, hashed
 
 
 def _common(left: Jagged, right: Jagged) -> NDArray[np.bool_]:
-    """A mask of the values of the left lists that are in the right list of the same sample."""
+    """Return a mask of the left values that also occur in the right list of the same sample."""
     keys = [
         hash_ids(hashed(bags.values) ^ hash_ids(bags.rows).view(np.int64)) for bags in (left, right)
     ]
@@ -29,11 +30,11 @@ def _common(left: Jagged, right: Jagged) -> NDArray[np.bool_]:
 
 @dataclass
 class Match(Transform):
-    """The values of the first list that are in the second one of the same sample too.
+    """Keeps the values of the first input that are also in the second input of the same sample.
 
         Feature("shared_tags", tags, hashed=True, inputs=["user_tags", "item_tags"], transform=Match())
 
-    Values are compared by their hashes of 64 bits.
+    Values are compared by their 64-bit hashes.
     """
 
     arity = (2, 2)
@@ -45,13 +46,14 @@ class Match(Transform):
 
 @dataclass
 class Overlap(Transform):
-    """The number of values of the first list that are in the second one of the same sample too.
+    """Counts the values of the first input that are also in the second input of the same sample.
 
         Number("shared_tags", inputs=["user_tags", "item_tags"], transform=Overlap())
         Number("title_in_query", inputs=["title", "query"], transform=Overlap("ratio"))
 
     Attributes:
-        measure: "count", or "ratio" for the share of the first list, which is 0 if that list is empty.
+        measure: "count" for the number of values, or "ratio" for their share of the first input. The ratio
+            is 0 if that input is empty.
     """
 
     arity = (2, 2)
@@ -72,8 +74,8 @@ class Truncate(Transform):
         Feature("seen", items, transform=Truncate(50))
 
     Attributes:
-        length: The maximum.
-        keep: End of a longer sample whose values stay, "last" or "first".
+        length: Maximum number of values.
+        keep: "last" or "first": the end of a longer sample that is kept.
     """
 
     length: PositiveInt
@@ -88,17 +90,18 @@ class Truncate(Transform):
 
 @dataclass
 class Pad(Transform):
-    """Gives every sample the same number of values: cuts longer samples, and fills up shorter ones.
+    """Gives every sample the same number of values. Longer samples are cut, and shorter samples are filled
+    up.
 
         Number("last_prices", dim=5, transform=[Log1p(), Pad(5)])  # [1, 2] -> [1, 2, 0, 0, 0]
 
-    Sequences of rows need no ids in the filled places: `Feature(..., pooling="none", last=50)` has zeros.
+    Sequences of rows do not need it: `Feature(..., pooling="none", last=50)` fills up with rows of zeros.
 
     Attributes:
-        length: Number of values.
-        value: Value that fills samples up. Its weight is 0.
-        side: Place of the filled-in values, "after" or "before" the others.
-        keep: End of a longer sample whose values stay, "last" or "first".
+        length: Number of values that each sample gets.
+        value: Value that fills shorter samples up. Its weight is 0.
+        side: "after" or "before": the end of a shorter sample that is filled up.
+        keep: "last" or "first": the end of a longer sample that is kept.
     """
 
     length: PositiveInt
@@ -124,10 +127,10 @@ class Pad(Transform):
 
 
 def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the `value` of a transform as an array [1] of the type of `values`.
+    """Return the `value` of a transform as an array [1] of the same type as `values`.
 
     Raises:
-        UsageError: The value is a text and the others are numbers, or the reverse.
+        UsageError: The value is a text and `values` are numbers, or the reverse.
     """
     value = owner.value
     if not len(values):
@@ -145,12 +148,12 @@ def _like(owner: Any, values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class FillMissing(Transform):
-    """Gives samples without values one value.
+    """Gives samples that have no values a default value.
 
         Feature("city", cities, hashed=True, transform=FillMissing("unknown"))
 
     Attributes:
-        value: The value; its weight is 1.
+        value: The default value. Its weight is 1.
     """
 
     value: Plain
@@ -173,14 +176,18 @@ class FillMissing(Transform):
 
 @dataclass
 class WeightedValues(Transform):
-    """Values with weights: texts that have both, or a list of values and one of weights.
+    """Gives values their weights, which are in the same text or in a second input.
 
         Feature("genres", t, hashed=True, weighted=True, transform=WeightedValues())  # ["war:0.7"]
         Feature("liked", t, hashed=True, weighted=True, inputs=["ids", "scores"], transform=WeightedValues())
 
+    With one input, each text has a value and its weight. With two inputs, the first has the values and the
+    second the weights.
+
     Attributes:
-        separator: Text between value and weight, of one input.
-        dtype: Type of the values of one input: "text", or "int" for a feature that is not hashed.
+        separator: Text between value and weight. Only for one input.
+        dtype: Type of the values in the texts, only for one input: "text", or "int" for a feature that is
+            not hashed.
     """
 
     arity = (1, 2)

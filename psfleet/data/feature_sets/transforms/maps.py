@@ -1,7 +1,7 @@
 """Map and text transforms: Lookup, MapLookup, Lowercase, Split and NGrams.
 
-Texts are Python strings, one object for each, because a request has a few of them: converting them to Arrow
-takes longer than what is done with them.
+Texts are handled as Python strings. A request has only a few of them, and converting these to Arrow would
+take longer than the transforms themselves.
 """
 
 import itertools
@@ -30,21 +30,23 @@ def _texts(bags: Jagged, owner: Transform) -> Jagged:
 
 
 def objects(values: Sequence[Any]) -> NDArray[Any]:
-    """Return an array of the values as objects, where NumPy would convert numbers and lists."""
+    """Return an array of Python objects. Without this, NumPy would convert numbers and lists."""
     return np.fromiter(values, object, len(values))
 
 
 def places_in(index: Mapping[Any, int], keys: Iterable[Any]) -> NDArray[np.int64]:
-    """Return the position that an index has for each key, or -1 for a key that it lacks."""
-    # `map` looks keys up without a line of Python for each, in half the time of a comprehension.
+    """Return the position of each key in an index, or -1 for a key that the index lacks, int64 [n]."""
+    # `map` runs no Python code for each key, and takes half the time of a comprehension.
     return np.fromiter(map(index.get, keys, itertools.repeat(-1)), np.int64)
 
 
 @dataclass
 class Lowercase(Transform):
-    """Converts texts to lower case, by the rules of Python's `str.lower`.
+    """Converts texts to lower case, as Python's `str.lower` does.
 
-    Feature("query", words, hashed=True, transform=[Lowercase(), Split()])
+        Feature("query", words, hashed=True, transform=[Lowercase(), Split()])
+
+    The feature's values are read as texts.
     """
 
     takes = "text"
@@ -57,14 +59,14 @@ class Lowercase(Transform):
 
 @dataclass
 class Split(Transform):
-    """The parts of each text, without empty ones.
+    """Splits each text at a separator. Empty parts are left out.
 
         Feature("query", words, hashed=True, transform=Split())  # "red  hat" -> "red", "hat"
         Feature("genres", genres, hashed=True, transform=Split(","))  # "war,love" -> "war", "love"
         Feature("name", grams, hashed=True, transform=[Split(""), NGrams(3, separator="")])  # characters
 
     Attributes:
-        separator: The text between parts, or None for any white space. "" makes each character a part.
+        separator: Text between parts. None splits at white space, and "" makes each character a part.
     """
 
     takes = "text"
@@ -83,15 +85,15 @@ class Split(Transform):
 
 @dataclass
 class NGrams(Transform):
-    """Runs of neighbouring values of a sample, joined to one text: first the shortest ones.
+    """Joins neighbouring values of a sample to texts (n-grams). The shortest n-grams come first.
 
         Feature("query", words, hashed=True, transform=[Split(), NGrams(1, 2)])
         # "red summer hat" -> "red", "summer", "hat", "red summer", "summer hat"
 
     Attributes:
-        least: Number of values of the shortest runs.
-        most: Number of values of the longest runs, or None for that of the shortest.
-        separator: Text between the values of a run.
+        least: Number of values in the shortest n-grams.
+        most: Number of values in the longest n-grams. None means the same as `least`.
+        separator: Text between the values of an n-gram.
     """
 
     takes = "text"
@@ -132,15 +134,15 @@ class NGrams(Transform):
 
 @dataclass
 class Lookup(Transform):
-    """The value that a map has for each value.
+    """Replaces each value by its entry in a map.
 
         Number("price", transform=Lookup({"hat": 9.5, "shoes": 60}, default=0))
         Feature("country", countries, hashed=True, transform=Lookup(file="country_of_city.json"))
 
     Attributes:
-        map: From texts, or numbers that are taken as texts, to numbers or to texts.
-        default: Result for a value that is not in the map, or None to refuse such a value.
-        file: Path of a JSON object, in place of the map.
+        map: Mapping from texts to numbers or texts. A number as key means its digits as text.
+        default: Result for a value that is not in the map. None means that such a value is an error.
+        file: Path of a JSON object, as an alternative to `map`.
     """
 
     takes = "text"
@@ -159,7 +161,7 @@ class Lookup(Transform):
         keys = map(str, texts_or_ints("Lookup: the map", self.map))
         self.map = dict(zip(keys, plain_values(self.map.values()), strict=True))
         self._places = {key: index for index, key in enumerate(self.map)}
-        # The last place is that of the default.
+        # One entry more than the map has: the result for keys that are not in the map.
         values = [*self.map.values(), next(iter(self.map.values()))]
         if self.default is not None:
             values[-1] = self.default
@@ -177,7 +179,7 @@ class Lookup(Transform):
             )
         return keys.with_values(
             self._found[indices]
-        )  # place -1 is the last one, that of the default
+        )  # position -1, of an unknown key, is the last entry
 
 
 def _read_map(file: Any) -> Any:
@@ -193,7 +195,7 @@ def _read_map(file: Any) -> Any:
 
 
 def _plain_array(owner: str, values: list[Any]) -> NDArray[Any]:
-    """Return values as an array of numbers or of texts, and refuse a mixture."""
+    """Return values as an array of numbers or of texts. Raises an error for a mixture."""
     if all(isinstance(value, str) for value in values):
         return objects(values)
     for value in values:
@@ -207,7 +209,8 @@ def _plain_array(owner: str, values: list[Any]) -> NDArray[Any]:
 
 @dataclass
 class MapLookup(Transform):
-    """The values that the map of a sample has for keys of the same sample.
+    """Looks keys up in a map that each sample has as an input. The first input is the map, the second the
+    keys.
 
         Input("clicks_by_category", "text")  # a list of texts: ["shoes:3", "hats:1"]
         Number("clicks_here", inputs=["clicks_by_category", "category"], transform=MapLookup(default=0))
@@ -215,7 +218,7 @@ class MapLookup(Transform):
     Attributes:
         separator: Text between key and value.
         dtype: Type of the values: "int", "float" or "text".
-        default: Result for a key that is not in the sample's map, or None to refuse such a key.
+        default: Result for a key that is not in the sample's map. None means that such a key is an error.
     """
 
     arity = (2, 2)
@@ -245,7 +248,7 @@ class MapLookup(Transform):
 
 
 def parted(owner: str, texts: Jagged, separator: str) -> tuple[list[str], NDArray[Any]]:
-    """Split each text at its last separator, and return the parts before and behind it.
+    """Split each text at its last separator, and return the texts before it and the values after it.
 
     Raises:
         UsageError: A text has no separator.

@@ -1,7 +1,7 @@
 """Transforms of numbers: Log1p, Clip, Normalize, MinMax, Bucketize and Quantiles.
 
-Values of all sources are rounded to float32 first, so that they give the same bits. NumPy then computes in
-float64, except that Bucketize compares float32 with float32.
+All values are first rounded to float32, so that results are bit-identical for every source of the values.
+NumPy then computes in float64. Only Bucketize compares float32 with float32.
 """
 
 import itertools
@@ -23,14 +23,16 @@ from psfleet.data.feature_sets.transforms.transform import (
     plain_values,
 )
 
-_BUFFER = 1 << 15  # values of a level of the sketch
+_BUFFER = 1 << 15  # values in a full buffer of the sketch
 
 
 @dataclass
 class Log1p(Transform):
-    """The natural logarithm of 1 + x, for counts and prices.
+    """Takes the natural logarithm of 1 + x, for values such as counts and prices.
 
-    Number("price", transform=Log1p())  # 0 -> 0, 1.718 -> 1
+        Number("price", transform=Log1p())  # 0 -> 0, 1.718 -> 1
+
+    Values of -1 or below are refused.
     """
 
     takes = "float"
@@ -47,9 +49,11 @@ class Log1p(Transform):
 
 @dataclass
 class Clip(Transform):
-    """Limits values to the range from `low` to `high`. A limit of None does not apply.
+    """Limits values to the range from `low` to `high`.
 
-    Number("age", transform=Clip(0, 100))  # 150 -> 100
+        Number("age", transform=Clip(0, 100))  # 150 -> 100
+
+    A limit of None means no limit.
     """
 
     takes = "float"
@@ -70,13 +74,13 @@ class Clip(Transform):
 
 @dataclass
 class Normalize(FittedTransform):
-    """The number of standard deviations from the mean: (x - mean) / std.
+    """Standardizes values: (x - mean) / std.
 
         Number("price", transform=[Log1p(), Normalize()])
 
     Attributes:
-        mean, std: Mean and standard deviation of the population, or None to have `fit` compute them in
-            float64. If all values are equal, std is 1.
+        mean, std: Mean and population standard deviation. None means that `fit` computes them, in float64.
+            If all values are equal, std is 1.
     """
 
     takes = "float"
@@ -95,6 +99,7 @@ class Normalize(FittedTransform):
         count, mean, squares = self._seen
         if not len(values):
             return
+        # Chan's update of mean and sum of squares: the sums of x and x**2 would lose digits for a large mean.
         total, batch_mean = count + len(values), float(values.mean())
         squares += float(np.square(values - batch_mean).sum())
         squares += (batch_mean - mean) ** 2 * count * len(values) / total
@@ -117,12 +122,14 @@ class Normalize(FittedTransform):
 
 @dataclass
 class MinMax(FittedTransform):
-    """The place between the least and the largest value, from 0 to 1; values beyond them become 0 and 1.
+    """Scales values to the range from 0 to 1: the smallest value becomes 0 and the largest 1.
 
         Number("age", transform=MinMax())
 
+    Values outside the range become 0 or 1.
+
     Attributes:
-        low, high: The smallest and the largest value, or None to have `fit` find them.
+        low, high: Smallest and largest value. None means that `fit` finds them.
     """
 
     takes = "float"
@@ -168,12 +175,14 @@ def _check_ascending(owner: str, boundaries: Sequence[float]) -> None:
 
 @dataclass
 class Bucketize(Transform):
-    """The number of the bucket: how many boundaries are not above the value, 0 to their number.
+    """Replaces each value by the number of its bucket, which is the number of boundaries that are not above
+    the value.
 
         Feature("age", ages, transform=Bucketize([18, 30, 50]))  # 17 -> 0, 18 -> 1, 50 -> 3
 
     Attributes:
-        boundaries: Ascending. Values of files are float32, and boundaries are compared with them as float32.
+        boundaries: Boundaries between buckets, in ascending order. They are rounded to float32, because
+            values in files are float32 too.
     """
 
     takes = "float"
@@ -197,16 +206,17 @@ class Bucketize(Transform):
 
 @dataclass
 class Quantiles(FittedTransform):
-    """The number of the bucket, of `count` buckets with about as many values each.
+    """Replaces each value by the number of its bucket, of `count` buckets with about equally many values.
 
         Feature("price", prices, transform=[Log1p(), Quantiles(10)])
 
-    Up to 65,536 values quantiles are exact, with linear interpolation; of n more, the share of the values
-    below a boundary differs from the exact one by log2(n / 32768) / 65536 at most (0.0004 of 2**40 values).
+    For up to 65,536 values, `fit` computes exact quantiles with linear interpolation. For a
+    larger number n of values, the share of the values below a boundary is wrong by at most
+    log2(n / 32768) / 65536 (0.0004 for 2**40 values).
 
     Attributes:
         count: Number of buckets. There are fewer if quantiles are equal.
-        boundaries: Numbers in ascending order, or None to have `fit` compute them.
+        boundaries: Boundaries in ascending order. None means that `fit` computes them.
     """
 
     takes = "float"
@@ -247,14 +257,15 @@ class Quantiles(FittedTransform):
 
 
 class QuantileSketch:
-    """Quantiles of many values in little memory, by the buffers of Munro and Paterson.
+    """Approximate quantiles of many values in little memory, by the method of Munro and Paterson.
 
-    Level h has at most `_BUFFER` sorted values, which stand for 2**h values each. Two full buffers become one
-    of the next level: every second value of both, in turn the odd and the even ones. That changes the rank of
-    any value by at most 2**h, so over all levels by at most n * levels / (2 * _BUFFER).
+    There are buffers of `_BUFFER` sorted values in levels. A value in a buffer of level h represents 2**h
+    values. Two full buffers are merged into one of the next level that keeps every second value,
+    alternately the odd and the even ones. A merge changes the rank of any value by at most 2**h, so all
+    merges together by at most n * levels / (2 * _BUFFER).
 
     Attributes:
-        count: Number of values so far.
+        count: Number of values that were added.
     """
 
     def __init__(self) -> None:
@@ -265,7 +276,7 @@ class QuantileSketch:
         self._odd = False
 
     def add(self, values: Doubles) -> None:
-        """Add values, among which there is no NaN."""
+        """Add values, which must not contain NaN."""
         self.count += len(values)
         self._fresh.append(values.copy())
         self._pending += len(values)
@@ -278,6 +289,7 @@ class QuantileSketch:
             self._pending = len(self._fresh[0])
 
     def _carry(self, buffer: Doubles) -> None:
+        # Levels fill up like the digits of a binary counter: two full buffers give one of the next level.
         for level, buffer_of_level in enumerate(self._levels):
             if buffer_of_level is None:
                 self._levels[level] = buffer
@@ -288,7 +300,9 @@ class QuantileSketch:
         self._levels.append(buffer)
 
     def quantiles(self, shares: Doubles) -> Doubles:
-        """The values below which these shares of all values are, between 0 and 1."""
+        """Return the quantiles: for each share between 0 and 1, the value below which this share of all
+        values lies.
+        """
         parts = [(np.concatenate(self._fresh), 1)]
         parts += [(b, 2**h) for h, b in enumerate(self._levels) if b is not None]
         if len(parts) == 1:
@@ -298,6 +312,6 @@ class QuantileSketch:
         order = np.argsort(values, kind="stable")
         ranks = (
             np.cumsum(weights[order]) - weights[order] / 2 - 0.5
-        )  # the middle of those it stands for
+        )  # the middle of the ranks that a value represents
         out: Doubles = np.interp(shares * (self.count - 1), ranks, values[order])
         return out

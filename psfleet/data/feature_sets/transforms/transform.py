@@ -1,7 +1,7 @@
-"""Base classes of transforms: Transform, FittedTransform (with statistics) and Function (of a user's).
+"""Base classes of transforms: Transform, FittedTransform (with statistics) and Function (written by a user).
 
-A transform takes and returns a `Jagged`, all samples of a batch at once. Several threads of a service may
-call it at the same time.
+A transform takes and returns `Jagged`, with all samples of a batch at once. Several threads of a service
+may call a transform at the same time.
 """
 
 import contextlib
@@ -20,16 +20,17 @@ from psfleet.data.feature_sets.jagged import Jagged, as_plain
 from psfleet.data.feature_sets.value_types import Dtype, as_typed
 
 Doubles = NDArray[np.float64]
-MANY = 1 << 10  # inputs
+MANY = 1 << 10  # maximum number of inputs of transforms without a limit of their own
 
 
 @dataclass
 class Transform(ABC):
-    """A function from the values of a batch to others. Its fields are its arguments, and what JSON has of it.
+    """Function from the values of a batch to new values. Its dataclass fields are its arguments, which JSON
+    stores.
 
     Attributes:
-        takes: Type of the values that the transform needs, or None for any type.
-        arity: Smallest and largest number of inputs.
+        takes: Type that the values must have, or None for any type.
+        arity: Minimum and maximum number of inputs.
     """
 
     takes: ClassVar[Dtype | None] = None
@@ -40,20 +41,22 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, *inputs: Jagged) -> Jagged:
-        """Return the transformed values, of the same number of samples."""
+        """Return the transformed values. The number of samples must not change."""
 
 
 @dataclass
 class FittedTransform(Transform):
-    """A transform with fields that a first pass over the data computes, see `FeatureSet.fit`."""
+    """Transform with statistics, which `FeatureSet.fit` computes in a first pass over the data."""
 
     @property
     @abstractmethod
     def fitted(self) -> bool:
-        """True if all statistics are there, given or computed."""
+        """True if all statistics are known, whether passed or computed."""
 
     def begin(self) -> None:
-        """Reset the fields that are not arguments, in which a failed earlier pass may have left values."""
+        """Start a first pass. Clears all fields that are not arguments, because a failed earlier pass may
+        have left values.
+        """
         for part in fields(self):
             if not part.init:
                 make = part.default_factory
@@ -61,18 +64,18 @@ class FittedTransform(Transform):
 
     @abstractmethod
     def observe(self, *inputs: Jagged) -> None:
-        """Add the values of one batch of the first pass."""
+        """Take the values of one batch of the first pass into account."""
 
     @abstractmethod
     def finish(self) -> None:
-        """End the first pass.
+        """End the first pass and store the statistics.
 
         Raises:
-            UsageError: The values that were added are not enough.
+            UsageError: The pass had too few values.
         """
 
     def check_fitted(self) -> None:
-        """Refuse to transform before the first pass.
+        """Raise an error if the statistics are not known yet.
 
         Raises:
             UsageError: `fit` has not been called.
@@ -85,12 +88,13 @@ class FittedTransform(Transform):
 
 @dataclass
 class Function(Transform):
-    """A function of a user's: from one `Jagged` for each input to a `Jagged`, or to as many values, [n].
+    """Transform by a user's function. It takes one `Jagged` for each input and returns a `Jagged`, or an
+    array of equally many values.
 
         Number("age", transform=lambda age: np.sqrt(age.values))
 
     Attributes:
-        function: The function. Files do not hold it.
+        function: The function. It cannot be stored in files.
     """
 
     arity = (1, MANY)
@@ -115,20 +119,20 @@ class Function(Transform):
 
     @property
     def name(self) -> str:
-        """Name of the function, for messages."""
+        """Name of the function, for error messages."""
         return getattr(self.function, "__qualname__", repr(self.function))
 
 
 def plain_values(values: Iterable[Any]) -> list[Any]:
-    """Return the values with NumPy's scalars as Python's, which JSON can write."""
+    """Return the values with NumPy's scalars converted to Python's, which JSON can write."""
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 def texts_or_ints(owner: str, values: Iterable[Any]) -> list[str | int]:
-    """The values of an argument, which are texts, bytes in UTF-8, or whole numbers.
+    """Return the values of an argument, each of which must be a text, UTF-8 bytes or an integer.
 
     Raises:
-        ConfigError: One is something else, such as NaN.
+        ConfigError: A value has another type or is NaN, for example.
     """
     plain = plain_values(values)
     for index, value in enumerate(plain):
@@ -142,10 +146,10 @@ def texts_or_ints(owner: str, values: Iterable[Any]) -> list[str | int]:
 
 
 def transforms_of(transforms: Any) -> tuple[Transform, ...]:
-    """Return the transforms of an argument, which may be one or a list, as a tuple.
+    """Return the argument `transform`, a single transform or a list, as a tuple of transforms.
 
     Raises:
-        ConfigError: One is neither a transform nor a function.
+        ConfigError: An element is neither a transform nor a function.
     """
     members = transforms if isinstance(transforms, list | tuple) else [transforms]
     for item in members:
@@ -158,10 +162,10 @@ def transforms_of(transforms: Any) -> tuple[Transform, ...]:
 
 
 def numbers_of(bags: Jagged, owner: Transform) -> Doubles:
-    """The values as float64.
+    """Return the values of a Jagged as float64.
 
     Raises:
-        IdError: A value is no number.
+        IdError: A value is not a number.
     """
     if bags.values.dtype.kind not in "iuf":
         bags = as_typed(type(owner).__name__, bags, "float")

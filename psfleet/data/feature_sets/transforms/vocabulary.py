@@ -1,6 +1,7 @@
-"""Transforms that make ids: Vocabulary numbers the values of a list, Cross hashes combinations of values.
+"""Transforms that make ids: Vocabulary numbers the values of a list, and Cross hashes combinations of values.
 
-`fit` counts the values of a vocabulary exactly, in memory. An index for look-ups is built at the first call.
+`fit` counts the values of a vocabulary exactly, in memory. The first call of a Vocabulary builds an index
+of its values.
 """
 
 import os
@@ -31,21 +32,23 @@ from psfleet.data.feature_sets.value_types import hashed, typed
 
 @dataclass
 class Vocabulary(FittedTransform):
-    """The number of a value in a list, behind the ids of values that are out of vocabulary (OOV).
+    """Replaces each value by its number in a list of known values. All other values are out of vocabulary
+    (OOV).
 
         Feature("city", cities, transform=Vocabulary(["Rome", "Oslo"]))  # "Rome" -> 1, others -> 0
         Feature("city", cities, transform=Vocabulary(file="cities.txt"))  # a value on each line
         Feature("city", cities, transform=Vocabulary(min_count=5))  # `fit` counts the values of the data
 
-    Values are texts; a feature of numbers sets dtype="int", which is faster.
+    The first `oov` ids are for other values, and the ids of the list follow. Values are texts. For numbers,
+    give the feature dtype="int", which is faster.
 
     Attributes:
-        values: The list, or None to have `fit` make it: by descending counts, which are exact, and for equal
-            counts in the order of the texts.
-        min_count: Values that come fewer times are left out by `fit`.
-        max_size: Largest number of values that `fit` takes. 0 means all.
-        oov: Number of ids for values that are not in the list. A hash chooses one of the ids 0 to oov - 1. 0
-            leaves such values out.
+        values: The list. None means that `fit` makes it from exact counts, with frequent values first.
+            Values with equal counts are sorted as texts.
+        min_count: Minimum count of a value that `fit` puts into the list.
+        max_size: Maximum number of values that `fit` puts into the list. 0 means no limit.
+        oov: Number of ids for values that are not in the list. A hash chooses one of the ids 0 to oov - 1.
+            With 0, such values are left out.
     """
 
     takes = "text"
@@ -76,7 +79,7 @@ class Vocabulary(FittedTransform):
 
     @property
     def size(self) -> int:
-        """Number of ids, those of values out of vocabulary included."""
+        """Number of ids, including those for values out of vocabulary."""
         self.check_fitted()
         return self.oov + len(self.values or ())
 
@@ -118,7 +121,7 @@ class Vocabulary(FittedTransform):
         return inputs[0].with_values(ids)
 
     def _places(self, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the position of each value in the list, or -1 for a value that is not in it."""
+        """Return the position of each value in the list, or -1 for a value that is not in the list."""
         if self._index is None:
             self._index = _Index(self.values or ())
         if values.dtype.kind in "iu":
@@ -140,7 +143,7 @@ def _texts_or_ints(bags: Jagged) -> NDArray[Any]:
 
 
 class _Index:
-    """The places of a vocabulary's values, by text and by number."""
+    """Index of a vocabulary's values, by text and by number."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.texts = {str(value): index for index, value in enumerate(values)}
@@ -152,7 +155,7 @@ class _Index:
 
 def _lines(file: str | os.PathLike[str]) -> list[str]:
     try:
-        # Values may have line ends that only Python knows, such as U+2028.
+        # Split at line feeds only, because values may contain other line ends of Python, such as U+2028.
         lines = Path(file).read_bytes().decode("utf-8-sig").split("\n")
         return [value for line in lines if (value := line.removesuffix("\r"))]
     except (OSError, UnicodeDecodeError) as error:
@@ -162,13 +165,13 @@ def _lines(file: str | os.PathLike[str]) -> list[str]:
 
 @dataclass
 class Cross(Transform):
-    """An id for each combination of a value of each input, a hash: any int64.
+    """Replaces the values of several inputs by a hash for each combination of them, which is any int64.
 
         Feature("age_in_city", crosses, inputs=["age", "city"], transform=Cross())
         Feature("pair", crosses, inputs=["a", "b"], transform=Cross(), hashed=True, buckets=10_000)
 
-    A sample with 2 values of one input and 3 of the other has 6 ids. Their order counts: the values of the
-    first input change last. Weights are multiplied.
+    A sample with 2 values of one input and 3 of the other gets 6 ids. The value of the first input changes
+    most slowly from id to id. If values have weights, the weights of a combination are multiplied.
     """
 
     arity = (2, MANY)
@@ -177,8 +180,8 @@ class Cross(Transform):
     def __call__(self, *inputs: Jagged) -> Jagged:
         first, *other_inputs = inputs
         product = first.with_values(hashed(first.values))
-        for other in other_inputs:
-            product = _combined(product, other.with_values(hashed(other.values)))
+        for next_input in other_inputs:
+            product = _combined(product, next_input.with_values(hashed(next_input.values)))
         return product
 
 
