@@ -1,8 +1,9 @@
 """Hash index of a sparse table on a CUDA device: finds the slot of each id, adds ids and removes them.
 
-The host keeps only the sizes of the segments and decides when they are rebuilt; kernels do the rest, and
-psfleet.core.engine.kernels.device.cuda_index explains the entries that they work on. DeviceRowMemory owns an
-index and holds the table's lock during each call.
+A *slot* is the position of a row, and a *stamp* the step of its last push. The index is divided into
+segments by the ids' hashes. The host stores only the sizes of the segments and decides when they are rebuilt;
+kernels do the rest. psfleet.core.engine.kernels.device.cuda_index explains the entries of the index.
+DeviceRowMemory owns an index; the table holds its lock during each call.
 """
 
 from typing import Any
@@ -32,12 +33,12 @@ cuda_index = table_kernels("cuda_index")
 class DeviceIndex:
     """Ids and slots of a table's rows in three device arrays: hashes, slots and stamps. Not thread-safe.
 
-    A segment is filled to three quarters at most. When an update would fill one further, all segments are
-    rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
+    A segment is filled to three quarters at most. When an update would fill a segment further, all segments
+    are rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
     table grows. The rebuild works in place, group by group, and needs extra memory for one group only.
 
     Args:
-        max_rows: Largest number of rows that the index will hold.
+        max_rows: Largest number of rows in the index.
         queue: Queue of the table's work on the device.
     """
 
@@ -79,7 +80,7 @@ class DeviceIndex:
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
-        """Write the slot and the step of the last push of each id, 0 and 0 for unknown ids.
+        """Write slot and step of the last push of each id to device arrays; 0 for ids without a row.
 
         Args:
             ids: uint64 [n] on the device.
@@ -102,7 +103,7 @@ class DeviceIndex:
         )
 
     def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
-        """Return a step for all ids, a device array of steps, and 1 if the array is to be used."""
+        """Return a step for all ids, a device array of steps, and 1 if the array is to be used or else 0."""
         if steps is None or len(steps) == 1:  # a scalar argument saves the copy of an array
             return (
                 0 if steps is None else int(steps[0]),
@@ -121,7 +122,7 @@ class DeviceIndex:
         Args:
             ids: uint64 [n] on the device, the same as in `find`.
             steps: Steps of the push: int64 [n], or [1] for all ids.
-            slots: Slots to give out: first those of removed rows, then new ones.
+            slots: Slots to use: first those of removed rows, then new ones.
             row_slots: Slots that `find` has written, int64 [n] on the device; those of new ids are filled in.
             fresh: uint8 [n] on the device; becomes 1 for new ids, else 0.
         """
@@ -139,7 +140,13 @@ class DeviceIndex:
         )
 
     def forget(self, ids: Any, free: Any, free_count: int) -> int:
-        """Remove ids, append their slots to `free` from `free_count` on, and return how many had a row."""
+        """Remove ids and append their slots to a list of free slots; return the number of ids that had a row.
+
+        Args:
+            ids: uint64 [n] on the device.
+            free: List of free slots on the device.
+            free_count: Length of the list before the call.
+        """
         count = self._buffers.zeros("count", 1)
         self._queue.launch(
             cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, free_count, count
@@ -147,7 +154,11 @@ class DeviceIndex:
         return self._counted()
 
     def make_room(self, unknown: Ids) -> None:
-        """Make sure that each segment has entries for its number of new ids: int64 [SEGMENT_COUNT]."""
+        """Enlarge segments that have too few free entries for new ids.
+
+        Args:
+            unknown: Number of new ids in each segment: int64 [SEGMENT_COUNT].
+        """
         if (4 * (self._used + unknown) <= 3 * self._sizes).all():
             self._used += unknown
             return
@@ -192,7 +203,7 @@ class DeviceIndex:
     def aged(
         self, step: int, least: int, segments: tuple[int, int], most: int, rows: int
     ) -> Listed:
-        """Return ids, slots and ages of rows, see RowMemory.aged; the index holds `rows` rows in all."""
+        """Return ids, slots and ages of rows, like RowMemory.aged; `rows` is the number of all rows."""
         first = int(self._bases[segments[0]]) if segments[0] else 0
         last = self._size if segments[1] == SEGMENT_COUNT else int(self._bases[segments[1]])
         capacity = min(rows, last - first)
@@ -220,13 +231,13 @@ class DeviceIndex:
     def decay(
         self, rows: Any, stride: int, place: int, numbers: tuple[float, ...], live: int
     ) -> Ids:
-        """Decay the shows and clicks of every row, see RowMemory.decay.
+        """Decay the shows and clicks of every row, as RowMemory.decay does.
 
         Args:
             rows: Rows of the table: float32 on the device, flat.
-            stride: float32 values of a row.
-            place: Offset of the shows within a row.
-            numbers: The three factors, then the smallest worth of a row that may stay.
+            stride: Number of float32 values in a row.
+            place: Position of the shows within a row.
+            numbers: The three factors of RowMemory.decay, then the smallest score of a row that may stay.
             live: Number of rows.
         """
         keys, slots, *_ = self._entries
@@ -244,11 +255,11 @@ class DeviceIndex:
         self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
     def unmarked(self, marks: Any, rows: int) -> tuple[Any, Any]:
-        """Return slots and ids of the rows without a mark, on the device.
+        """Return slots and ids of the rows without a mark, both on the device.
 
         Args:
             marks: uint8 on the device, one for each slot.
-            rows: Number of rows of the table, which bounds the result.
+            rows: Number of rows of the table, an upper bound of the result's length.
         """
         out = self._buffers.get("slots", (rows,), np.int64)
         ids = self._buffers.get("hashes", (rows,), np.uint64)
