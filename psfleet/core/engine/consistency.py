@@ -118,7 +118,10 @@ class ConsistencyMode:
 
     @cached_property
     def pulls_wait(self) -> bool:
-        """True if a pull may wait for other workers. A worker that waits at a collective must then say so."""
+        """True if a pull may wait for other workers.
+
+        A worker at a collective must then notify the servers.
+        """
         return self.has_rounds or bool(self.pull_gate)
 
     @cached_property

@@ -98,7 +98,7 @@ class PooledGradient(SparseGrad):
 
 
 def joined_gradients(parts: Sequence[PooledGradient]) -> PooledGradient:
-    """Return the sum of pooled gradients, as one gradient with the bags of all parts."""
+    """Return the sum of pooled gradients, as one gradient with the bags (groups of ids) of all parts."""
     of = joined_ids([part.of for part in parts])
     return PooledGradient(of, np.concatenate([part.values for part in parts]))
 

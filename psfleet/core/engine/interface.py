@@ -250,7 +250,7 @@ class Tensors(Protocol):
 
     @property
     def pools(self) -> bool:
-        """True if the runtime can pool rows, so that reads and gradients may have bags."""
+        """True if the runtime can pool rows of groups of ids, so that reads and gradients may have `bags`."""
 
     @property
     def reads_ahead(self) -> bool:

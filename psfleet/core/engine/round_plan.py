@@ -145,7 +145,7 @@ class RoundPlan:
     withdrawn: frozenset[tuple[int, int]] = frozenset()
 
     def share(self, seat: int, number: int) -> tuple[Range, ...]:
-        """Return the seat's samples in round `number`; empty if the seat has none."""
+        """Return the samples of a seat (worker rank) in round `number`; empty if it has none."""
         entry = self._entry(number)
         if entry is None or seat not in entry.seats:
             return ()
@@ -161,7 +161,7 @@ class RoundPlan:
         return ()
 
     def last(self) -> int:
-        """Return the last round in which a seat has samples, or 0 if there is none."""
+        """Return the last round in which some worker has samples, or 0 if there is none."""
         number = 0
         for index, entry in enumerate(self.entries):
             ends = [start + span.repeats * rounds - 1 for span, start, rounds in self._spans(entry)]
@@ -204,7 +204,7 @@ class RoundPlan:
         return tuple(sorted((*used_before, *last.stream)))
 
     def missed(self, seat: int, after: int, closed: int) -> tuple[Range, ...]:
-        """Return the seat's samples of rounds `after` + 1 to `closed`, which closed without its push."""
+        """Return the samples of a worker rank in rounds `after` + 1 to `closed`, closed without its push."""
         begin = max(after + 1, self.entries[0].first) if self.entries else closed + 1
         return tuple(
             positions

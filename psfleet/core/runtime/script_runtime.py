@@ -23,10 +23,7 @@ from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 
 
 class Cluster(Protocol):
-    """Calls of a worker that exist only in a cluster.
-
-    An *incarnation* of a worker is one of its processes.
-    """
+    """Calls of a worker that exist only in a cluster."""
 
     @property
     def mode(self) -> ConsistencyMode:

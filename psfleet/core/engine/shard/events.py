@@ -199,7 +199,7 @@ class PartState:
 class WriteState:
     """Request to overwrite parts of tables.
 
-    `number` counts the writes of an incarnation; 0 for other callers.
+    `number` counts the writes and shrinks of a worker process. Callers that are no workers send 0.
     """
 
     states: tuple[PartState, ...]
@@ -215,7 +215,8 @@ class Shrink:
     Attributes:
         table: Key of the table, or 0 for every sparse table.
         threshold, unseen: Arguments of SparseTable.shrink.
-        number: Number of the request. Writes and shrinks of an incarnation are counted together.
+        number: Number of the request among the writes and shrinks of a worker process, or 0 if the caller is
+            no worker.
     """
 
     table: int = 0
@@ -334,7 +335,7 @@ class Evict:
 
 @value_class
 class CloseRound:
-    """Sync mode: close the round with the pushes that the shard has received from these seats.
+    """Sync mode: close the round with the pushes that the shard has received from these seats (worker ranks).
 
     Attributes:
         progress: For each seat, loop position of its script when it committed the push, if known.
@@ -414,7 +415,7 @@ class WriteSnapshot:
 
 @value_class
 class SendReport:
-    """Reply to `call` with the report of a shard that waits for a new view."""
+    """Reply to `call` with the report of a shard that waits for a new view (membership of the fleet)."""
 
     call: Call
     report: ViewReport

@@ -43,7 +43,7 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class SeatView:
-    """Seat (worker rank) of a view with its incarnations.
+    """Seat (worker rank) of a view, with its worker processes (incarnations).
 
     Attributes:
         incarnations: Incarnations, oldest first. An ended incarnation stays as long as a server may need it.
@@ -57,7 +57,7 @@ class SeatView:
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """The present incarnation, or None if the seat was removed."""
+        """The present worker process of the seat, or None if the seat was removed."""
         return (
             self.incarnations[-1]
             if self.incarnations and self.incarnations[-1].last is None
@@ -67,13 +67,14 @@ class SeatView:
 
 @dataclass(frozen=True, slots=True)
 class PrepareView:
-    """Announcement of a new view, which freezes a server: it closes no round until the view is installed.
+    """Announcement of a new view (membership of the fleet), which freezes a server.
 
-    The reply is a ViewReport.
+    A frozen server closes no round until the view is installed. The reply is a ViewReport.
 
     Attributes:
         view: Number of the new view.
-        ended: For each seat the incarnation that ends; its pushes are refused from now on.
+        ended: For each seat (worker rank) the incarnation (worker process) that ends. Its pushes are refused
+            from now on.
     """
 
     view: int
@@ -82,7 +83,9 @@ class PrepareView:
 
 @dataclass(frozen=True, slots=True)
 class InstallView:
-    """A view that the coordinator has decided. It is also a log record. A second copy has no effect.
+    """Membership of the fleet that the coordinator has decided. It is also a log record.
+
+    A second copy of the same view has no effect.
 
     Attributes:
         view: Number of the view.
@@ -132,13 +135,14 @@ class ViewReport:
 
         Args:
             what: One of the mappings of this report.
-            seat, incarnation: Seat and incarnation.
+            seat: Worker rank.
+            incarnation: Number of the worker process in this seat.
         """
         return what.get(seat, 0) if self.incarnations.get(seat) == incarnation else 0
 
 
 def member(incarnations: Iterable[Incarnation], number: int) -> Incarnation | None:
-    """Return the incarnation of a seat that is a member of round `number`, or None."""
+    """Return the incarnation (worker process) that is a member of round `number`, or None."""
     return next(
         (incarnation for incarnation in incarnations if incarnation.is_member_in(number)), None
     )

@@ -51,7 +51,7 @@ class Rounds:
         """Return whether the push is a new push for the open round, or False if it has arrived before.
 
         Raises:
-            Gap: The push is for a round that cannot be open yet, or of which its incarnation is no member.
+            Gap: The push is for a round that cannot be open yet, or of which its worker process is no member.
         """
         first = self.first.get(push.worker, 1)
         if push.sequence < first:
@@ -105,9 +105,9 @@ class Rounds:
         return number > self.rests.get(worker, 0)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Record that a worker waits at a collective until all workers do or have left.
+        """Record that a worker waits at a collective, until all workers wait or have left.
 
-        No push is uncommitted.
+        The worker has committed all its pushes before.
         """
         self.rests[worker] = number
         self.resting.add(worker)
@@ -119,7 +119,7 @@ class Rounds:
         self._all_back()
 
     def go_on_from(self, last: int) -> None:
-        """Number rounds on from `last` after a mode switch, as if every seat had taken part in `last`."""
+        """Number rounds on from `last` after a mode switch, as if all workers had taken part in `last`."""
         self.closed = last
         self.counted = dict.fromkeys(self.seats, last)
 
@@ -134,7 +134,7 @@ class Rounds:
             )
 
     def begin_incarnation(self, worker: int) -> None:
-        """Drop the remains of a seat's earlier incarnation, on a shard without views."""
+        """Drop the remains of a worker's earlier process. For fleets without membership views."""
         self.held.pop(worker, None)
         self._drop_worker(worker)
         self.rests.pop(worker, None)
@@ -194,7 +194,7 @@ class Rounds:
         self.left.discard(worker)
 
     def members(self) -> list[int]:
-        """Return the seats whose pushes make up the open round, ascending."""
+        """Return the ranks of the workers whose pushes make up the open round, ascending."""
         return sorted(
             seat for seat in self.seats | self.held.keys() if seat in self.held or self._is_in(seat)
         )
@@ -207,15 +207,16 @@ class Rounds:
         )
 
     def sure_of(self, seat: int) -> int:
-        """Return the last round for which every server is known to have the seat's push."""
+        """Return the last round for which all servers are known to have this worker's push."""
         return max(self.committed.get(seat, 0), self.counted.get(seat, 0))
 
     def running(self) -> list[int]:
-        """Return the seats that push: all seats except those that wait at a collective or have left."""
+        """Return the ranks of the workers that push: those that neither wait at a collective nor have
+        left."""
         return sorted(self.seats - self.resting - self.left)
 
     def remaining(self) -> int:
-        """Return the number of seats that have not left."""
+        """Return the number of workers that have not left."""
         return len(self.seats - self.left)
 
     def is_over(self) -> bool:
@@ -249,7 +250,7 @@ class Rounds:
         )
 
     def close(self) -> list[Push]:
-        """Close the open round, and return its pushes in the order of seats."""
+        """Close the open round, and return its pushes in the order of worker ranks."""
         pushes = [self.held[seat] for seat in sorted(self.held)]
         self.held.clear()
         self.closed += 1

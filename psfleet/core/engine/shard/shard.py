@@ -438,7 +438,7 @@ class Shard:
         self.tables.makers = state.makers
 
     def _freeze(self, event: PrepareView) -> ViewReport:
-        """Stop closing rounds until the view is installed, and return the report of this shard."""
+        """Stop closing rounds until the new membership is installed, and return the report of this shard."""
         self.workers.freeze(event)
         self.cuts.give_up()
         return self.workers.report(self.mode or "", self.rounds)
@@ -460,7 +460,7 @@ class Shard:
         return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
     def apply_view(self, event: InstallView) -> None:
-        """Adopt the membership of a view, and begin its new incarnations."""
+        """Adopt the membership of a view, and begin the worker processes that are new in it."""
         # Rounds first: they compare the view with the incarnations until now, which `workers.install`
         # replaces.
         self.consistency.install(event, self.workers.incarnations)

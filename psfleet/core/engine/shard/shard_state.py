@@ -63,14 +63,14 @@ class PullGate:
         return self.at[worker]
 
     def advance(self, worker: int, clock: int) -> None:
-        """Set a worker's clock to that of its new push.
+        """Set a worker's clock (number of pushes since the last collective) to that of its new push.
 
-        It is lower than before if the worker has restarted.
+        The new clock is lower than before if the worker has restarted.
         """
         self.at[worker] = clock
 
     def restart(self) -> None:
-        """Reset the clocks after all workers have completed a collective."""
+        """Reset the clocks to 0 after all workers have completed a collective."""
         self.at.clear()
 
     def tick(self, seconds: float) -> None:
@@ -234,7 +234,7 @@ class ConsistencyState:
         self.gate = kind(self.declared, before.at, before.leading_steps)
 
     def begin_incarnation(self, worker: int) -> None:
-        """Give a new worker process its clock."""
+        """Give a new worker process the clock (number of pushes) of the slowest worker."""
         self.gate.begin_incarnation(worker, self.rounds.running())
 
     def leave(self, worker: int) -> None:
@@ -253,7 +253,7 @@ class ConsistencyState:
 
         Args:
             event: The view.
-            before: Incarnation of each seat until now.
+            before: For each seat (worker rank), the number of its worker process until now.
         """
         rested = bool(self.rounds.resting)
         counts = self.mode is None or self.declared.has_rounds

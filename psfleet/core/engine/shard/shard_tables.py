@@ -351,37 +351,37 @@ class DeltaBases:
         self._marks: dict[int, dict[int, HistoryPoint]] = {}  # cut -> table -> mark
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of the known cuts."""
+        """Iterate over the numbers of the known snapshots."""
         return iter(self._marks)
 
     def freeze(self, tables: Mapping[int, Table], since: int) -> list[FrozenTable]:
-        """Return images of the tables.
+        """Return images of the tables, complete or with changes only.
 
-        If the cut `since` is known, sparse tables contain only the changes since.
+        Sparse tables contain only the changes since snapshot `since`, if that snapshot is known.
         """
         marks = self._marks.get(since, {})
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 
     def last(self) -> Mapping[int, HistoryPoint]:
-        """Return the marks of the last known cut by table, or an empty mapping."""
+        """Return the marks of the last known snapshot by table, or an empty mapping."""
         return self._marks[max(self._marks)] if self._marks else {}
 
     def remember(self, tables: ShardTables, number: int) -> None:
-        """Mark all sparse tables for cut `number`, which is made now."""
+        """Mark all sparse tables for snapshot `number`, which is taken now."""
         marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}
         self._marks[number] = marks
 
     def advance(self, tables: ShardTables, number: int) -> None:
-        """Mark all sparse tables for cut `number`, and drop all cuts before the last one."""
+        """Mark all sparse tables for snapshot `number`, and drop all snapshots before the last one."""
         self.drop_before(tables, max(self._marks, default=0))
         self.remember(tables, number)
 
     def changed_since(
         self, tables: ShardTables, number: int
     ) -> dict[int, TableChanges | None] | None:
-        """Return for each table its changes since a cut, or None for a table that must be copied whole.
+        """Return for each table its changes since a snapshot, or None for a table that must be copied whole.
 
-        Returns None instead of a mapping if the cut is no longer known.
+        Returns None instead of a mapping if the snapshot is no longer known.
         """
         marks = self._marks.get(number)
         sparse = dict(tables.sparse())
@@ -393,7 +393,7 @@ class DeltaBases:
         return {key: changed.get(key) for key in tables}
 
     def drop_before(self, tables: Mapping[int, Table], base: int) -> None:
-        """Drop all cuts before `base`, the oldest cut that deltas may still refer to. 0 drops all."""
+        """Drop all snapshots before `base`, the oldest one that deltas may still refer to. 0 drops all."""
         for number in [n for n in self._marks if not 0 < base <= n]:
             for key, mark in self._marks.pop(number).items():
                 table = tables[key]

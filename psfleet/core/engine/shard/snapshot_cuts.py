@@ -94,7 +94,7 @@ class CutState:
 
         Args:
             number: Number of the snapshot; a mark for another one is ignored.
-            worker, incarnation: The worker that marks.
+            worker, incarnation: Rank of the worker, and number of its process.
             last: The worker's last push in the snapshot.
             addressed: The last push up to `last` that was sent to this server, or None if that is `last`.
         """
@@ -125,7 +125,7 @@ class CutState:
         )
 
     def check_behind(self, worker: int, sequence: int, server: int) -> None:
-        """Raise Later for a push after its worker's mark; the worker sends it again later."""
+        """Raise Later for a push that is not in the snapshot; the worker sends the push again later."""
         now = self.under_way
         if now is not None and sequence > now.marks.get(worker, sequence):
             raise Later(
@@ -140,8 +140,8 @@ class CutState:
 
         Args:
             last_closed: Last closed round.
-            sequences: Last push of each seat.
-            leavers: Seats that have left.
+            sequences: Last push of each worker, by rank.
+            leavers: Ranks of workers that have left.
         """
         now = self.under_way
         if now is None:

@@ -111,12 +111,12 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
 def check_write_room(
     tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
 ) -> None:
-    """Raise an error if the tables have no room for the rows of a write in addition to the held pushes.
+    """Raise an error if the tables have no room for the rows of a write, in addition to the held pushes.
 
     Args:
         tables: Tables of the shard.
         parts: Parts of tables to write.
-        held: Pushes of the open round, by seat.
+        held: Pushes of the open round that wait for the pushes of other workers, by worker rank.
 
     Raises:
         UsageError: There is no room; nothing has changed.

@@ -58,7 +58,7 @@ class Workers:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def become(self, other: "Workers") -> None:
-        """Copy the incarnations and their progress from another shard, but not its views."""
+        """Copy the worker processes and their progress from another shard, but not its membership views."""
         self.incarnations, self.newest = other.incarnations, other.newest
         self.sequences, self.writes = other.sequences, other.writes
         self.positions, self.progress = other.positions, other.progress
@@ -66,22 +66,27 @@ class Workers:
         self.base = other.base
 
     def has_views(self) -> bool:
-        """Return whether membership views decide which incarnations exist."""
+        """Return whether membership views decide which worker processes belong to the fleet."""
         return bool(self.view or self.frozen)
 
     def is_settled(self) -> bool:
-        """Return whether no view is awaited or announced."""
+        """Return whether no membership view is awaited or announced."""
         return not self.frozen and self.promised <= self.view
 
     def check_seat(self, worker: int) -> None:
-        """Refuse a worker for which a fleet without views has no seat."""
+        """Raise ConfigError for a worker rank that a fleet without membership views does not have."""
         if not self.has_views() and not 0 <= worker < self.count:
             raise ConfigError(
                 f"worker {worker} wants to join, but the fleet has workers 0 to {self.count - 1}"
             )
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
-        """Refuse a join of an incarnation that has ended, or that is not in the view."""
+        """Raise an error if a joining worker process (incarnation) has ended or is not in the view.
+
+        Raises:
+            Fenced: The process has ended: a later process of the same rank has begun.
+            NotReady: The view does not contain the process yet; the caller tries again.
+        """
         if self.has_views():
             self.admit(worker, incarnation)
         present = self.incarnations.get(worker, -1)
@@ -118,13 +123,13 @@ class Workers:
         raise self.fenced(worker, incarnation)
 
     def fenced(self, worker: int, incarnation: int) -> Fenced:
-        """Return the error for an incarnation that has ended."""
+        """Return the error for a call of a worker process that has ended."""
         now = self.incarnations.get(worker)
         then = "its seat is not taken" if now is None else f"incarnation {now} has begun"
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def begin_incarnation(self, worker: int, incarnation: int) -> None:
-        """Begin an incarnation, with no pushes and no writes."""
+        """Begin a worker process (incarnation) in this seat, with no pushes and no writes."""
         self.incarnations[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
         self._drop_worker(worker)
@@ -138,7 +143,7 @@ class Workers:
             by_seat.pop(worker, None)
 
     def is_new_push(self, push: Push) -> bool:
-        """Return whether the push is the next one of its incarnation, or False if it is a repeat.
+        """Return whether the push is the next push of its worker process, or False if it is a repeat.
 
         For modes other than sync.
 
@@ -171,11 +176,11 @@ class Workers:
             self.progress[worker] = progress
 
     def progress_of(self, members: Iterable[int]) -> dict[int, str]:
-        """Return the last loop position of each of these seats that has reported one."""
+        """Return the last loop position of each of these workers that has reported one, by rank."""
         return {seat: self.progress[seat] for seat in members if seat in self.progress}
 
     def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """Return for each seat its incarnation and its last push in a snapshot with these marks.
+        """Return for each worker rank its incarnation and its last push in a snapshot with these marks.
 
         The last push may be the mark itself, even if it was not sent to this server: a push that was not sent
         here has no gradients for this server, so the tables contain it.
@@ -212,7 +217,7 @@ class Workers:
         self.sequences[worker] = max(last, self.sequences[worker])
 
     def freeze(self, event: PrepareView) -> None:
-        """Stop closing rounds until a new view is installed, and refuse the incarnations that the view ends.
+        """Stop closing rounds until a new view is installed, and refuse worker processes that it ends.
 
         Raises:
             ProtocolError: A later view is installed or announced.
@@ -242,7 +247,7 @@ class Workers:
         )
 
     def check_install(self, event: InstallView) -> None:
-        """Raise ProtocolError for a view that was not announced to this shard."""
+        """Raise ProtocolError for a membership view that was not announced to this shard."""
         if event.view != self.promised:
             raise ProtocolError(
                 f"view {event.view} cannot be installed on server {self.server}, which is frozen "
@@ -250,7 +255,7 @@ class Workers:
             )
 
     def install(self, event: InstallView) -> list[tuple[int, int]]:
-        """Adopt the incarnations of a view, and end those that are not in it.
+        """Adopt the worker processes (incarnations) of a view, and end those that are not in it.
 
         Returns:
             The new incarnations, as pairs (worker, incarnation); the caller begins them.

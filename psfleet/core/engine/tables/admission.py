@@ -51,7 +51,7 @@ class AdmissionRule:
         raise NotImplementedError
 
     def pushed(self, ids: Ids, step: int) -> None:
-        """Record that a push includes these ids without a row, if the rule has candidates."""
+        """Record a push of these ids without a row, if the rule counts the pushes of such ids."""
 
 
 Make = Callable[[Any, TableSpec, int], AdmissionRule]
@@ -164,7 +164,7 @@ class AdmissionFilter:
         return first[~np.isin(first, ids)][:count]
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
-        """Remove ids that get no row from a push, and evict rows so that the remaining ids fit.
+        """Drop from a push the ids that get no row, and evict other rows if the new rows do not fit.
 
         Returns the remaining ids and their gradients.
         """

@@ -115,9 +115,9 @@ class MemoryBudget:
     def granting(self) -> Iterator[None]:
         """Refuse nothing within the block, which applies an update that has already passed its checks.
 
-        A check estimates the growth of a table. New ids in the slots of removed rows may still enlarge its
-        index by a few pages. Without this block, the last table of a push could refuse its update after other
-        tables have already changed.
+        A check only estimates the growth of a table. Even new ids that use the memory of removed rows may
+        enlarge the index by a few pages. Without this block, the last table of a push could refuse its update
+        after other tables have already changed.
         """
         self._grants = True
         try:
@@ -231,8 +231,8 @@ class MemoryAccount:
 
         Args:
             count: Number of ids, each of which may be new.
-            counts_rows: True to allow for slots of removed rows, which new rows can use. This takes longer to
-                compute and gives a lower bound.
+            counts_rows: True to take into account that new rows can use the memory of removed rows. The
+                result is then smaller, and takes longer to compute.
         """
         if not self._have_places(count):
             return math.inf
@@ -240,7 +240,10 @@ class MemoryAccount:
         return self._budget.growth(self._name, total)
 
     def _have_places(self, count: int) -> bool:
-        """Return whether slots and index suffice for `count` new ids with any hashes, apart from memory."""
+        """Return whether there are row positions and index entries for `count` new ids.
+
+        Ignores the budget.
+        """
         index = self._index
         return count <= index.spare - (index.max_rows - self.limit) and index.has_lines(count)
 
@@ -317,7 +320,7 @@ class MemoryAccount:
     def _bytes_with(self, new_ids: int, evicted: int = 0) -> int:
         """Return an upper bound of the table's bytes after a push of `new_ids` ids without a row.
 
-        The first new rows use the slots of the `evicted` rows.
+        The first new rows use the memory of the `evicted` rows.
         """
         # A table at its largest number of rows evicts one row for each new row, and grows no further.
         slots = new_ids - evicted

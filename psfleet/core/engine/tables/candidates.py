@@ -21,7 +21,9 @@ Values = Mapping[str, NDArray[Any]]
 
 
 class CandidateIds:
-    """Candidates of one table on one server. Always in host memory. Not thread-safe.
+    """Candidates of one table on one server: ids that were pushed but have no row yet.
+
+    Stored in host memory, even if the table is on a GPU or on disk. Not thread-safe.
 
     Args:
         candidate: Name and type of each value that is stored for a candidate.
@@ -65,7 +67,7 @@ class CandidateIds:
         self.index.remove(ids)
 
     def read(self, step: int) -> CandidateData:
-        """Return all candidates with their values and ages."""
+        """Return all candidates with their values and the steps of their last pushes."""
         ids, slots = self.index.entries()
         return CandidateData(ids, self._values(slots), self.index.recall(ids, step)[2])
 
@@ -114,7 +116,7 @@ class CandidateIds:
 
 
 class CandidateCounts(CandidateIds):
-    """Candidates of a CountFilterEntry, each with the number of its pushes so far.
+    """Candidates of a CountFilterEntry (ids without a row), each with the number of its pushes so far.
 
     Args:
         threshold: Number of pushes at which an id gets its row.

@@ -129,7 +129,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenDenseTable:
-        """Return an image of the part as it is now, to be read while training goes on (row_snapshot.py)."""
+        """Return an image of the part as it is now. It can be read while training goes on."""
         with self._lock:
             arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)

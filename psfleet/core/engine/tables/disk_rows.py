@@ -293,7 +293,7 @@ class DiskRowMemory(HostRowMemory):
             self._shrink()
 
     def _move_to_file(self, slots: Ids) -> int:
-        """Move the rows of these slots in memory to the file; return their number."""
+        """Move the rows at these positions in memory to the file; return their number."""
         # A removed row leaves its id and uses behind. The index says whether the slot still has a row.
         ids = self._ids[slots]
         has_row = self.locate(ids)[0] == slots
@@ -344,7 +344,7 @@ class DiskRowMemory(HostRowMemory):
         self._traffic.written += len(ids)
 
     def _slots(self, blocks: Ids) -> Ids:
-        """Return the slots of these blocks, counted from the first slot of the file."""
+        """Return the row positions (slots) in these blocks, counted from the start of the file."""
         return (blocks[:, None] * self._block + np.arange(self._block)).reshape(-1)
 
     def _free_blocks(self, count: int) -> Ids:

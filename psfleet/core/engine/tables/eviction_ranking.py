@@ -113,13 +113,15 @@ class ScoreRanking:
         self._scores.use(ids, step)
 
     def _listed(self, step: int, min_age: int, max_key: int, keys: Keys) -> tuple[Ids, Keys]:
-        """Return the ids and keys of the rows whose key is at most `max_key`.
+        """Return ids and eviction keys of the rows whose key is at most `max_key`.
+
+        The key of a row orders rows by score, then age; rows with low keys are evicted first.
 
         Args:
             step: Present step of the table.
-            min_age: Smallest age of a row.
+            min_age: Smallest age of a row, in updates since its last push.
             max_key: Largest key.
-            keys: Result of a first scan, used only to count how many rows there are.
+            keys: Keys of all rows, used only to count how many rows the result has.
         """
         count = int(np.count_nonzero(keys <= np.uint64(max_key)))
         return self._scores.listed(step, min_age, max_key, count)

@@ -181,7 +181,7 @@ class HostRowMemory(RowStore):
         return sum(arena.bytes_of(size) for arena, size in sizes)
 
     def _used(self, new_slots: int = 0) -> list[int]:
-        """Return the bytes in use in each arena, or an upper bound if `new_slots` more slots are used."""
+        """Return the bytes in use in each address range, or a bound after `new_slots` rows are added."""
         slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
         if new_slots:
             total = slots + new_slots
@@ -195,17 +195,17 @@ class HostRowMemory(RowStore):
         return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
-        """Return each arena's bytes for this many rows, even if all their hashes are similar."""
+        """Return the bytes of each address range for this many rows, even if all hashes are similar."""
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 
     def _sizes(self, slots: int, chunks: int, parts: int) -> list[int]:
-        """Return the bytes of each arena, in the order ROWS, LINES, RECORDS, DIRECTORY, MARKS."""
+        """Return the bytes of each address range, in the order ROWS, LINES, RECORDS, DIRECTORY, MARKS."""
         sizes = [slots * self._width * 4, chunks * _CHUNK_BYTES, chunks * RECORD_SIZE, parts * 4]
         return [*sizes, slots * 8] if self._marks else sizes
 
     def expect(self, more: int) -> None:
-        """Use huge pages for an arena if `more` new ids would fill more than one huge page.
+        """Use huge pages for those arrays that need more than one huge page after `more` new ids.
 
         Call it before each push. It costs next to nothing while the table has not grown.
         """
@@ -407,14 +407,13 @@ class HostScores:
     def keys(self, step: int, least: int, most: int) -> Keys:
         """Return the eviction keys of rows that are at least `least` updates old, without keys above `most`.
 
-        Rows with low keys are evicted first.
+        The key of a row orders rows by score, then age. Rows with low keys are evicted first.
         """
         keys = np.empty(len(self._index), np.uint64)
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows selected by `keys` with these arguments; `count` is their
-        number."""
+        """Return ids and keys of the rows that `keys` selects. `count` is the number of these rows."""
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)

@@ -130,7 +130,10 @@ class RowLifetime:
     def _sweep(
         self, segments: tuple[int, int], step: int, min_age: int, cause: EvictionCause
     ) -> int:
-        """Remove rows and candidates of these segments that no push has included for `min_age` steps."""
+        """Remove rows and candidates that were not pushed for `min_age` steps, within a range of segments.
+
+        A segment is a class of ids, chosen by their hash.
+        """
         if self._waiting is not None:
             waiting = self._waiting.index
             waiting.remove(waiting.aged(step, min_age, segments)[0])

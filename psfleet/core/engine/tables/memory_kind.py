@@ -55,10 +55,10 @@ class DenseMemory(Protocol):
         """Write the weights to `out`, float32 [m], contiguous."""
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
-        """Return a copy of values `start` to `end` - 1 of a plane."""
+        """Return a copy of values `start` to `end` - 1 of a plane (0 for the weights, else state)."""
 
     def write(self, plane: int, start: int, values: Floats) -> None:
-        """Overwrite values of a plane, beginning at position `start`."""
+        """Overwrite values of a plane (0 for the weights, else state), beginning at position `start`."""
 
 
 class HostDenseMemory:
@@ -135,7 +135,7 @@ def unit_width(spec: TableSpec, count: int) -> int:
 
 
 def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:
-    """Return the length of the plane of each optimizer state value, for a part of `count` weights.
+    """Return the number of values in each optimizer state array, for a part of `count` weights.
 
     Args:
         spec: Definition of the table.

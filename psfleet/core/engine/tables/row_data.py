@@ -94,9 +94,9 @@ class TableClock:
 
 
 def furthest(clocks: Iterable[TableClock]) -> TableClock:
-    """Return the clock of a table that is furthest ahead among its clocks on several servers.
+    """Return the clock that is furthest ahead, among the clocks of a table's parts on several servers.
 
-    Compares updates first, then shrinks, then times.
+    Compares the number of updates first, then shrinks, then times.
     """
     return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
 
@@ -216,7 +216,7 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
 
 
 def candidate_group(spec: TableSpec) -> ColumnGroup:
-    """Return the columns of a table's candidates, in the order of CandidateData's attributes."""
+    """Return the columns for candidates (ids without a row yet), in the order of CandidateData."""
     values: Columns = {
         _candidate(name): (np.int64 if kind is int else np.float32, ())
         for name, kind in (spec.candidate or {}).items()
@@ -226,13 +226,13 @@ def candidate_group(spec: TableSpec) -> ColumnGroup:
 
 
 def candidate_columns(candidates: CandidateData) -> dict[str, Column]:
-    """Convert candidates to columns of a snapshot."""
+    """Convert candidates (ids without a row yet) to columns of a snapshot."""
     values = {_candidate(name): column for name, column in candidates.values.items()}
     return {CANDIDATE_IDS: candidates.ids, **values, _CANDIDATE_TOUCHED: candidates.touched}
 
 
 def candidates_of(spec: TableSpec, columns: Mapping[str, Column]) -> CandidateData:
-    """Convert columns of a snapshot to candidates.
+    """Convert columns of a snapshot to candidates (ids without a row yet).
 
     Raises:
         ShapeError: A column is missing.

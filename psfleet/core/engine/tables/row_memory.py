@@ -128,9 +128,15 @@ class RowMemory(ABC):
 
     @abstractmethod
     def locate(self, ids: Ids) -> tuple[Ids, int]:
-        """Return the slot of each id, or 0 for ids without a row, and the number of ids without a row.
+        """Return the slot (position) of each id's row, or 0, and the number of ids without a row.
 
         The slots are valid until the next update: rows may move.
+
+        Args:
+            ids: int64 [n].
+
+        Returns:
+            Slots: int64 [n], 0 for an id without a row. Number of ids without a row.
         """
 
     @abstractmethod
@@ -139,7 +145,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def find_or_add(self, ids: Ids, steps: Ids) -> Ids:
-        """Return the slot of each id, after adding rows for new ids.
+        """Return the slot (position) of each id's row, after adding rows for new ids.
 
         Args:
             ids: int64 [n].
@@ -152,7 +158,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def recall(self, ids: Ids, step: int) -> Listed:
-        """Return ids, slots and steps of the last push. Slot and step are 0 for an id without a row.
+        """Return ids, slots (positions) and steps of the last push. Both are 0 for an id without a row.
 
         Args:
             ids: int64 [n].
@@ -171,9 +177,10 @@ class RowMemory(ABC):
     def aged(
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
-        """Return ids, slots and ages of the rows within a range of ages, in arbitrary order.
+        """Return ids, slots (positions) and ages of the rows within a range of ages, in arbitrary order.
 
-        The age of a row is the number of updates of the table since its last push.
+        The age of a row is the number of updates of the table since its last push. A segment is one of a
+        fixed number of classes of ids, chosen by their hash.
 
         Args:
             step: Present step of the table.
@@ -206,27 +213,27 @@ class RowMemory(ABC):
 
     @abstractmethod
     def gather(self, slots: Ids) -> Floats:
-        """Return copies of the rows in these slots: float32 [n, width]."""
+        """Return copies of the rows at these positions: float32 [n, width]."""
 
     @abstractmethod
     def scatter(self, slots: Ids, rows: Floats) -> None:
-        """Overwrite the rows in these slots with float32 [n, width]."""
+        """Overwrite the rows at these positions with float32 [n, width]."""
 
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
         """Write the rows of these ids, adding new ids, and record the step of each row's last push."""
         self.scatter(self.find_or_add(ids, steps), rows)
 
     def entries(self) -> tuple[Ids, Ids]:
-        """Return all ids, ascending, and the slot of each."""
+        """Return all ids, ascending, and the slot (position) of each id's row."""
         ids, slots, _ = self.aged(0)
         order = np.argsort(ids)
         return ids[order], slots[order]
 
     def oldest(self, step: int, count: int, least: int) -> Ids:
-        """Return the ids of the `count` oldest rows, or of fewer rows if fewer have at least the age `least`.
+        """Return the ids of the `count` oldest rows, without rows whose age is below `least`.
 
         Of equally old rows, those whose ids have the smallest hash are returned. So the result does not
-        depend on slots, and a replay of the log gives the same result.
+        depend on the position of rows, and a replay of the log gives the same result.
         """
         # A histogram of ages finds an age that at least `count` rows have, so that only these rows are listed
         # and not the whole table. Use the finest bins for which the last bin, which includes all older rows,
@@ -253,7 +260,12 @@ class RowMemory(ABC):
                 view.keep(ids)
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Let snapshots in progress copy all rows of segments `first` to `last` - 1 before they change."""
+        """Let snapshots in progress copy all rows of a range of segments before these rows change.
+
+        Args:
+            first: First segment: a class of ids, chosen by their hash.
+            last: Segment after the last.
+        """
         for store in self.stores:
             for view in store.views:
                 view.keep_segments(first, last)
@@ -269,14 +281,20 @@ class RowView(Protocol):
         """Copy the rows of these ids. The caller holds the table's lock."""
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy all rows of segments `first` to `last` - 1. The caller holds the table's lock."""
+        """Copy all rows of segments `first` to `last` - 1, classes of ids.
+
+        The caller holds the table's lock.
+        """
 
 
 class RowStore(RowMemory):
-    """Rows in one memory. A row stays in its slot until it is removed, or moved between memory and disk.
+    """Rows in one memory, each at a fixed position called a slot.
+
+    A row stays in its slot until it is removed, or moved between memory and disk.
 
     Attributes:
-        listed_at_once: Number of segments that an image should list at a time: a power of two.
+        listed_at_once: Number of segments (classes of ids by hash) that an image should list at a time: a
+            power of two.
         views: Images of snapshots in progress. Methods of this class call their `keep` *before* each change.
             Other code that changes rows must do so too.
     """
@@ -292,7 +310,10 @@ class RowStore(RowMemory):
     @property
     @abstractmethod
     def next_slot(self) -> int:
-        """First slot that no row has had yet. Slot 0 is never used: it means that an id has no row."""
+        """First slot (row position) that was never used.
+
+        Slot 0 is reserved: it means that an id has no row.
+        """
 
     @property
     @override
@@ -311,16 +332,22 @@ class RowStore(RowMemory):
 
     @abstractmethod
     def free_slots(self) -> Ids:
-        """Return the slots below `next_slot` that have no row, without slot 0."""
+        """Return the row positions below `next_slot` that have no row, without position 0."""
 
     def used(self) -> NDArray[np.uint64]:
-        """Return a bitmap of the slots below `next_slot` that have a row, with 64 slots in each word."""
+        """Return a bitmap of the positions below `next_slot` that have a row, 64 positions in each word."""
         bits = np.full(self.next_slot // 64 + 1, 2**64 - 1, np.uint64)
         clear_bits(bits, np.append(self.free_slots(), 0))
         return bits
 
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Return the rows of segments `first` to `last` - 1; `step` is the table's present step."""
+        """Return ids, slots (positions) and steps of the last push of the rows in a range of segments.
+
+        Args:
+            first: First segment: a class of ids, chosen by their hash.
+            last: Segment after the last.
+            step: Present step of the table.
+        """
         ids, slots, ages = self.aged(step, segments=(first, last))
         return ids, slots, step - ages
 
@@ -405,5 +432,5 @@ class DiskTraffic:
 
 
 def clear_bits(bits: NDArray[np.uint64], places: Ids) -> None:
-    """Clear the bits of these slots in a bitmap with 64 slots in each word."""
+    """Clear the bits of these row positions in a bitmap with 64 positions in each word."""
     np.bitwise_and.at(bits, places >> 6, ~(np.uint64(1) << (places & 63).astype(np.uint64)))

@@ -86,7 +86,7 @@ class EvictionStream:
 
     @property
     def point(self) -> tuple[int, int]:
-        """Present point of the stream, from which `columns` can list later evictions."""
+        """Present position in the stream. Pass it to `columns` later, to get the evictions since."""
         return self._sets, self.next
 
     def columns(self, since: tuple[int, int] | None = None) -> dict[str, Column]:
@@ -228,12 +228,15 @@ class RowScan:
         self._ids: Ids | None = None
 
     def drop(self, ids: Ids, step: int, cause: EvictionCause | None) -> int:
-        """Remove rows and record it in the stream, the history and the followers' log; return their number.
+        """Remove rows. Records them in the eviction stream, in the history and in the followers' log.
 
         Args:
             ids: int64 [n], each with a row.
             step: Present step of the table.
             cause: Reason of the eviction, or None for removals that are no evictions.
+
+        Returns:
+            Number of removed rows.
         """
         if not len(ids):
             return 0
@@ -247,7 +250,7 @@ class RowScan:
         return count
 
     def wrote(self, ids: Ids) -> None:
-        """Record that rows were written other than by an update. Their stamps may be old."""
+        """Record that rows were written other than by an update. The step of their last push may be old."""
         self._history.add(written=ids)
         self.changed(ids)
 
@@ -264,7 +267,7 @@ class RowScan:
         return mask
 
     def restamped(self) -> None:
-        """Begin a new era after the table's step was set: stamps cannot be compared with older marks."""
+        """Begin a new era after the table's step was set: rows' steps cannot be compared with older marks."""
         self._history.era += 1
         self.changed(None)
 

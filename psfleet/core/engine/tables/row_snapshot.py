@@ -103,9 +103,11 @@ class FrozenRows:
             self._keep(self._rows.recall(ids, self._step()))
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy the unread rows of segments `first` to `last` - 1, before they change.
+        """Copy the unread rows of a range of segments before they change. The caller holds the lock.
 
-        The caller holds the lock.
+        Args:
+            first: First segment: a class of ids, chosen by their hash.
+            last: Segment after the last.
         """
         if self._left:
             self._keep(self._rows.listed(first, last, self._step()))
@@ -263,7 +265,7 @@ class FrozenSparseTable:
         yield from self._others()
 
     def _others(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Yield the columns that are not columns of rows: removed ids, candidates and evictions."""
+        """Yield the columns other than rows: removed ids, candidates (ids without a row), evictions."""
         if self._removed is not None:
             yield {REMOVED: self._removed}
         if len(self._candidates):

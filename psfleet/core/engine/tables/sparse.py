@@ -263,8 +263,8 @@ class SparseTable:
 
         Args:
             parts: Ids of the update.
-            counts_rows: True for a lower bound, which takes longer to compute: new rows can use the slots of
-                removed rows. False to ignore those slots.
+            counts_rows: True to take into account that new rows can use the memory of removed rows. The
+                result is then smaller, and takes longer to compute.
         """
         return self._account.growth_bound(sum(map(len, parts)), counts_rows=counts_rows)
 
@@ -301,7 +301,7 @@ class SparseTable:
                 self._ranking.count_update(ids, self.step)
 
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
-        """Remove the rows and candidates of these ids; return the number of removed rows.
+        """Remove the rows of these ids, and ids that wait for a row; return the number of removed rows.
 
         At the next push such an id is treated as a new id.
 
@@ -323,7 +323,7 @@ class SparseTable:
             return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` recorded evictions, beginning at a position of the eviction stream.
+        """Return up to `limit` recorded evictions, beginning at a position in the list of all evictions.
 
         Raises:
             UsageError: The table records no evictions, or it has not reached this position yet.
@@ -422,7 +422,7 @@ class SparseTable:
             return CandidateData() if self._waiting is None else self._waiting.read(self.step)
 
     def write_candidates(self, candidates: CandidateData) -> None:
-        """Restore candidates as returned by `candidates`.
+        """Restore candidates (ids without a row yet) as returned by `candidates`.
 
         If there are too many, the most recently pushed are kept.
         """
@@ -442,7 +442,10 @@ class SparseTable:
         return self._lifetime.clock(self.step)
 
     def set_clock(self, clock: TableClock) -> None:
-        """Restore the clock of a snapshot. Rows keep the step of their last push."""
+        """Restore the number of updates and the times of past shrinks.
+
+        Rows keep the step of their last push.
+        """
         with self._lock:
             self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
@@ -475,7 +478,7 @@ class SparseTable:
         self.write(RowData(ids, values, touched, scores))
 
     def restore_step(self, step: int) -> None:
-        """Set the number of updates so far, and leave the rest of the clock unchanged."""
+        """Set the number of updates so far, and leave the times of past shrinks unchanged."""
         self.set_clock(dataclasses.replace(self.clock, step=step))
 
     def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
@@ -513,8 +516,8 @@ class SparseTable:
     def changed_since(self, mark: HistoryPoint) -> TableChanges:
         """Return the ids of rows that are new or may have changed since the mark, and of rows removed since.
 
-        Scans the index once (3 to 8 ns per row); the mark does not slow down training. Candidates and the
-        clock are not included, because a delta stores them whole.
+        Scans the index once (3 to 8 ns per row); the mark does not slow down training. Candidates (ids
+        without a row yet) and the clock are not included, because a delta stores them whole.
         """
         with self._lock:
             return self.scan.changed_since(mark, self.step)

@@ -64,7 +64,7 @@ class DeviceIndex:
         return size + _ENTRY_BYTES * int(self._group_sizes().max())
 
     def _shape(self, sizes: Ids) -> None:
-        """Lay out segments of these sizes, growing the arenas if they are too small."""
+        """Lay out the index with segments (ranges) of these sizes; enlarges the arrays if necessary."""
         ends = 1 + np.cumsum(sizes)  # entry 0 is that of the id whose hash is 0
         for arena in self._arenas:
             arena.grow(int(ends[-1]))
@@ -76,15 +76,15 @@ class DeviceIndex:
         )
 
     def _group_sizes(self) -> Ids:
-        """Return the number of entries in each group of segments."""
+        """Return the number of index entries in each group of segments."""
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
-        """Write slot and step of the last push of each id to device arrays; 0 for ids without a row.
+        """Write slot (position) and step of the last push of each id to device arrays; 0 without a row.
 
         Args:
             ids: uint64 [n] on the device.
-            now: Present step of the table. The kernel needs it to turn 32-bit stamps into full steps.
+            now: Present step of the table. The kernel needs it to turn stored 32-bit steps into full steps.
             steps: New steps of the last push: int64 [n], or [1] for all ids. None leaves them as they are.
             slots, last_steps: Results: int64 [n] on the device.
         """
@@ -113,7 +113,7 @@ class DeviceIndex:
         return 0, self._buffers.fill("steps", steps), 1
 
     def unknown(self) -> Ids:
-        """Return how many ids of each segment the last `find` did not find: int64 [SEGMENT_COUNT]."""
+        """Return how many ids the last `find` did not find, by hash class: int64 [SEGMENT_COUNT]."""
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:
@@ -140,7 +140,7 @@ class DeviceIndex:
         )
 
     def forget(self, ids: Any, free: Any, free_count: int) -> int:
-        """Remove ids and append their slots to a list of free slots; return the number of ids that had a row.
+        """Remove ids and append their slots (row positions) to `free`; return how many ids had a row.
 
         Args:
             ids: uint64 [n] on the device.
@@ -154,7 +154,7 @@ class DeviceIndex:
         return self._counted()
 
     def make_room(self, unknown: Ids) -> None:
-        """Enlarge segments that have too few free entries for new ids.
+        """Enlarge segments (ranges of the index) that have too few free entries for new ids.
 
         Args:
             unknown: Number of new ids in each segment: int64 [SEGMENT_COUNT].
@@ -203,7 +203,7 @@ class DeviceIndex:
     def aged(
         self, step: int, least: int, segments: tuple[int, int], most: int, rows: int
     ) -> Listed:
-        """Return ids, slots and ages of rows, like RowMemory.aged; `rows` is the number of all rows."""
+        """Return the same as RowMemory.aged; `rows` is the number of all rows."""
         first = int(self._bases[segments[0]]) if segments[0] else 0
         last = self._size if segments[1] == SEGMENT_COUNT else int(self._bases[segments[1]])
         capacity = min(rows, last - first)
@@ -255,7 +255,7 @@ class DeviceIndex:
         self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
     def unmarked(self, marks: Any, rows: int) -> tuple[Any, Any]:
-        """Return slots and ids of the rows without a mark, both on the device.
+        """Return positions (slots) and ids of the rows without a mark, both on the device.
 
         Args:
             marks: uint8 on the device, one for each slot.
@@ -275,5 +275,5 @@ class DeviceIndex:
 
 
 def _most_entries(rows: int) -> int:
-    """Return an upper bound of the entries for `rows` rows: less than 4 each, 4 per segment, and entry 0."""
+    """Return an upper bound of the index entries for `rows` rows: under 4 per row, 4 per segment, and 1."""
     return 4 * rows + SEGMENT_COUNT * _FEWEST + 1

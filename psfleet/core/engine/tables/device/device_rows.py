@@ -81,7 +81,7 @@ class DeviceRowMemory(RowStore):
 
     @property
     def rows(self) -> Any:
-        """All rows, in the order of their slots: float32 [slots * width] on the device, flat."""
+        """Values of all rows on the device, ordered by position: float32 [slots * width], flat."""
         return self._rows.array
 
     @property
@@ -123,14 +123,14 @@ class DeviceRowMemory(RowStore):
         return self._rows.bytes_of(slots * self.width) + self._freed_slots.bytes_of(slots) + marks
 
     def _grown(self, slots: int) -> int:
-        """Return the number of slots after growth to at least `slots`."""
+        """Return the number of row positions (slots) after growth to at least `slots`."""
         if slots <= self._slots:
             return self._slots
         larger = max(self._slots + self._slots // _STEP, _FEWEST_ROWS)
         return max(slots, min(larger, self.max_rows + 1))
 
     def _grow(self, slots: int) -> None:
-        """Map memory for at least `slots` slots, the unused slot 0 included."""
+        """Map memory for at least `slots` row positions, including position 0, which is never used."""
         if slots > self._slots:
             size = self._grown(slots)
             self._rows.grow(size * self.width)
@@ -144,7 +144,7 @@ class DeviceRowMemory(RowStore):
         return self._buffers.fill("ids", np.ascontiguousarray(ids).view(np.uint64))
 
     def find(self, ids: Any, steps: Ids | None = None, now: int = 0) -> tuple[Any, Any]:
-        """Return slots and steps of the last push, both int64 [n] on the device; 0 for ids without a row.
+        """Return slots (positions) and steps of the last push: int64 [n] on the device, 0 if unknown.
 
         Args:
             ids: uint64 [n] on the device.
@@ -161,9 +161,9 @@ class DeviceRowMemory(RowStore):
         return int(self._index.unknown().sum())
 
     def add(self, ids: Any, steps: Ids) -> tuple[Any, Any | None]:
-        """Return the slots of ids, adding new ids, and a mask of the new ids (None if there are none).
+        """Return the row positions (slots) of ids, after adding new ids, and a mask of the new ids.
 
-        Both results are on the device: int64 [n] and uint8 [n].
+        Both results are on the device: int64 [n] and uint8 [n]. The mask is None if no id is new.
 
         Args:
             ids: uint64 [n] on the device.
@@ -234,7 +234,7 @@ class DeviceRowMemory(RowStore):
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
 
     def others(self, slots: Any) -> tuple[Any, Any]:
-        """Return slots and ids of all rows except those in `slots`. Arguments and results are on the device.
+        """Return positions (slots) and ids of all rows except those in `slots`; all arrays are on the device.
 
         Marks the given rows, collects the rows without a mark, and clears the marks again.
         """
