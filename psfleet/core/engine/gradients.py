@@ -183,7 +183,7 @@ def as_numbers(value: Any, what: str) -> NDArray[Any]:
 
 
 def without_values(gradient: Gradient) -> Gradient:
-    """Return an empty gradient for the same table, with which the push still counts as an update."""
+    """Return an empty gradient for the same table, so that the push still counts as an update."""
     is_dense = gradient.ids is None or gradient.values.ndim == 1
     shape = (0,) if is_dense else (0, gradient.values.shape[1])
     return dataclasses.replace(

@@ -288,12 +288,10 @@ class Tensors(Protocol):
         """
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Request values now and return before they arrive.
+        """Request values now, and return before the values arrive.
 
-        They contain this worker's pushes until now, no later ones.
-
-        A later pull or push first waits for this pull. If `reads_ahead` is False, this call itself waits for
-        the values.
+        The values contain every earlier push of this worker, and no later push. A later pull or push first
+        waits for this pull. If `reads_ahead` is False, this call itself waits for the values.
         """
         return CompletedPull(self.pull(reads))
 

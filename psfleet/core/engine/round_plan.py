@@ -225,6 +225,8 @@ class RoundPlan:
             counts_in: Returns whether a seat (first argument) is a member of a round. In the rounds between
                 `closed` and `number`, samples of seats that are no members move to later rounds.
         """
+        # Rounds up to `number` - 1 keep their plan, but some of their seats will make no push. The samples of
+        # these seats come first in the new entry.
         out = [
             (between, seat)
             for between in range(closed + 1, number)

@@ -248,6 +248,7 @@ def _joined(positions: Mapping[int, Mapping[str, Any]], workers: int) -> dict[st
     loop = min(position["loop"] for position in positions.values())
     within = {seat: at["item"] for seat, at in positions.items() if at["loop"] == loop}
     inside = [at["inside"] for at in positions.values() if at["loop"] == loop]
+    # Worker i processes the batches b with b % workers == i. Find each worker's first unprocessed batch.
     next_ranges = (item + (seat - item) % workers for seat, item in within.items())
     return _place(loop, min(next_ranges), any(inside), {}, {})
 

@@ -235,7 +235,10 @@ def _forwards_ahead(kind: Schedule, stage: int, stages: int, micro_batches: int)
 
 
 def even_sizes(samples: int, micro_batches: int) -> list[int]:
-    """Return the sizes of micro-batches that divide `samples` evenly: none is 0, larger ones are first."""
+    """Divide `samples` into micro-batches of nearly equal size, and return the sizes.
+
+    There are at most `micro_batches`, each with at least one sample. Larger ones are first.
+    """
     count = max(min(micro_batches, samples), 1)
     smallest, longer = divmod(samples, count)
     return [smallest + (i < longer) for i in range(count)]

@@ -211,8 +211,7 @@ class Rounds:
         return max(self.committed.get(seat, 0), self.counted.get(seat, 0))
 
     def running(self) -> list[int]:
-        """Return the ranks of the workers that push: those that neither wait at a collective nor have
-        left."""
+        """Return the ranks of the workers that push: all except those that wait or have left."""
         return sorted(self.seats - self.resting - self.left)
 
     def remaining(self) -> int:

@@ -56,7 +56,7 @@ class MemoryBudget:
         self._taken[table] = total
 
     def available_for(self, table: str = "") -> int:
-        """Return the total bytes that this table may take; without a name, the bytes that no table takes."""
+        """Return the total bytes that this table may take; without a name, the bytes that are still free."""
         assert self.limit is not None
         return self.limit - self.held - self.charged(besides=table)
 

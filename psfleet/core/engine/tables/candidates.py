@@ -78,6 +78,7 @@ class CandidateIds:
         """
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, steps = candidates.ids[latest], candidates.touched[latest]
+        # The age of a row is relative to a step. With a step after every push, any candidate may be dropped.
         later = max(step, int(steps.max(initial=0))) + 1
         self._make_places(len(ids), later)
         slots = self.index.find_or_add(ids, steps)

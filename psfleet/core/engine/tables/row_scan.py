@@ -140,7 +140,7 @@ class ChangeHistory:
             compared.
         first: Number of the first event that is kept.
         marks: Marks that are kept until they are released.
-        bounded: Marks that may be given up: all of them, as soon as the history has more than `limit` ids.
+        bounded: Marks that are given up as soon as the history has more than `limit` ids.
         limit: Largest number of ids in the history while there are bounded marks.
     """
 

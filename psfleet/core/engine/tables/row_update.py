@@ -85,7 +85,7 @@ class RowUpdate(Protocol):
     def update_other_rows(self, scalars: Floats, step: int) -> None:
         """Update every row that the push of this step did not update, with a zero gradient.
 
-        For rules such as Adam, which change each row at each step.
+        For optimizers that change every row in each step, such as Adam without `lazy_mode`.
         """
 
 

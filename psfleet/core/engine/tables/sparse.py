@@ -409,6 +409,8 @@ class SparseTable:
             new = ids[index.locate(ids)[0] == 0]
             self._account.check_update(len(ids), new, len(new), written=True)
             if len(new) > index.max_rows - len(index):
+                # The age of a row is relative to a step. With a step after every push, any row may be
+                # evicted.
                 later = max(self.step, int(steps.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
             index.put(ids, steps, words)

@@ -87,6 +87,8 @@ class DeviceRowUpdate:
         self._buffers = DeviceBuffers(self._queue)
         kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._on_host = kind not in (CONSTANT, UNIFORM)
+        # The kernel computes low + fraction * span. For a constant, adding -0.0 changes no value, not even
+        # -0.0.
         self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
         self._state = cuda.to_device(self._new_row())
 
