@@ -458,7 +458,7 @@ class Client:
             self.close()
             return
         current().expect_exit(value)
-        try:  # a short wait: if other workers have failed too, the round never completes
+        try:  # wait only briefly: if other workers have failed too, the round never completes
             self._close(_AFTER_FAILURE)
         except PsfleetError as error:
             value.add_note(f"psfleet: the last pushes may not be applied: {error}")

@@ -140,7 +140,7 @@ def _of_follower(
             f"connect() got follow={job!r} and other settings than tls, insecure and snapshot; the weights "
             "are read as they are, so leave the others out"
         )
-    from psfleet.serving.follower import Follower, FollowerRuntime  # loads what predicts
+    from psfleet.serving.follower import Follower, FollowerRuntime  # loads the code for predictions
 
     return Client(FollowerRuntime(Follower(job, snapshot=os.fspath(snapshot or ""), **access)))
 

@@ -31,7 +31,8 @@ def as_float32(gradient: Any) -> Floats:
 
     Values beyond float32 become infinite (found by NonFiniteCheck).
     """
-    if getattr(gradient, "dtype", None) == _FLOAT32:  # needs no context, which takes a microsecond
+    # Without the context manager below, which takes a microsecond.
+    if getattr(gradient, "dtype", None) == _FLOAT32:
         return np.asarray(gradient, np.float32, order="C")
     with np.errstate(over="ignore"):
         return np.asarray(gradient, np.float32, order="C")

@@ -20,7 +20,7 @@ class GradientNormHistograms:
     def __init__(self) -> None:
         self.tables: dict[str, NormHistogram] = {}
         self._step = 0
-        self._squares: dict[str, float] = {}  # of the present step
+        self._squares: dict[str, float] = {}  # sums of squares of the present step, by table
 
     def begin_step(self, step: int) -> None:
         """Add the norms of the step before to the histograms, if `step` is a new step."""

@@ -24,7 +24,7 @@ NamedValues = tuple[str, Floats, Ids | None]
 """Name of a table, contiguous values, and ids or positions of the values, or None for a whole dense table."""
 
 _log = log_of(__name__)
-_SHORT = 1024  # values whose squares are summed before a BLAS has begun
+_SHORT = 1024  # up to this many values, a kernel is faster than calling BLAS
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -50,7 +50,7 @@ class NonFiniteCheck:
         self.found = 0
         self.first: tuple[str, float] | None = None
         self.norms = GradientNormHistograms()
-        self._last_found = 0  # step
+        self._last_found = 0  # last step that was counted
 
     def check_push(
         self, step: int, loss: float | None, gradients: Iterable[NamedValues], is_step: bool = True

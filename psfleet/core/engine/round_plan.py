@@ -174,7 +174,7 @@ class RoundPlan:
     def samples_from(self, number: int) -> tuple[Range, ...]:
         """Return the samples of round `number` and of all later rounds of its entry."""
         entry = self._entry(number)
-        if entry is None or not entry.seats:  # no seat had any of it
+        if entry is None or not entry.seats:  # no seat has used any sample of the entry
             return () if entry is None else entry.stream
         ranges: list[Range] = []
         for span, start, rounds in self._spans(entry):

@@ -32,7 +32,7 @@ _FORMAT = Format("worker state")
 PLACE = "psfleet.place"
 """Name under which the states of a script contain its position in its loops."""
 
-_STEPS = 64  # number of last steps whose states are kept
+_STEPS = 64  # number of steps whose states are kept
 _STEP_END_TIMEOUT = 5.0  # seconds that the script has to end the step of a snapshot
 _STUCK_EVERY = 0.02  # seconds between two checks whether the script is stuck in its step
 

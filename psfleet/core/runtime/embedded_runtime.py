@@ -123,7 +123,7 @@ class EmbeddedRuntime(ScriptRuntime):
         self._clock = clock
         self._timer = TickTimer(clock())
         self._specs: dict[int, TableSpec] = {}
-        grpc_process.prepare()  # rows and sums of megabytes come and go with every step
+        grpc_process.prepare()  # tunes malloc: each step allocates megabytes
         self._batches = RecentBatches()
         self._pushes = 0
         self._saves = 0

@@ -134,7 +134,7 @@ class ProcessRuntime:
             atexit.register(self._leave)
         self._clients += 1
         self._lingers = False
-        self._exit = None  # the script has caught its SystemExit, and goes on
+        self._exit = None  # the script has caught its SystemExit, and continues
         return self._runtime
 
     def let_go(self, runtime: ScriptRuntime, timeout: float | None = None) -> None:

@@ -63,7 +63,8 @@ def is_plain(
     """
     try:
         if push is not None:
-            if push.withdrawn:  # of no cut: the shard is quiet
+            # `push.cut` needs no check, because a quiet shard has begun no snapshot.
+            if push.withdrawn:
                 return False
             shard.workers.admit(push.worker, push.incarnation)
             if not shard.workers.is_new_push(push) or not updates.fit(base):
@@ -99,7 +100,8 @@ def replay(shard: Shard, record: Record) -> None:
         PsfleetError: The record does not fit the tables, or was refused by the earlier process too.
     """
     budget = shard.tables.budget
-    limit, budget.limit = budget.limit, None  # accepted once, never refused at replay
+    # A record was accepted before, so replay must not refuse it.
+    limit, budget.limit = budget.limit, None
     shard.replaying = True
     try:
         _apply_record(shard, record)

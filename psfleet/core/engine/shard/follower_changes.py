@@ -23,10 +23,10 @@ from psfleet.core.engine.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 
-_MOST = 4 << 20  # ids that are kept at most
+_MOST = 4 << 20  # largest number of stored ids
 _SILENCE = 16  # after 16 times as many changed ids without a request, there is no follower
-_SWEEP = 2  # looking at the stamps of 2 rows costs as much as deduplicating one id
-_QUESTIONS = 1 << 14  # most intervals that are kept
+_SWEEP = 2  # reading the last steps of 2 rows takes as long as deduplicating one id
+_QUESTIONS = 1 << 14  # largest number of stored intervals
 
 
 @dataclass(slots=True)
@@ -185,5 +185,5 @@ def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> Tab
     ids = dedup(np.concatenate([*parts, *other_ids]), 1).unique[0]
     if not other_ids:
         return TableChanges(ids)
-    has_row = table.scan.has(ids)  # rows that only updates have named exist
+    has_row = table.scan.has(ids)  # without other changes, every updated row exists
     return TableChanges(ids[has_row], ids[~has_row])

@@ -240,7 +240,7 @@ class Rounds:
             return not self.awaited()
         if self.closed < self.reached:
             return True
-        # The first condition follows from the second. It is there because this runs at each call, and mostly
+        # The first condition follows from the second. It saves time: this runs at each call, and usually
         # no worker has just joined.
         return (
             max(self.first.values(), default=0) > self.closed + 1

@@ -251,7 +251,8 @@ class Shard:
         self.workers.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
             self.tables[read.table]  # raises UnknownTable, which refuses the pull
-        if not pull.commit and self.consistency.is_ready(pull):  # it changes nothing for others
+        # A pull without a commit changes nothing for other pulls.
+        if not pull.commit and self.consistency.is_ready(pull):
             return [self._serve(call, pull)]
         if pull.commit and self.rounds.commit(pull.worker, pull.commit):
             self.workers.said(pull.worker, pull.progress)
@@ -291,7 +292,7 @@ class Shard:
     def _may_close(self) -> bool:
         settled = (
             not self.replaying and self.workers.is_settled()
-        )  # at replay, records close rounds
+        )  # during replay, records close rounds
         return settled and self.consistency.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
@@ -393,7 +394,7 @@ class Shard:
         assert cutting is not None
         try:
             self._record(MakeCut(cutting.number))
-        except PsfleetError:  # without its record the cut must not be reported as made
+        except PsfleetError:  # without its record the snapshot must not count as taken
             self.cuts.give_up()
             return []
         self.cuts.complete_cut()

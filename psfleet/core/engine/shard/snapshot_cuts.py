@@ -52,7 +52,7 @@ class PendingCut:
             return
         holds = f"snapshot {self.number} is to hold round {self.round}, but"
         if other_mode is not None:
-            # No worker had joined when the round was chosen. Pushes that come now are not in rounds.
+            # No worker had joined when the round was chosen. Pushes are no longer in rounds.
             raise ProtocolError(
                 f"{holds} the fleet now runs in mode {other_mode!r} on server {server}; take it again"
             )

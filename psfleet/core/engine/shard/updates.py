@@ -32,7 +32,7 @@ def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
     The mean is over the pushes that have a gradient for the table, summed in the order of the pushes. A table
     whose rule counts gets one update per push instead.
     """
-    if len(pushes) == 1:  # a push names no table twice, so there is nothing to group
+    if len(pushes) == 1:  # a push has one gradient per table, so there is nothing to group
         for gradient in pushes[0].gradients:
             table, ids, rate = tables[gradient.table], gradient.ids, gradient.learning_rate
             if isinstance(table, DenseTable):

@@ -192,7 +192,7 @@ class Workers:
 
     def is_new_write(self, write: WriteState | Shrink) -> bool:
         """Return whether the write has not taken effect before. A write without a number is always new."""
-        if not write.number:  # a stock client may leave it out
+        if not write.number:  # a client other than psfleet's may leave the number out
             return True
         self.admit(write.worker, write.incarnation)
         return write.number > self.writes[write.worker]

@@ -159,7 +159,7 @@ class AdmissionFilter:
         if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
         count = max(short, len(self._index) // 16)
-        # Rank some rows more than needed, since those that the update names are taken out again.
+        # Rank more rows than needed, because the rows of the update are left out afterwards.
         first = self._ranking.first(step, count + len(ids), 0)
         return first[~np.isin(first, ids)][:count]
 

@@ -26,9 +26,9 @@ _runs = False
 _NORESERVE = 0x4000
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
-_SMALL = 4 << 20  # an arena with fewer bytes in use makes no pages in advance
-AHEAD = 64 << 20  # most bytes that are made in advance
-_PART = 64  # 1/64 of the bytes in use is made in advance, but at least one huge page
+_SMALL = 4 << 20  # an arena with fewer bytes in use allocates no pages in advance
+AHEAD = 64 << 20  # largest number of bytes that are allocated in advance
+_PART = 64  # 1/64 of the bytes in use is allocated in advance, but at least one huge page
 _NEAR = 16  # with so few mappings left below vm.max_map_count, that limit is the likely cause
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,7 +49,7 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
         _runs = True
     try:
         _thread.start_new_thread(_make, ())
-    except RuntimeError:  # the limit of threads is reached; pages are then made at first use
+    except RuntimeError:  # no more threads allowed; pages are then allocated at first use
         with _growth_lock:
             _requests.clear()  # otherwise the queue would grow, and keep arenas of dropped tables alive
             _runs = False
@@ -130,7 +130,7 @@ class Arena:
         self.expect(end)
         first = start // _PAGE * _PAGE
         size = min(-(-end // _PAGE) * _PAGE, self.size) - first
-        if first + size > self._made:  # `keep_ahead` has counted what it requested
+        if first + size > self._made:  # else `keep_ahead` has counted these pages
             self._made = first + size
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 

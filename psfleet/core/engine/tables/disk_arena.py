@@ -41,7 +41,7 @@ PAGE = 4096
 LEAST = 4 << 20
 """Bytes of rows that each table on disk may always hold in memory, even if memory is short."""
 _LEAST_GROWTH = 1 << 20  # a file grows by at least 1 MiB
-_PART = 16  # a file grows by 1/16 beyond what is needed, to grow seldom
+_PART = 16  # a file grows by 1/16 more than is needed, so that it grows seldom
 _MAP_FIXED = 0x10
 _DONTNEED = 4  # MADV_DONTNEED
 _WRITTEN = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
@@ -132,7 +132,7 @@ class DiskArena(Arena):
         """
         if end <= self.made:
             return
-        # Try with reserve first, then with no more than is needed.
+        # Try to allocate some bytes in reserve first, then only the bytes that are needed.
         for size in (self.size_when_grown(end), -(-end // PAGE) * PAGE):
             try:
                 os.posix_fallocate(self._file, self.made, size - self.made)
@@ -201,7 +201,7 @@ class DiskArena(Arena):
         Returns:
             True if the pages were written.
         """
-        # In this order: written first, then unmapped, since Linux drops only clean, unmapped pages.
+        # The order matters: write, then unmap, because Linux drops only clean, unmapped pages.
         success: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
         self.unmap()
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)

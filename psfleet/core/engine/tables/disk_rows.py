@@ -53,8 +53,8 @@ from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_BESIDE = 9  # bytes beside each row in memory: 8 of its id, 1 of its use count
-_PART = 16  # 1/16 of the places in memory is kept free for the rows that the next call brings in
+_BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
+_PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
 _AT_ONCE = 4096  # rows that are written to the file together
 _SPARE = 4  # free blocks that are kept back, since compaction writes before it frees
 _WINDOW = 1 << 14  # blocks that compaction compares to find the emptiest
@@ -84,7 +84,7 @@ class DiskRowMemory(HostRowMemory):
         self._row, self._block = width * 4, block_rows(width * 4)
         self._default = available_memory() // 2
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
-        # come into memory before other rows have left. Multiples of 1024 slots fill whole pages.
+        # are read into memory before other rows leave it. Multiples of 1024 slots fill whole pages.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
         self._far = min(-(-slots // 1024) * 1024, 1 << 31)
         # A slot number has 32 bits, and the file has 3 slots for 2 rows (see _blocks).
@@ -113,7 +113,7 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def _most_rows(self, row: int) -> int:
-        return 1 << 40  # the address space decides, and then the disk
+        return 1 << 40  # no limit here: address space and disk have their own
 
     @override
     def _most(self, rows: int) -> list[int]:
@@ -268,7 +268,7 @@ class DiskRowMemory(HostRowMemory):
         """Add `change` to the number of rows in the file."""
         self._in_file += change
         self._traffic.disk_bytes = self._in_file * self._row
-        # The index may have as many chunks (parts that it allocates at a time) as all rows allow, not only
+        # The index may have as many chunks (of 256 index lines) as all rows allow, not only
         # those in memory.
         self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
 

@@ -94,7 +94,7 @@ class ScoreRanking:
             return np.zeros(0, np.int64)
         keys = self._scores.keys(step, least, _NO_KEY)
         edge = _NO_KEY
-        if len(keys) > count:  # only now is the key of the last row to evict needed
+        if len(keys) > count:  # else all of them are evicted
             keys.partition(count - 1)
             edge = int(keys[count - 1])
         ids, keys = self._listed(step, least, edge, keys)

@@ -68,9 +68,9 @@ _SPACE = 1 << 47  # bytes of address space of a process
 _SHARE = 64  # the first table reserves at most 1/64 of that, later tables less (see _share)
 _CHUNK_BYTES = CHUNK_LINES * 64
 # Index lines reserved for each row. Random ids take half a line; the rest is address space for ids whose
-# hashes are alike, and costs no memory until it is used.
+# hashes are similar, and takes no memory until it is used.
 _LINES = 8
-_EARLY_CHUNKS = 64  # more than a directory of 31 bits has levels
+_EARLY_CHUNKS = 64  # more than the number of levels of a directory of 31 bits
 _EARLY_PARTS = 3 << 19  # as many as 2**28 rows have
 
 

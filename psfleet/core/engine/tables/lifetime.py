@@ -18,7 +18,7 @@ from psfleet.core.engine.tables.row_scan import RowScan
 # At each multiple of this step all stamps are rewritten. A stamp is the low 32 bits of a step, and ages above
 # 2**31 would become ambiguous.
 SETTLED = 1 << 29
-_SHRINKS = 1024  # number of shrinks that are remembered
+_SHRINKS = 1024  # number of shrinks whose steps are stored
 
 
 def segments_due(step: int, ttl: int) -> tuple[int, int]:

@@ -292,8 +292,9 @@ def why_no_gpu() -> str:
         return missing
     try:
         cuda.current_context()  # type: ignore[no-untyped-call]
-    except Exception as error:  # no driver, or what numba and cuda.core say of a GPU that refuses
+    except Exception as error:  # no driver, or an error of numba or cuda.core about the GPU
         why = " ".join(str(error).split()).removeprefix("Error at driver init: ")
         return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
     simulated = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
-    return "" if simulated or find_spec("numba_cuda") else missing  # numba's own one is old
+    # The CUDA target within numba is too old; numba_cuda is its successor.
+    return "" if simulated or find_spec("numba_cuda") else missing

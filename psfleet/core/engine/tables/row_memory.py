@@ -37,7 +37,7 @@ Keys = NDArray[np.uint64]
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
-ROW_BYTES = 34  # bytes of index for each row: the most that random ids take
+ROW_BYTES = 34  # largest number of index bytes per row, if ids are random
 _BINS = 4096  # bins of the histogram of ages
 
 

@@ -71,7 +71,7 @@ class FrozenRows:
         self._only: Listed | None = None
         self._kept: list[Page] = []
         self._kernels = static_kernels("freezing")
-        self._size = rows.next_slot  # slots from here on had no row
+        self._size = rows.next_slot  # later slots had no row when the image was made
         # A bit for each slot, set while its row has to be read. Rows that are added later get slots from
         # `_size` on, or slots whose bit is clear: neither is read.
         if only is None:

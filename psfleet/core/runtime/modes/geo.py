@@ -296,7 +296,7 @@ class GeoRuntime(ForwardingRuntime):
         A dense table is copied now, with its optimizer state; rows when they are first read, without.
         """
         if spec.key in self._copies or spec.rule.counts:
-            return  # counts go straight to the servers
+            return  # counts are pushed to the servers directly
         # Admission, devices and storage precision only matter on the servers; copies are plain float32 rows.
         local_spec = dataclasses.replace(spec, entry=None, device=None, precision="float32")
         if spec.kind == "dense":

@@ -104,8 +104,10 @@ class HalfAsyncRuntime(ForwardingRuntime):
         self._changed = threading.Condition()
         self._queue: deque[_QueuedPush] = deque()
         self._sending = 0  # steps that have left the queue and are not acknowledged
-        self._error: PsfleetError | None = None  # of a failed push; nothing is sent after it
-        self._refusals: list[UsageError] = []  # that no ticket and no call has raised yet
+        # Error of a failed push, after which nothing is sent.
+        self._error: PsfleetError | None = None
+        # Refusals that were not raised yet, neither by `wait` nor by another call.
+        self._refusals: list[UsageError] = []
         self._closing = False
         self._thread = ServiceThread(self._run, "merging")
         self._thread.start()

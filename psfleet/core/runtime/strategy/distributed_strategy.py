@@ -288,7 +288,7 @@ class DistributedStrategy:
         switch = name.removesuffix("_configs")
         if switch == name:
             return self._said.get(name, False)
-        # Read-only: what is set goes through the checks of __setattr__.
+        # Read-only: settings must be assigned, so that __setattr__ checks them.
         return MappingProxyType(self._defaults(switch) | self._said.get(name, {}))
 
     def _defaults(self, switch: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class DeviceRowMemory(RowStore):
 
     @property
     def rows(self) -> Any:
-        """Values of all rows on the device, ordered by position: float32 [slots * width], flat."""
+        """Values of the rows on the device, ordered by position: float32 [slots * width], flat."""
         return self._rows.array
 
     @property
